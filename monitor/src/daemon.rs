@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
-use tokio::sync::mpsc;
+use tokio::sync::{broadcast, mpsc};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use crate::allocator::StormDetector;
@@ -183,6 +183,7 @@ pub async fn run(
         plugins: None,
         components: None,
         pod_processes: None,
+        wanted_containers: sources.wanted_containers(),
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
@@ -220,10 +221,11 @@ struct Daemon {
     /// What the kernel programs know of the model; `None` without programs.
     lanes: Option<bpf::Lanes>,
     plugins: Option<bpf::Plugins>,
-    /// Takes processes that may be kubelets or runtimes.
+    /// Takes processes that may be kubelets or runtimes; the next, containers that their runtimes are asked about.
     components: Option<mpsc::Sender<u32>>,
     /// Takes pods whose processes are to be listed.
     pod_processes: Option<pod_remains::Wanted>,
+    wanted_containers: broadcast::Sender<String>,
     /// Answers that need no waiting, and the observation that is processed.
     replies: VecDeque<Observation>,
     config: Config,
@@ -377,6 +379,7 @@ impl Daemon {
                 cni::find_netns_and_send(&self.readers, &self.observations, id, path, within);
             }
             Request::Component { tgid } => components::look_at(self.components.as_ref(), tgid),
+            Request::Container { id } => drop(self.wanted_containers.send(id)),
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
             Request::PodProcesses { pods } => pod_remains::list_of(self.pod_processes.as_ref(), pods),
             Request::SandboxCheckpoints { sandboxes } => {

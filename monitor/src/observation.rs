@@ -43,7 +43,9 @@ pub use net::{
 pub use pod_remains::{PodCgroup, PodProcess, PodRemains};
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 pub(crate) use runtime::source_or;
-pub use runtime::{ContainerExit, ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof};
+pub use runtime::{
+    ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof,
+};
 pub use source::{KnownNetns, Lane, Loss, SourceKind, SourceStatus, Throttled};
 pub use unmounter::{UnmountedMount, Unmounter};
 
@@ -190,6 +192,13 @@ pub enum Fact {
         /// All its containers, in any state.
         containers: Vec<ContainerFacts>,
     },
+    /// Where a runtime has what is of its containers, as it tells itself.
+    RuntimeDirectories {
+        /// The source, as in [`SourceStatus::source`].
+        source: String,
+        /// Absolute paths.
+        directories: Vec<String>,
+    },
     /// Reply to [`Request::ProcessState`].
     ProcessState(ProcessState),
     /// Reply to [`Request::Holders`].
@@ -280,6 +289,11 @@ pub enum Request {
         tgid: u32,
         /// Its start, where that is known: another process may have the id by now.
         started_ns: Option<BootNs>,
+    },
+    /// Read a container anew; the reply is `Fact::Container`, if it has changed.
+    Container {
+        /// 64 hex digits.
+        id: String,
     },
     /// Where the kubelets that run now keep the directories of pods; the reply is `Fact::Kubelet`.
     Kubelet,

@@ -103,6 +103,9 @@ impl Core {
         let (kind, severity, verb) = match (transition.from, transition.to) {
             (_, None) => (Kind::ContainerRemoved, Severity::Info, "removed"),
             (Some(ContainerState::Paused), Some(ContainerState::Running)) => return,
+            // It had ended before its removal began.
+            (Some(ContainerState::Exited | ContainerState::Removing), Some(ContainerState::Dead))
+            | (Some(ContainerState::Removing | ContainerState::Dead), Some(ContainerState::Exited)) => return,
             (_, Some(ContainerState::Running)) => (Kind::ContainerStarted, Severity::Info, "started"),
             (_, Some(ContainerState::Created)) => (Kind::ContainerCreated, Severity::Debug, "created"),
             (_, Some(ContainerState::Exited | ContainerState::Dead)) => {

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use super::Core;
 use super::pending::Pending;
 use crate::diagnose::ModelChange;
-use crate::event::{Actor, Target, Volume};
 use crate::node::mounts::MountKey;
 use crate::node::volume;
 use crate::observation::{BootNs, KubeletFacts, NsInum, Request, Source, TaskFacts, UmountAttempt};
@@ -94,27 +93,6 @@ impl Core {
             return true;
         }
         self.kubelet_lookup.held.len() > 0
-    }
-
-    /// Whose a mount is: that of the pod of its volume, else that of the container whose mount namespace it is in, or
-    /// which the caller is of. A mount in the host's namespace that is no volume is nobody's.
-    pub(super) fn mount_target(
-        &self,
-        volume: Option<&Volume>,
-        mntns: NsInum,
-        caller: &Actor,
-    ) -> Option<Target> {
-        if let Some(volume) = volume {
-            return Some(self.node().target_of_pod(&volume.pod_uid));
-        }
-        if self.kubelets.mounts_in(mntns) {
-            return None;
-        }
-        let of_caller = || {
-            let (container, pod) = (caller.container.clone()?, caller.pod.clone());
-            Some(Target { container: Some(container), pod, ..Target::unknown(caller.join) })
-        };
-        self.containers.in_mntns(mntns).map(|facts| self.target_of(facts)).or_else(of_caller)
     }
 
     pub(super) fn kubelet(&mut self, at: BootNs, facts: KubeletFacts) {

@@ -17,6 +17,7 @@ use crate::node::kubelet::Kubelets;
 use crate::node::link_acts::LinkActs;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::{Crowd, Namespaces};
+use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
@@ -87,6 +88,7 @@ pub struct Core {
     namespaces: Namespaces,
     crowd: Crowd,
     containers: Containers,
+    runtime_directories: RuntimeDirectories,
     components: Components,
     statuses: BTreeMap<String, SourceStatus>,
     /// Sources whose degradation was emitted, and whose recovery was not.
@@ -183,6 +185,9 @@ impl Core {
             Fact::RuntimeSnapshot { runtime, source, read, containers } => {
                 let source = source_or(&source, &runtime);
                 self.runtime_snapshot(at, read.unwrap_or(at), source, containers);
+            }
+            Fact::RuntimeDirectories { source, directories } => {
+                self.runtime_directories.put(source, directories);
             }
             Fact::ProcessState(state) => {
                 self.answered(at, &neighbor::Awaited::Process(state.tgid), state.alive);

@@ -35,6 +35,7 @@ mod names;
 mod outlived;
 mod queue;
 mod repeat;
+mod whose;
 
 const EBUSY: u16 = 16;
 /// At most one scan of a mount in this time: a runtime retries 50 times in 5 s.

@@ -20,6 +20,7 @@ use crate::node::kubelet::Kubelets;
 use crate::node::link_acts::LinkActs;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::{Crowd, Namespaces};
+use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
@@ -57,6 +58,7 @@ pub struct Saved<'a> {
     crowd: Crowd,
     namespaces: Cow<'a, Namespaces>,
     containers: Cow<'a, Containers>,
+    runtime_directories: Cow<'a, RuntimeDirectories>,
     components: Cow<'a, Components>,
     pods: Cow<'a, PodNames>,
     kubelets: Cow<'a, Kubelets>,
@@ -100,6 +102,7 @@ impl Core {
             tasks: saved.tasks.into_owned(),
             namespaces: saved.namespaces.into_owned(),
             containers: saved.containers.into_owned(),
+            runtime_directories: saved.runtime_directories.into_owned(),
             components: saved.components.into_owned(),
             statuses: saved.statuses,
             degraded: saved.degraded,
@@ -143,6 +146,7 @@ impl Core {
             tasks,
             namespaces,
             containers,
+            runtime_directories,
             components,
             statuses,
             degraded,
@@ -191,6 +195,7 @@ impl Core {
             crowd: crowd.clone(),
             namespaces: Cow::Borrowed(namespaces),
             containers: Cow::Borrowed(containers),
+            runtime_directories: Cow::Borrowed(runtime_directories),
             components: Cow::Borrowed(components),
             pods: Cow::Borrowed(pods),
             kubelets: Cow::Borrowed(kubelets),

@@ -90,6 +90,8 @@ fn container(state: ContainerState) -> Fact {
         joined_netns: false,
         exit: None,
         incarnation: Incarnation::default(),
+        own_mounts: Default::default(),
+        removal_error: None,
     }))
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use tokio::sync::{broadcast, mpsc};
 use tokio::task::{JoinHandle, spawn_local};
 
 use super::programs::{self, Reading};
@@ -103,6 +103,11 @@ impl Sources {
         let pod_labels = Arc::new(config.get(&POD_LABELS));
         let runtime_options = runtime::Options { pod_labels, ..runtime::Options::default() };
         Ok(Self { hooks, netlink, sockets, later, runtime_optional, runtime_options })
+    }
+
+    /// Takes containers that the runtimes are to be asked about.
+    pub(super) fn wanted_containers(&self) -> broadcast::Sender<String> {
+        self.runtime_options.wanted.clone()
     }
 
     pub(super) fn host_netns(&self) -> NsInum {

@@ -33,6 +33,7 @@ macro_rules! saved_without_thresholds {
 mod advice;
 mod cni_netns_mismatch;
 mod cni_teardown_failing;
+mod container_undeletable;
 mod engine;
 mod finding;
 mod flapping;
@@ -60,7 +61,7 @@ pub use umount_hung::Waiting;
 pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 11] = [
+pub const KINDS: [&str; 12] = [
     cni_teardown_failing::KIND,
     gateway_neighbor_lost::KIND,
     orphan_container::KIND,
@@ -71,6 +72,7 @@ pub const KINDS: [&str; 11] = [
     spec_hash_storm::KIND,
     sandbox_crash_loop::KIND,
     umount_hung::KIND,
+    container_undeletable::KIND,
     pod_stuck_terminating::KIND,
 ];
 
@@ -85,7 +87,8 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | spec_hash_storm::KIND
         | sandbox_crash_loop::KIND
         | umount_hung::KIND
-        | pod_stuck_terminating::KIND => &[Severity::Warning],
+        | pod_stuck_terminating::KIND
+        | container_undeletable::KIND => &[Severity::Warning],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
 }
@@ -96,6 +99,7 @@ pub fn counted(kind: &str) -> &'static str {
     match kind {
         gateway_neighbor_lost::KIND => "events of the loss",
         volume_busy::KIND => "refused unmounts",
+        container_undeletable::KIND => "refused attempts",
         cni_teardown_failing::KIND | stale_cni_del::KIND => "failed calls",
         cni_netns_mismatch::KIND => "such calls",
         sandbox_crash_loop::KIND => "sandboxes",
@@ -119,6 +123,7 @@ pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
         spec_hash_storm::THRESHOLDS,
         sandbox_crash_loop::THRESHOLDS,
         umount_hung::THRESHOLDS,
+        container_undeletable::THRESHOLDS,
         pod_stuck_terminating::THRESHOLDS,
     ];
     all.into_iter().flatten().copied()
@@ -151,6 +156,7 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
         Box::new(spec_hash_storm::SpecHashStorm::new(thresholds)),
         Box::new(sandbox_crash_loop::SandboxCrashLoop::new(thresholds)),
         Box::new(umount_hung::UmountHung::new(thresholds)),
+        Box::new(container_undeletable::ContainerUndeletable::new(thresholds)),
         Box::new(pod_stuck_terminating::PodStuckTerminating::new(thresholds)),
     ]
 }

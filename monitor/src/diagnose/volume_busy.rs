@@ -19,6 +19,7 @@ use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
 use crate::observation::{BootNs, MountIdentity};
 use crate::settings::{Thresholds, Unit, thresholds};
 use known::Known;
+pub(super) use known::confidence;
 use left::{Mounted, StillMounted};
 use wording::summary;
 
@@ -188,7 +189,7 @@ impl VolumeBusy {
             return;
         };
         // What is known stays, with what follows from it.
-        let (is_new, sure) = (known.is_none(), known::confidence(event));
+        let (is_new, sure) = (known.is_none(), confidence(event));
         findings.report(Report {
             severity,
             // Of the caller, too, whose path tells which volume it is.

@@ -144,18 +144,19 @@ pub mod form {
             ["gateway-neighbor-lost", "volume-busy"];
         STOP_BY_CRICTL = "stop-by-crictl", Restart, "crictl [--runtime-endpoint SOCKET] stop CONTAINER",
             ["volume-busy"];
-        SHOW_USERS = "show-users", Read, "kevtmon holders PATH", ["volume-busy"];
+        SHOW_USERS = "show-users", Read, "kevtmon holders PATH",
+            ["volume-busy", "container-undeletable"];
         TELL_VOLUME = "tell-volume", Read, "kevtmon why PATH", ["volume-busy"];
-        UNMOUNT = "unmount", Destructive, "umount PATH", ["volume-busy"];
+        UNMOUNT = "unmount", Destructive, "umount PATH", ["volume-busy", "container-undeletable"];
         DETACH = "detach", Destructive, "umount --lazy PATH", ["volume-busy"];
         UNMOUNT_INSIDE = "unmount-inside", Destructive, "nsenter -t PID -m umount PATH", ["volume-busy"];
         DETACH_INSIDE = "detach-inside", Destructive, "nsenter -t PID -m umount --lazy PATH", ["volume-busy"];
         RESTART_UNIT = "restart-unit", Restart, "systemctl restart UNIT", ["volume-busy"];
         END_SERVER = "end-server", Destructive, "kill SERVER", ["volume-busy"];
-        END_PROCESS = "end-process", Destructive, "kill PID", ["volume-busy"];
+        END_PROCESS = "end-process", Destructive, "kill PID", ["volume-busy", "container-undeletable"];
         END_CONTAINER = "end-container", Destructive, "kill -KILL PID", ["volume-busy"];
         REMOVE_BY_DOCKER = "remove-by-docker", Destructive, "docker [--host SOCKET] rm [--force] CONTAINER",
-            ["orphan-container"];
+            ["orphan-container", "container-undeletable"];
         REMOVE_BY_CRICTL = "remove-by-crictl", Destructive,
             "crictl [--runtime-endpoint SOCKET] rm [--force] CONTAINER", ["orphan-container"];
         SHOW_LOG = "show-log", Read, "journalctl --unit UNIT --lines 50", ["kubelet-crash-loop"];

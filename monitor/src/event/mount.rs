@@ -47,6 +47,9 @@ pub struct Mount {
     /// The pod volume that is mounted there.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub volume: Option<Volume>,
+    /// The container for which its runtime mounts it, or which has it in its directory, as the runtime tells.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub container_id: Option<String>,
     /// Mount points of file systems mounted below it; first its own, where that is why a name cannot be removed or renamed.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub child_mounts: Vec<String>,
@@ -63,6 +66,12 @@ impl Mount {
     /// Whether the call was about the mount, rather than about the name that it is on.
     pub(crate) fn is_umount(&self) -> bool {
         self.syscall == MountSyscall::Umount2.name()
+    }
+
+    /// Where the mount is that a name cannot be removed or renamed for, if it is at another path to the same directory.
+    pub(crate) fn elsewhere(&self) -> Option<&str> {
+        let point = self.identity.as_ref().map(|identity| identity.mount_point.as_str())?;
+        (!self.is_umount() && point != self.path).then_some(point)
     }
 
     /// What else a sentence about its holders says: that its server is gone, or does not run.

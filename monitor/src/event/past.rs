@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 62] = [
+const TENSES: [(&str, &str); 66] = [
     (" is still mounted, though ", " was still mounted, though "),
     (" is still on this node, though ", " was still on this node, though "),
     (" has run for ", " had run for "),
@@ -54,7 +54,11 @@ const TENSES: [(&str, &str); 62] = [
     (" cannot be unmounted", " could not be unmounted"),
     (" cannot be removed", " could not be removed"),
     (": held by ", ": it was held by "),
+    (" could not be removed, and is dead", " could not be removed, and was dead"),
+    (" is being removed, and is still there", " was being removed, and was still there"),
+    (" has ended and could not be removed", " had ended and could not be removed"),
     (" a file system is mounted there", " a file system was mounted there"),
+    (" a file system is mounted on the same directory", " a file system was mounted on the same directory"),
     (", which serves a volume of ", ", which served a volume of "),
     (", which likely serves a volume of ", ", which likely served a volume of "),
     (": another file system is mounted below it", ": another file system was mounted below it"),

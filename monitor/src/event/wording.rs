@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::culprit::{Culprit, RunBy, culprit};
 use crate::escape::name;
-use crate::event::{Actor, AncestorRef, Container, Join, MountHolder, Neighbor, Pod, Target};
+use crate::event::{Actor, AncestorRef, Container, Join, Mount, MountHolder, Neighbor, Pod, Target};
 use crate::observation::{Access, Verdict};
 
 /// The owner of a target as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
@@ -235,11 +235,14 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
 }
 
 /// Why what a mount is on cannot be removed or renamed, with who uses that mount.
-pub(crate) fn mount_point_phrase(holders: &[MountHolder]) -> String {
-    let reason = "a file system is mounted there";
+pub(crate) fn mount_point_phrase(mount: &Mount, holders: &[MountHolder]) -> String {
+    let reason = match mount.elsewhere() {
+        Some(point) => format!("a file system is mounted on the same directory, at {}", name(point)),
+        None => "a file system is mounted there".to_owned(),
+    };
     match users(holders).next() {
         Some(_) => format!("{reason}, {}", holders_phrase(holders, Verdict::Processes)),
-        None => reason.to_owned(),
+        None => reason,
     }
 }
 

@@ -6,7 +6,7 @@ use super::mntns_index::{self, Member, MntnsIndex, Seen};
 use super::resolve::replaced::Beginning;
 use super::resolve::{Resolved, Unresolved, View};
 use super::table::Doubt;
-use super::{Deadline, ScanRequest, own_tgid, presence, target};
+use super::{Deadline, ScanRequest, own_tgid, presence, same_directory, target};
 use crate::clock::boot_now;
 use crate::error_chain::chain;
 use crate::observation::{HolderReport, MountFacts, PathDoubt, Verdict};
@@ -63,6 +63,10 @@ pub(super) fn locate(
                             report.blind_spot(None, reason);
                         }
                         let Resolved { mut mount, lies_on, .. } = resolved;
+                        // Only what removes or renames a name follows no link at its end.
+                        if let Some(id) = lies_on.filter(|_| request.origin.is_some() && !request.follow) {
+                            mount = same_directory::mount_on(&seen.table, &report.path, id).cloned();
+                        }
                         if let Some(id) = lies_on.filter(|_| request.on_demand) {
                             mount = seen.table.by_id(id).cloned();
                             if mount.is_none() {

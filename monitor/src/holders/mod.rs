@@ -37,6 +37,7 @@ mod presence;
 mod progress;
 mod propagation;
 mod resolve;
+mod same_directory;
 mod scan;
 mod scope;
 mod searched;

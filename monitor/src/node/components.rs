@@ -11,6 +11,18 @@ const ENDED_MAX: usize = 64;
 /// A start may be seen before the end before it.
 const OVERLAP_NS: BootNs = 2_000_000_000;
 
+/// /proc tells starts to 10 ms.
+const NS_PER_TICK: BootNs = 10_000_000;
+
+/// Whether a process with this start is one of these.
+#[must_use]
+pub fn is_one_of(components: &[ComponentFacts], tgid: u32, start_ns: BootNs) -> bool {
+    let is_it = |known: &ComponentFacts| {
+        known.tgid == tgid && known.started_ns / NS_PER_TICK == start_ns / NS_PER_TICK
+    };
+    components.iter().any(is_it)
+}
+
 /// All that are known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

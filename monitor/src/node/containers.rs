@@ -288,6 +288,7 @@ impl Containers {
                 facts.exit = ContainerExit::or(facts.exit, old.facts.exit);
             }
             facts.incarnation = facts.incarnation.or(old.facts.incarnation);
+            facts.own_mounts = facts.own_mounts.or(old.facts.own_mounts);
             // The namespaces of an exited process cannot be read any more; the container keeps those it had.
             facts.netns = facts.netns.or(old.facts.netns);
             facts.mntns = facts.mntns.or(old.facts.mntns);

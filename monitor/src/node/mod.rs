@@ -11,6 +11,7 @@ pub mod kubelet;
 pub mod link_acts;
 pub mod mounts;
 pub mod namespaces;
+pub mod own_mounts;
 pub mod owner;
 pub mod pod_remains;
 pub mod pods;

@@ -2,7 +2,8 @@
 //!
 //! Layouts (pkg/kubelet/kubelet_getters.go): `ROOT/pods/UID/volumes/PLUGIN/NAME`,
 //! `…/volumeDevices/PLUGIN/NAME`, `…/volume-subpaths/NAME/CONTAINER/INDEX`, each with anything after it (CSI
-//! adds `/mount`). ROOT can be any directory: which ones are a kubelet's is known to [`Kubelets`]. Whether the pod
+//! adds `/mount`); `ROOT/plugins/kubernetes.io/csi/volumeDevices/publish/NAME/UID` of block volumes
+//! (pkg/volume/csi/csi_block.go). ROOT can be any directory: which ones are a kubelet's is known to [`Kubelets`]. Whether the pod
 //! exists is not checked.
 //!
 //! [`Kubelets`]: super::kubelet::Kubelets
@@ -11,6 +12,8 @@ use crate::event::Volume;
 
 /// Plugin name of a sub-path mount, whose path does not contain it.
 pub const SUBPATH: &str = "subpath";
+/// Plugin name of CSI volumes.
+const CSI: &str = "kubernetes.io/csi";
 
 /// Parses the pod volume from an absolute path, whatever directory it is below: a claim of whoever made that path.
 #[must_use]
@@ -40,8 +43,24 @@ pub fn below(root: &str, path: &str) -> Option<Volume> {
     if !path.starts_with('/') || parts.clone().any(|part| matches!(part, "." | "..")) {
         return None;
     }
-    let is_below = names(root).all(|name| parts.next() == Some(name)) && parts.next() == Some("pods");
-    is_below.then(|| below_pods(parts))?
+    if !names(root).all(|name| parts.next() == Some(name)) {
+        return None;
+    }
+    match parts.next()? {
+        "pods" => below_pods(parts),
+        "plugins" => below_plugins(parts),
+        _ => None,
+    }
+}
+
+/// Where a block volume is published for a pod. What is staged on the node is for all pods that use it, and no pod's.
+fn below_plugins<'a>(mut parts: impl Iterator<Item = &'a str>) -> Option<Volume> {
+    const PUBLISHED: [&str; 4] = ["kubernetes.io", "csi", "volumeDevices", "publish"];
+    if !PUBLISHED.into_iter().all(|name| parts.next() == Some(name)) {
+        return None;
+    }
+    let (name, pod_uid) = (parts.next()?, parts.next().filter(|part| is_uid(part))?);
+    Some(Volume { pod_uid: pod_uid.to_owned(), plugin: CSI.to_owned(), name: name.to_owned() })
 }
 
 fn names(path: &str) -> impl Iterator<Item = &str> + Clone {
@@ -125,6 +144,22 @@ mod tests {
     fn a_block_volume_is_a_volume() {
         let path = format!("/var/lib/kubelet/pods/{UID}/volumeDevices/kubernetes.io~csi/pvc-2");
         assert_eq!(of_path(&path), volume(UID, "kubernetes.io/csi", "pvc-2"));
+    }
+
+    #[test]
+    fn a_block_volume_is_published_for_a_pod_and_staged_for_all() {
+        let csi = "/var/lib/kubelet/plugins/kubernetes.io/csi";
+        let of = |path: &str| below("/var/lib/kubelet", &format!("{csi}/{path}"));
+        let published = of(&format!("volumeDevices/publish/pvc-2/{UID}"));
+        assert_eq!(published, volume(UID, "kubernetes.io/csi", "pvc-2"));
+        for path in [
+            "volumeDevices/publish/pvc-2".to_owned(),
+            "volumeDevices/publish/pvc-2/x".to_owned(),
+            format!("volumeDevices/staging/pvc-2/{UID}"),
+            "driver/0123/globalmount".to_owned(),
+        ] {
+            assert_eq!(of(&path), None, "{path}");
+        }
     }
 
     #[test]

@@ -149,6 +149,35 @@ pub struct ContainerFacts {
     /// What tells it from the container that it was made instead of.
     #[serde(default, skip_serializing_if = "Incarnation::is_unknown")]
     pub incarnation: Incarnation,
+    /// What the runtime mounts for it alone.
+    #[serde(default, skip_serializing_if = "OwnMounts::is_unknown")]
+    pub own_mounts: OwnMounts,
+    /// Why its removal failed, as the runtime says; of one that is dead only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removal_error: Option<Box<str>>,
+}
+
+/// What a runtime mounts for one container, where it says that itself: in these paths nothing else tells whose they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnMounts {
+    /// Where its root file system is mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rootfs: Option<Box<str>>,
+    /// The file on which its network namespace is mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<Box<str>>,
+}
+
+impl OwnMounts {
+    fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What either of two reports of one container tells; the first one has precedence.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self { rootfs: self.rootfs.or(other.rootfs), netns: self.netns.or(other.netns) }
+    }
 }
 
 /// What tells one container of a pod from the one that it was made instead of. The kubelet sets attempt and hash, as labels

@@ -79,6 +79,8 @@ pub(crate) fn container(id: &str) -> ContainerFacts {
         joined_netns: false,
         exit: None,
         incarnation: Incarnation::default(),
+        own_mounts: Default::default(),
+        removal_error: None,
     }
 }
 

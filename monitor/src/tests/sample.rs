@@ -179,6 +179,7 @@ pub(crate) fn busy() -> Event {
                 plugin: "kubernetes.io/glusterfs".into(),
                 name: "data".into(),
             }),
+            container_id: None,
             child_mounts: Vec::new(),
             unserved: false,
             servers: Vec::new(),

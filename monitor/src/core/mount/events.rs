@@ -80,7 +80,7 @@ impl Core {
         let holders: Vec<MountHolder> =
             holders.into_iter().map(|holder| self.mount_holder(umount.at, holder)).collect();
         let actor = self.unmounting_actor(attempt);
-        let target = self.mount_target(mount.volume.as_ref(), mount.mntns, &actor);
+        let target = self.mount_target(&mount, &actor);
         let mut subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
         if actor.confidence != Confidence::Certain || mount.confidence.is_some() {
             subject = format!("what is likely {subject}");
@@ -91,7 +91,7 @@ impl Core {
         let comma = if by.contains(", ") { "," } else { "" };
         let by_now = if is_gone { "by now " } else { "" };
         let holders_phrase = match (is_umount, is_found) {
-            (false, true) => mount_point_phrase(&holders),
+            (false, true) => mount_point_phrase(&mount, &holders),
             (false, false) if verdict == Verdict::NotAMount => NO_MOUNT_POINT.to_owned(),
             (false, false) => "whether something is mounted there was not found out".to_owned(),
             _ => holders_phrase(&holders, verdict),
@@ -135,7 +135,7 @@ impl Core {
         };
         let mount = self.mount_object(umount, known);
         let mut actor = self.unmounting_actor(&umount.attempt);
-        let target = self.mount_target(mount.volume.as_ref(), mount.mntns, &actor);
+        let target = self.mount_target(&mount, &actor);
         let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
         let mut by = format!("by {}", actor_phrase(&actor));
         if umount.is_one_of_several {
@@ -227,6 +227,8 @@ impl Core {
         let Known { report, identity, attempts, is_likely } = known;
         let facts = report.and_then(|report| report.mount.as_ref());
         let path = match (identity, report) {
+            // What is on the name may be mounted at another path to the same directory.
+            (_, Some(report)) if !attempt.syscall.is_umount() && is_resolved(report) => &report.path,
             (Some(identity), _) => &identity.mount_point,
             (None, Some(report)) if is_resolved(report) || attempt.origin.is_none() => &report.path,
             // As it was given, below the caller's root directory.
@@ -245,6 +247,7 @@ impl Core {
             confidence: is_likely.then_some(Confidence::Likely),
             attempts,
             volume: self.kubelets.volume(umount.at, key.mntns, path),
+            container_id: self.container_at(attempt, [path.as_str(), &key.path]),
             // What is unmounted has none any more.
             child_mounts: match attempt.errno.is_some() || umount.is_lazy() {
                 true => report.map_or_else(Vec::new, |report| report.child_mounts.clone()),

@@ -189,7 +189,10 @@ impl TestNode {
 
     fn answer(&mut self, request: Request) {
         match request {
-            Request::CniNetns { .. } | Request::Component { .. } | Request::PodProcesses { .. } => {}
+            Request::CniNetns { .. }
+            | Request::Component { .. }
+            | Request::PodProcesses { .. }
+            | Request::Container { .. } => {}
             Request::Kubelet => self.observe(Fact::Kubelet(KubeletFacts::default())),
             Request::Netns { netns } => self.observe_netns(netns),
             Request::ProcessState { tgid, .. } => {
@@ -384,6 +387,8 @@ pub(in crate::diagnose) fn sandbox(
         joined_netns: false,
         exit: None,
         incarnation: Incarnation::default(),
+        own_mounts: Default::default(),
+        removal_error: None,
     }
 }
 

@@ -61,7 +61,7 @@ impl Known {
 
 /// How sure the sentence is. Who was found in the mount holds it; but where the scan as a whole was cut, skipped or in
 /// doubt, others may be the reason.
-pub(super) fn confidence(event: &Event) -> Confidence {
+pub(in crate::diagnose) fn confidence(event: &Event) -> Confidence {
     let holders = event.holders.as_deref().unwrap_or_default();
     let explains = users(holders).next().is_some() || event.holders_verdict == Some(Verdict::ChildMount);
     let is_whole = event.holders_unreadable.iter().all(|spot| spot.pid.is_some());

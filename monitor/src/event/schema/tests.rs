@@ -120,6 +120,7 @@ fn extremes() -> Event {
         pod: Some(pod.clone()),
         confidence: Confidence::Certain,
     }];
+    mount.container_id = Some(container.id.clone());
     event.holders = busy.holders;
     for holder in event.holders.iter_mut().flatten() {
         holder.tid = Some(7);

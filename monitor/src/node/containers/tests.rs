@@ -21,6 +21,8 @@ fn container(id: &str, state: ContainerState, netns: Option<NsInum>, sandbox: bo
         joined_netns: false,
         exit: None,
         incarnation: Incarnation::default(),
+        own_mounts: Default::default(),
+        removal_error: None,
     }
 }
 

@@ -142,6 +142,7 @@ impl Containers {
         if let Some(known) = known {
             // Events and lists have less of it than an inspect.
             facts.incarnation = facts.incarnation.or(known.facts.incarnation.clone());
+            facts.own_mounts = facts.own_mounts.or(known.facts.own_mounts.clone());
         }
         facts
     }
@@ -186,6 +187,15 @@ impl Containers {
             if known.died && is_live(facts.state) {
                 // Older daemons list it as running until its mounts are gone (daemon/monitor.go in moby).
                 facts.state = ContainerState::Exited;
+                unclear.push(facts.id.clone());
+            }
+            if is_being_removed(facts.state) {
+                if known.facts.state == ContainerState::Dead {
+                    // Docker goes on listing it as being removed once its removal has failed (`ContainersSnapshot` in moby).
+                    facts.state = ContainerState::Dead;
+                    facts.removal_error.clone_from(&known.facts.removal_error);
+                }
+                // No event tells that its removal has failed, and no list why.
                 unclear.push(facts.id.clone());
             }
             let same_run = is_live(facts.state) && known.still_runs(processes);
@@ -327,6 +337,12 @@ impl Containers {
         self.known.contains_key(id)
     }
 
+    /// Some of those that no inspect has told anything about yet.
+    pub(super) fn never_inspected(&self, most: usize) -> Vec<String> {
+        let never = self.known.iter().filter(|(_, known)| known.inspected == i64::MIN);
+        never.take(most).map(|(id, _)| id.clone()).collect()
+    }
+
     /// Whether it has a process, as far as is known.
     pub(super) fn runs(&self, id: &str) -> bool {
         self.known.get(id).is_some_and(|known| is_live(known.facts.state))
@@ -344,6 +360,11 @@ impl Containers {
         }
         self.known.get_mut(&change.id)
     }
+}
+
+/// Whether its removal has begun.
+fn is_being_removed(state: ContainerState) -> bool {
+    matches!(state, ContainerState::Removing | ContainerState::Dead)
 }
 
 /// Whether the container has a process; an unknown state counts as one that has.

@@ -124,7 +124,7 @@ impl RuntimeClient for Docker {
         };
         let answer = serde_json::from_slice(&answer).map_err(|error| invalid(INSPECT, error))?;
         // Not `None`, which would report that the container is gone.
-        let found = from_inspect(answer, &self.labels);
+        let found = from_inspect(answer, &self.labels, self.data_root.as_deref());
         found.map(Some).ok_or_else(|| invalid(INSPECT, "it has no container id"))
     }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::change::{Change, ChangeKind, boot_time, wall_now};
@@ -26,6 +27,9 @@ use crate::observation::{
 };
 use crate::sources::Sender;
 use crate::sources::procfs::readers::Readers;
+
+/// Containers without a process that are inspected after one of the later lists, until all were.
+const LATER_MAX: usize = 64;
 
 /// Why a session ended.
 pub(super) enum End {
@@ -67,6 +71,10 @@ pub(super) struct Session<'a, C> {
     tx: &'a Sender,
     /// Why there was a session before this one that ended.
     gap: Option<&'static str>,
+    /// Where the runtime has what is of its containers.
+    directories: Vec<String>,
+    /// Containers that are to be read anew.
+    wanted: broadcast::Receiver<String>,
     refresh: Refresh,
     inspects: FuturesUnordered<Answer<Inspected>>,
     listing: Option<Listing>,
@@ -108,8 +116,11 @@ pub(super) async fn run<C: RuntimeClient>(
     containers.set_runtime(client.runtime());
     served.files = client.state_files().or(served.files.take());
     let (events, refused) = (Ok(client.events(wall_now())), client.refused());
+    let directories = served.files.as_ref().map(StateFiles::directories).unwrap_or_default();
     let mut session = Session {
         options,
+        directories,
+        wanted: options.wanted.subscribe(),
         containers,
         readers,
         tx,
@@ -154,6 +165,7 @@ impl<C: RuntimeClient> Session<'_, C> {
                 Some(inspected) = self.inspects.next(), if !self.inspects.is_empty() => {
                     self.inspected(inspected).await?;
                 }
+                id = wanted(&mut self.wanted) => self.look_at(&id),
                 answer = answered(&mut self.listing) => self.listed(answer).await?,
                 () = reached(self.due) => {
                     self.due = None;
@@ -193,6 +205,11 @@ impl<C: RuntimeClient> Session<'_, C> {
 
     /// Sends the first snapshot. Containers that could not be inspected in time are in it without a pid.
     async fn go_live(&mut self, up: &mut bool) -> Result<(), End> {
+        if !self.directories.is_empty() {
+            let source = self.containers.source().to_owned();
+            let directories = std::mem::take(&mut self.directories);
+            self.send(None, Fact::RuntimeDirectories { source, directories }).await?;
+        }
         self.snapshot().await?;
         if let Some(gap) = self.gap {
             let source = self.containers.source().to_owned();
@@ -229,6 +246,11 @@ impl<C: RuntimeClient> Session<'_, C> {
         let processes = tgids.into_iter().zip(found).collect();
         for id in self.containers.replace(listed, malformed == 0, &processes, |id| changed.contains(id)) {
             self.refresh.request(&id, None);
+        }
+        if self.live && self.events.is_ok() {
+            // What is mounted for those that had ended before, only an inspect tells. Nothing waits for it.
+            let unknown = self.containers.never_inspected(LATER_MAX);
+            unknown.iter().for_each(|id| self.refresh.request(id, None));
         }
         if self.live {
             self.due = Some(Instant::now() + self.interval());
@@ -326,6 +348,13 @@ impl<C: RuntimeClient> Session<'_, C> {
         }
     }
 
+    /// Somebody has reason to believe that no event tells what this container is by now.
+    fn look_at(&mut self, id: &str) {
+        if self.live && self.containers.knows(id) {
+            self.refresh.request(id, None);
+        }
+    }
+
     async fn unconfirmed(&mut self, id: &str) -> Result<(), End> {
         let Some((at, facts)) = self.containers.unconfirmed(id) else { return Ok(()) };
         self.report(Some(at), Some(facts)).await
@@ -384,6 +413,17 @@ async fn answered(listing: &mut Option<Listing>) -> Result<Listed, RuntimeError>
     match listing {
         Some(listing) => (&mut listing.answer).await,
         None => pending().await,
+    }
+}
+
+/// The next container that is to be read anew. Of too many at once the oldest are left out: whoever wants them asks again.
+async fn wanted(ids: &mut broadcast::Receiver<String>) -> String {
+    loop {
+        match ids.recv().await {
+            Ok(id) => return id,
+            Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => pending().await,
+        }
     }
 }
 

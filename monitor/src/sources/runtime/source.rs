@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep};
 
 use super::super::procfs::readers::Readers;
@@ -21,6 +22,9 @@ use crate::sources::kubelet::PodLabels;
 
 /// How the node's files are reached where pid 1 does not show them.
 const BY_KTHREADD: &str = " by way of kthreadd, since the root of pid 1 is out of reach";
+
+/// Containers that are named at once to be read anew.
+const WANTED_MAX: usize = 64;
 
 /// How a runtime is watched.
 #[derive(Debug, Clone)]
@@ -39,6 +43,8 @@ pub struct Options {
     pub absent: Duration,
     /// What is kept of the labels of pods.
     pub pod_labels: Arc<PodLabels>,
+    /// By which containers are named that are to be read anew.
+    pub wanted: broadcast::Sender<String>,
 }
 
 impl Default for Options {
@@ -53,6 +59,7 @@ impl Default for Options {
             backoff_max: Duration::from_secs(2),
             absent: Duration::from_secs(10),
             pod_labels: Arc::default(),
+            wanted: broadcast::Sender::new(WANTED_MAX),
         }
     }
 }

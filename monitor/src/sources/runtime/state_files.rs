@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::change::boot_time;
 use super::is_container_id;
 use super::pod_proof::Proofs;
-use crate::node::cgroup;
+use crate::node::{cgroup, own_mounts};
 use crate::observation::{BootNs, ContainerFacts, ContainerState};
 use crate::regular_file;
 use crate::sources::kubelet::PodLabels;
@@ -25,6 +25,8 @@ use crate::sources::procfs::readers::{Answer, Job, Readers, Unread, reading_none
 mod docker;
 mod oci;
 
+/// Where the storage of CRI-O is, and of Podman.
+const CRIO_ROOT: &str = "/var/lib/containers/storage";
 /// Longest wait for a reader: a runtime that answers again is not to wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Entries of a directory that are looked at.
@@ -55,6 +57,17 @@ impl StateFiles {
             "crio.sock" => Some(Self::Crio("/run/containers/storage".into())),
             _ => None,
         }
+    }
+
+    /// Directories below which the runtime has what is of its containers.
+    pub(super) fn directories(&self) -> Vec<String> {
+        let all: Vec<&Path> = match self {
+            Self::Docker(data) => data.iter().map(PathBuf::as_path).collect(),
+            Self::Containerd(state) => vec![state],
+            Self::Crio(run_root) => vec![run_root, Path::new(CRIO_ROOT)],
+        };
+        let plain = all.into_iter().filter_map(Path::to_str).filter(|path| own_mounts::is_plain(path));
+        plain.map(str::to_owned).collect()
     }
 }
 

@@ -9,7 +9,10 @@ use std::net::IpAddr;
 use serde::Deserialize;
 
 use super::api;
-use crate::observation::{ContainerExit, ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof};
+use crate::node::own_mounts;
+use crate::observation::{
+    ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof,
+};
 use crate::sources::kubelet::PodLabels;
 use crate::sources::runtime::client::Inspection;
 use crate::sources::runtime::{is_container_id, kubelet};
@@ -98,6 +101,7 @@ pub(super) fn with_status(facts: ContainerFacts, answer: api::ContainerStatusRes
     let facts = ContainerFacts {
         image: image.unwrap_or(facts.image),
         tgid: pid(&answer.info).filter(|_| state == ContainerState::Running),
+        own_mounts: OwnMounts { netns: None, ..own_mounts(&answer.info) },
         started_ns: None,
         state,
         exit: (state == ContainerState::Exited).then(|| ContainerExit {
@@ -122,7 +126,8 @@ pub(super) fn with_sandbox_status(
     addresses.sort_unstable();
     addresses.dedup();
     let tgid = pid(&answer.info).filter(|_| state == ContainerState::Running);
-    Inspection { facts: ContainerFacts { tgid, state, addresses, ..facts }, since: None }
+    let own_mounts = own_mounts(&answer.info);
+    Inspection { facts: ContainerFacts { tgid, state, addresses, own_mounts, ..facts }, since: None }
 }
 
 /// Whole seconds of a time on the wall clock; 0 is none.
@@ -148,6 +153,8 @@ fn unnamed(id: String) -> ContainerFacts {
         joined_netns: false,
         exit: None,
         incarnation: Incarnation::default(),
+        own_mounts: OwnMounts::default(),
+        removal_error: None,
     }
 }
 
@@ -196,4 +203,73 @@ struct Info {
 fn pid(info: &std::collections::HashMap<String, String>) -> Option<u32> {
     let info: Info = serde_json::from_str(info.get("info")?).ok()?;
     info.pid.filter(|pid| *pid > 0)
+}
+
+/// What is read of the specification that the OCI runtime got.
+#[derive(Deserialize)]
+struct SpecInfo {
+    #[serde(rename = "runtimeSpec")]
+    spec: Spec,
+}
+
+#[derive(Deserialize)]
+struct Spec {
+    root: Option<SpecRoot>,
+    linux: Option<SpecLinux>,
+}
+
+#[derive(Deserialize)]
+struct SpecRoot {
+    /// Of containerd relative to the bundle, whose path has the id of the container in it.
+    path: String,
+}
+
+#[derive(Deserialize)]
+struct SpecLinux {
+    #[serde(default)]
+    namespaces: Vec<SpecNamespace>,
+}
+
+#[derive(Deserialize)]
+struct SpecNamespace {
+    r#type: String,
+    #[serde(default)]
+    path: String,
+}
+
+/// What is mounted for it; a namespace by its path, which of a container leads to that of its sandbox.
+fn own_mounts(info: &std::collections::HashMap<String, String>) -> OwnMounts {
+    let spec = info.get("info").and_then(|info| serde_json::from_str::<SpecInfo>(info).ok());
+    let Some(SpecInfo { spec: Spec { root, linux } }) = spec else { return OwnMounts::default() };
+    let namespaces = linux.map(|linux| linux.namespaces).unwrap_or_default();
+    let netns = namespaces.into_iter().find(|namespace| namespace.r#type == "network");
+    let netns = netns.map(|namespace| namespace.path).filter(|path| !path.starts_with("/proc/"));
+    OwnMounts {
+        rootfs: root.and_then(|root| own_mounts::kept(root.path)),
+        netns: netns.and_then(own_mounts::kept),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mounted_for_it_is_told_by_its_specification() {
+        let mounts = |info: &str| own_mounts(&[("info".to_owned(), info.to_owned())].into());
+        let found = mounts(
+            r#"{"pid": 7, "runtimeSpec": {"root": {"path": "/var/lib/containers/storage/overlay/a/merged"},
+                "linux": {"namespaces": [{"type": "pid"}, {"type": "network", "path": "/var/run/netns/cni-1"}]}}}"#,
+        );
+        assert_eq!(found.rootfs.as_deref(), Some("/var/lib/containers/storage/overlay/a/merged"));
+        assert_eq!(found.netns.as_deref(), Some("/var/run/netns/cni-1"));
+        for nothing in [
+            r#"{"pid": 7}"#,
+            r#"{"runtimeSpec": 7}"#,
+            r#"{"runtimeSpec": {"root": {"path": "rootfs"},
+                "linux": {"namespaces": [{"type": "network", "path": "/proc/7/ns/net"}]}}}"#,
+        ] {
+            assert_eq!(mounts(nothing), OwnMounts::default(), "{nothing}");
+        }
+    }
 }

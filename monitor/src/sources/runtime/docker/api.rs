@@ -35,6 +35,25 @@ pub(crate) struct ContainerInspectResponse {
     pub(crate) host_config: Option<HostConfig>,
     pub(crate) network_settings: Option<NetworkSettings>,
     pub(crate) state: Option<ContainerState>,
+    pub(crate) graph_driver: Option<GraphDriver>,
+}
+
+/// What keeps its root file system.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct GraphDriver {
+    pub(crate) name: Option<String>,
+    /// None once that is removed.
+    pub(crate) data: Option<GraphDriverData>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct GraphDriverData {
+    /// Of overlay file systems: where it is mounted.
+    pub(crate) merged_dir: Option<String>,
+    /// Of the device mapper.
+    pub(crate) device_name: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -55,6 +74,8 @@ pub(crate) struct HostConfig {
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct NetworkSettings {
     pub(crate) networks: Option<HashMap<String, EndpointSettings>>,
+    /// The file on which its network namespace is mounted; of one that has its own.
+    pub(crate) sandbox_key: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::path::Path;
 
 use jiff::Timestamp;
 
@@ -11,9 +12,10 @@ use super::super::client::Inspection;
 use super::super::{is_container_id, kubelet};
 use super::api::{
     ContainerInspectResponse, ContainerStateStatusEnum, ContainerSummary, ContainerSummaryStateEnum,
-    EndpointSettings,
+    EndpointSettings, GraphDriver,
 };
-use crate::observation::{ContainerExit, ContainerFacts, ContainerState, Incarnation};
+use crate::node::own_mounts;
+use crate::observation::{ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts};
 use crate::redact;
 use crate::sources::kubelet::PodLabels;
 
@@ -40,13 +42,22 @@ pub(super) fn from_summary(entry: ContainerSummary, wanted: &PodLabels) -> Optio
     described.facts(entry.id?, entry.state.map_or(ContainerState::Unknown, listed), networks, wanted)
 }
 
-/// The answer to an inspect; `None` without a proper id.
+/// The answer to an inspect; `None` without a proper id. `data_root`: where the engine keeps its data, if it tells that.
 pub(in crate::sources::runtime) fn from_inspect(
     answer: ContainerInspectResponse,
     wanted: &PodLabels,
+    data_root: Option<&Path>,
 ) -> Option<Inspection> {
     let config = answer.config.unwrap_or_default();
     let state = answer.state.unwrap_or_default();
+    let name = state.status.map_or(ContainerState::Unknown, inspected);
+    let error = state.error.as_deref().filter(|_| name == ContainerState::Dead);
+    let removal_error = error.filter(|error| is_of_removal(error)).and_then(reason);
+    let mut networks = answer.network_settings.unwrap_or_default();
+    let own_mounts = OwnMounts {
+        rootfs: answer.graph_driver.and_then(|driver| rootfs(driver, data_root)),
+        netns: networks.sandbox_key.take().and_then(own_mounts::kept),
+    };
     let described = Described {
         name: answer.name.as_deref().map(bare).unwrap_or_default().to_owned(),
         image: config.image.or_else(|| answer.image.clone()).unwrap_or_default(),
@@ -56,9 +67,9 @@ pub(in crate::sources::runtime) fn from_inspect(
         created_s: answer.created.and_then(|created| wall(&created)).map(|ns| ns / SECOND_NS),
         error: state.error,
     };
-    let networks = answer.network_settings.and_then(|settings| settings.networks);
-    let name = state.status.map_or(ContainerState::Unknown, inspected);
-    let mut facts = described.facts(answer.id?, name, networks, wanted)?;
+    let mut facts = described.facts(answer.id?, name, networks.networks, wanted)?;
+    facts.own_mounts = own_mounts;
+    facts.removal_error = removal_error.map(String::into_boxed_str);
     facts.tgid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
     if matches!(name, ContainerState::Exited | ContainerState::Dead) {
         let code = state.exit_code.and_then(|code| i32::try_from(code).ok());
@@ -70,6 +81,26 @@ pub(in crate::sources::runtime) fn from_inspect(
         _ => None,
     };
     Some(Inspection { facts, since: since.and_then(|since| wall(&since)) })
+}
+
+/// Where the root file system of a container is mounted, by what keeps it.
+fn rootfs(driver: GraphDriver, data_root: Option<&Path>) -> Option<Box<str>> {
+    let data = driver.data?;
+    match driver.name.as_deref()? {
+        // `docker-8:1-1234-LAYER`, mounted at a place that its name tells (daemon/graphdriver/devmapper in moby).
+        "devicemapper" => {
+            let layer =
+                data.device_name.as_deref()?.rsplit('-').next().filter(|layer| is_container_id(layer))?;
+            own_mounts::kept(format!("{}/devicemapper/mnt/{layer}", data_root?.to_str()?))
+        }
+        _ => own_mounts::kept(data.merged_dir?),
+    }
+}
+
+/// Whether the error of a dead container is about its removal: that of a start that failed stays where no removal has
+/// told another one, as after a restart of the engine.
+fn is_of_removal(error: &str) -> bool {
+    ["remove", "unmount", "release"].iter().any(|word| error.contains(word))
 }
 
 /// A time on the wall clock, nanoseconds; one that has not come yet is the zero of Go's clock, in the year 1.
@@ -139,6 +170,8 @@ impl Described {
             joined_netns: shared.is_some(),
             exit: None,
             incarnation: incarnation.unwrap_or_default(),
+            own_mounts: OwnMounts::default(),
+            removal_error: None,
             sandbox,
             pod: member.map(|member| member.pod),
         })
@@ -211,7 +244,7 @@ mod tests {
     use super::*;
 
     fn from_inspect(answer: ContainerInspectResponse) -> Option<Inspection> {
-        super::from_inspect(answer, &PodLabels::default())
+        super::from_inspect(answer, &PodLabels::default(), Some(Path::new("/d")))
     }
 
     const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
@@ -259,6 +292,44 @@ mod tests {
         };
         assert_eq!(exit("exited"), Some(ContainerExit { code: Some(137), oom_killed: Some(true) }));
         assert_eq!(exit("running"), None, "it is of the run before");
+    }
+
+    #[test]
+    fn an_inspect_answer_tells_what_is_mounted_for_the_container() {
+        let mounts = |driver: Value| {
+            let networks = json!({"SandboxKey": "/var/run/docker/netns/d1ec"});
+            let answer = json!({"Id": ID, "GraphDriver": driver, "NetworkSettings": networks});
+            from_inspect(serde_json::from_value(answer).unwrap()).unwrap().facts.own_mounts
+        };
+        let overlay = json!({"Name": "overlay2", "Data": {"MergedDir": "/d/overlay2/353abb/merged"}});
+        let found = mounts(overlay);
+        assert_eq!(found.rootfs.as_deref(), Some("/d/overlay2/353abb/merged"));
+        assert_eq!(found.netns.as_deref(), Some("/var/run/docker/netns/d1ec"));
+        let mapper = json!({"Name": "devicemapper", "Data": {"DeviceName": format!("docker-8:1-77-{ID}")}});
+        assert_eq!(mounts(mapper).rootfs.as_deref(), Some(&*format!("/d/devicemapper/mnt/{ID}")));
+        for nothing in [
+            json!({"Name": "overlay2", "Data": null}),
+            json!({"Name": "overlay2", "Data": {"MergedDir": "/d/../etc"}}),
+            json!({"Name": "devicemapper", "Data": {"DeviceName": "docker-8:1-77-x"}}),
+        ] {
+            assert_eq!(mounts(nothing.clone()).rootfs, None, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn an_inspect_answer_tells_why_a_removal_has_failed() {
+        let said = |status: &str, error: &str| {
+            let state = json!({"Status": status, "Error": error});
+            from_inspect(serde_json::from_value(json!({"Id": ID, "State": state})).unwrap())
+                .unwrap()
+                .facts
+                .removal_error
+        };
+        let error = "unable to remove filesystem for x: unlinkat /d: device or resource busy";
+        assert_eq!(said("dead", error).as_deref(), Some(error));
+        assert_eq!(said("removing", error), None, "it is of an earlier attempt");
+        assert_eq!(said("dead", "exec: \"x\": executable file not found in $PATH"), None, "of its start");
+        assert_eq!(said("dead", ""), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod fake;
 mod malformed;
+mod removal;
 mod rivals;
 
 use std::io;

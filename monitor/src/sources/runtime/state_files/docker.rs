@@ -125,7 +125,9 @@ fn container(id: &str, directory: &Path, labels: &PodLabels) -> Option<Written> 
         host_config: Some(api::HostConfig { network_mode: host.and_then(|host| host.network_mode) }),
         network_settings: Some(api::NetworkSettings {
             networks: config.network_settings.and_then(|settings| settings.networks),
+            sandbox_key: None,
         }),
+        graph_driver: None,
         state: Some(api::ContainerState {
             status: Some(status),
             pid: Some(state.pid),
@@ -136,6 +138,6 @@ fn container(id: &str, directory: &Path, labels: &PodLabels) -> Option<Written> 
             finished_at: Some(state.finished_at),
         }),
     };
-    let Inspection { facts, since } = from_inspect(answer, labels)?;
+    let Inspection { facts, since } = from_inspect(answer, labels, None)?;
     Some(Written { facts, since })
 }

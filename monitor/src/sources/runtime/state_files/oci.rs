@@ -10,7 +10,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::{ENTRIES_MAX, Entry, Found, Written, file_of_root, in_directories};
-use crate::observation::{ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof};
+use crate::observation::{ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof};
 use crate::sources::kubelet::below;
 use crate::sources::runtime::{is_container_id, kubelet};
 
@@ -125,6 +125,8 @@ fn container(id: &str, bundle: &Path, pid_file: &str, names: &Annotations) -> En
         addresses: Vec::new(),
         exit: None,
         incarnation: Incarnation::default(),
+        own_mounts: OwnMounts::default(),
+        removal_error: None,
     };
     Entry::Container(Box::new(Written { facts, since: process.map(|(_, written)| written) }))
 }

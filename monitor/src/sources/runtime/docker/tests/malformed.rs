@@ -45,7 +45,7 @@ fn whatever_is_read_has_a_proper_id() {
                     serde_json::from_slice::<ContainerInspectResponse>(&spoiled(&mut random, INSPECT));
                 answer
                     .ok()
-                    .and_then(|answer| facts::from_inspect(answer, &PodLabels::default()))
+                    .and_then(|answer| facts::from_inspect(answer, &PodLabels::default(), None))
                     .map(|found| found.facts.id)
                     .into_iter()
                     .collect()

@@ -1,0 +1,380 @@
+//! A container that its runtime could not remove.
+//!
+//! State alone finds it: Docker leaves it dead, or being removed for long. The refused removal of one of its directories or
+//! mounts tells what is in the way. Runtimes try again by themselves for some seconds, which is one refusal; and a refusal
+//! alone is no failed removal: what is mounted for a container is unmounted when it ends, too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
+use super::timers::Timers;
+use super::{CAPACITY, Context, Diagnosis, IncidentKey, ModelChange, SECOND, STARTUP_GRACE, seconds};
+use crate::event::{CloseReason, Confidence, Event, Kind, MountHolder, Severity};
+use crate::node::containers::is_live;
+use crate::node::view::{NodeView, RuntimeAvailability};
+use crate::observation::{BootNs, ContainerFacts, ContainerState, PodIdentity, Request};
+use crate::settings::{Thresholds, Unit, thresholds};
+use refusal::Refusal;
+
+mod refusal;
+mod wording;
+
+/// As users filter and alert on it.
+pub(super) const KIND: &str = "container-undeletable";
+/// The kind of what may be the cause.
+const LEAK: &str = "mount-leak";
+
+/// What is there at the start was not seen to begin.
+const START_DELAY: BootNs = 5 * SECOND;
+/// How often the runtime is asked again what has become of the container.
+const LOOK_INTERVAL: BootNs = 5 * SECOND;
+/// The answer is there by then.
+const ANSWER_WITHIN: BootNs = SECOND;
+/// A refusal of which nothing has come is forgotten after this time.
+const REFUSAL_RETENTION: BootNs = 600 * SECOND;
+/// Those that only claim to be of a pod: anybody who may start containers can make as many as he likes.
+const CLAIMED_MAX: usize = 64;
+/// Incidents that one is said to be caused by.
+const CAUSES_MAX: usize = 8;
+
+thresholds! {
+    /// A container may be dead, or the removal of one of its directories or mounts refused, for this time.
+    UNDELETABLE_AFTER = "container_undeletable_seconds", default 10, Unit::Seconds;
+    /// A container may be in the state `removing` for this time, if nothing of it was seen to be refused.
+    REMOVING_AFTER = "container_removing_seconds", default 120, Unit::Seconds;
+}
+
+/// A container whose removal may have failed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Victim {
+    /// When the first sign of that was seen.
+    first: BootNs,
+    found_at_start: bool,
+    is_claimed: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refusal: Option<Box<Refusal>>,
+    /// When the runtime was asked last, before it is judged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    asked: Option<BootNs>,
+    is_open: bool,
+}
+
+/// How far a removal has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Removal {
+    /// Nothing shows one.
+    None,
+    /// Something of it was refused, and its runtime does not say that it has failed.
+    Refused,
+    /// Its runtime says that it goes on.
+    GoesOn,
+    /// Its runtime says that it has failed.
+    Failed,
+}
+
+/// The diagnosis.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ContainerUndeletable {
+    #[serde(skip)]
+    thresholds: Thresholds,
+    /// By container.
+    victims: BTreeMap<String, Victim>,
+    /// When they are judged next.
+    timers: Timers<String>,
+}
+
+impl ContainerUndeletable {
+    pub(super) fn new(thresholds: &Thresholds) -> Self {
+        Self { thresholds: thresholds.clone(), victims: BTreeMap::new(), timers: Timers::default() }
+    }
+
+    /// The removal of something of a container was refused.
+    fn refused(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+        let Some(mount) = event.mount.as_deref() else { return };
+        let of_runtime = event.actor.as_deref().is_some_and(|actor| refusal::is_runtime(context.node, actor));
+        let Some(id) = mount.container_id.as_ref().filter(|_| of_runtime) else { return };
+        let ended = context.node.containers.get(id).is_some_and(|facts| !is_live(facts.state));
+        if !ended || !context.node.containers.is_present(id) || !self.note(context, id, findings) {
+            return;
+        }
+        let Some(victim) = self.victims.get_mut(id) else { return };
+        match &mut victim.refusal {
+            Some(refusal) => refusal.repeat(event),
+            None => victim.refusal = Some(Box::new(Refusal::of(event))),
+        }
+        // No event of the runtime tells that it gave up.
+        findings.request(Request::Container { id: id.clone() });
+        self.report(context, id, findings);
+    }
+
+    /// Follows a container from now on; false where there is no room for it.
+    fn note(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) -> bool {
+        if self.victims.contains_key(id) {
+            return true;
+        }
+        let is_claim = |pod: &PodIdentity| !pod.is_confirmed();
+        let is_claimed =
+            context.node.containers.get(id).and_then(|facts| facts.pod.as_ref()).is_some_and(is_claim);
+        let claimed = self.victims.values().filter(|victim| victim.is_claimed).count();
+        if self.victims.len() >= CAPACITY || is_claimed && claimed >= CLAIMED_MAX {
+            findings.discard();
+            return false;
+        }
+        let found_at_start = context.ready.is_none_or(|ready| ready == context.now);
+        let delay =
+            if found_at_start { START_DELAY } else { seconds(self.thresholds.get(&UNDELETABLE_AFTER)) };
+        self.timers.set(&id.to_owned(), context.now + delay);
+        let victim = Victim {
+            first: context.now,
+            found_at_start,
+            is_claimed,
+            refusal: None,
+            asked: None,
+            is_open: false,
+        };
+        self.victims.insert(id.to_owned(), victim);
+        true
+    }
+
+    /// Looks at all containers.
+    fn check_all(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        let is_ending = |facts: &&ContainerFacts| of_state(facts.state) > Removal::Refused;
+        let ending = context.node.containers.present().filter(is_ending).map(|facts| &facts.id);
+        // In the order of their ids: incidents open in it.
+        let ids: BTreeSet<String> = ending.chain(self.victims.keys()).cloned().collect();
+        ids.iter().for_each(|id| self.check(context, id, findings));
+    }
+
+    fn check(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
+        if !is_known(context.node, id) {
+            return;
+        }
+        match self.removal(context.node, id) {
+            Removal::None => self.forget(id, None, findings),
+            Removal::Refused => self.report(context, id, findings),
+            Removal::GoesOn | Removal::Failed => {
+                self.note(context, id, findings);
+                self.report(context, id, findings);
+            }
+        }
+    }
+
+    /// How far the removal of a container has come that is still there.
+    fn removal(&self, node: &NodeView<'_>, id: &str) -> Removal {
+        let Some(facts) = node.containers.get(id).filter(|_| node.containers.is_present(id)) else {
+            return Removal::None;
+        };
+        let is_refused = self.victims.get(id).is_some_and(|victim| victim.refusal.is_some());
+        match of_state(facts.state) {
+            Removal::None if is_refused && !is_live(facts.state) => Removal::Refused,
+            state => state,
+        }
+    }
+
+    /// Its time has come.
+    fn due(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
+        let Some(victim) = self.victims.get(id) else { return };
+        let node = context.node;
+        if context.ready.is_none() || !is_known(node, id) {
+            // Nothing opens on what was known before.
+            return self.timers.set(&id.to_owned(), context.now + STARTUP_GRACE);
+        }
+        let removal = self.removal(node, id);
+        let is_answered = victim.asked.is_some_and(|at| at.saturating_add(LOOK_INTERVAL) > context.now);
+        if matches!(removal, Removal::Refused | Removal::GoesOn) && !is_answered {
+            return self.ask(context, id, findings);
+        }
+        let says_all = node.containers.get(id).is_some_and(|facts| facts.runtime == "docker");
+        let lasts = context.now.saturating_sub(victim.first);
+        let refusal = victim.refusal.as_deref();
+        let after = seconds(self.thresholds.get(&UNDELETABLE_AFTER));
+        let opens = match removal {
+            Removal::None => return self.forget(id, None, findings),
+            Removal::Failed => true,
+            // A large one takes its time.
+            Removal::GoesOn => {
+                let is_recent = |refusal: &Refusal| refusal.last.saturating_add(after) >= context.now;
+                refusal.is_some_and(is_recent) || lasts >= seconds(self.thresholds.get(&REMOVING_AFTER))
+            }
+            // Docker tells of each removal; of others only what they remove shows it, or that they try again.
+            Removal::Refused => !says_all && refusal.is_some_and(|refusal| refusal.shows_removal(after)),
+        };
+        if opens {
+            return self.open(context, id, findings);
+        }
+        let is_old = |refusal: &Refusal| refusal.last.saturating_add(REFUSAL_RETENTION) <= context.now;
+        if removal == Removal::Refused && refusal.is_some_and(is_old) {
+            return self.forget(id, None, findings);
+        }
+        self.timers.set(&id.to_owned(), context.now + LOOK_INTERVAL);
+    }
+
+    /// Asks the runtime before a container is judged: what it says of it may be old.
+    fn ask(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
+        if let Some(victim) = self.victims.get_mut(id) {
+            victim.asked = Some(context.now);
+        }
+        findings.request(Request::Container { id: id.to_owned() });
+        self.timers.set(&id.to_owned(), context.now + ANSWER_WITHIN);
+    }
+
+    fn open(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
+        if let Some(victim) = self.victims.get_mut(id) {
+            victim.is_open = true;
+        }
+        self.report(context, id, findings);
+    }
+
+    /// Tells what is known of a container whose incident is open.
+    fn report(&self, context: &Context<'_>, id: &str, findings: &mut Findings) {
+        let node = context.node;
+        let open = self.victims.get(id).filter(|victim| victim.is_open);
+        let Some((victim, facts)) = open.zip(node.containers.get(id)) else { return };
+        let target = node.target_of(facts);
+        let refusal = victim.refusal.as_deref();
+        let holders = refusal.and_then(|refusal| refusal.objects.holders.as_deref()).unwrap_or_default();
+        findings.report(Report {
+            severity: Severity::Warning,
+            confidence: match of_state(facts.state) {
+                Removal::Failed | Removal::GoesOn => Confidence::Certain,
+                _ => refusal.map_or(Confidence::Likely, |refusal| refusal.confidence),
+            },
+            summary: wording::summary(&target, facts, refusal),
+            ruled_out: None,
+            advice: Some(wording::advice_for(node, &target, refusal)),
+            caused_by: causes(context, holders),
+            objects: IncidentObjects {
+                target: Some(Box::new(target)),
+                ..refusal.map(|refusal| refusal.objects.clone()).unwrap_or_default()
+            },
+            first: victim.first,
+            last: context.now,
+            evidence: refusal.map(|refusal| refusal.evidence.clone()).unwrap_or_default(),
+            count: Count::Total(refusal.map_or(1, |refusal| refusal.attempts)),
+            found_at_start: victim.found_at_start,
+            subject: id.to_owned(),
+        });
+    }
+
+    /// Counts an attempt that has no event.
+    fn attempt(&mut self, context: &Context<'_>, path: &str, attempts: u64, findings: &mut Findings) {
+        let is_it = |victim: &Victim| victim.refusal.as_ref().is_some_and(|refusal| refusal.is_of(path));
+        let Some((id, victim)) = self.victims.iter_mut().find(|(_, victim)| is_it(victim)) else { return };
+        let Some(refusal) = &mut victim.refusal else { return };
+        refusal.last = refusal.last.max(context.now);
+        refusal.attempts = refusal.attempts.max(attempts);
+        let (evidence, count, severity) = (None, Count::Total(refusal.attempts), None);
+        if victim.is_open {
+            findings.repeat(Repeat { subject: id.clone(), last: context.now, evidence, count, severity });
+        }
+    }
+
+    /// It is over; `evidence`: the event that shows it.
+    fn forget(&mut self, id: &str, evidence: Option<u64>, findings: &mut Findings) {
+        let Some(victim) = self.victims.remove(id) else { return };
+        self.timers.cancel(&id.to_owned());
+        if victim.is_open {
+            findings.close(id.to_owned(), CloseReason::Resolved, evidence);
+        }
+    }
+}
+
+impl Diagnosis for ContainerUndeletable {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+        match event.kind {
+            Kind::MountBusy => self.refused(context, event, findings),
+            Kind::ContainerRemoved => {
+                let container = event.target.as_ref().and_then(|target| target.container.as_ref());
+                if let Some(gone) = container {
+                    self.forget(&gone.id, Some(event.seq), findings);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+        match change {
+            ModelChange::Container(id) => self.check(context, id, findings),
+            ModelChange::Runtime | ModelChange::RuntimeAvailability | ModelChange::Ready => {
+                self.check_all(context, findings);
+            }
+            ModelChange::Refused(mount) => {
+                self.attempt(context, &mount.key.path, mount.attempts(), findings);
+            }
+            _ => {}
+        }
+    }
+
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        while let Some(id) = self.timers.take_due(context.now) {
+            self.due(context, &id, findings);
+        }
+    }
+
+    fn deadline(&self) -> Option<BootNs> {
+        self.timers.next()
+    }
+
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
+        let incident = event.incident.as_ref()?;
+        let id = event.target.as_ref()?.container.as_ref()?.id.clone();
+        let victim = Victim {
+            first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
+            found_at_start: incident.found_at_start,
+            is_claimed: event.target.as_ref().is_some_and(|target| target.is_claimed()),
+            refusal: Refusal::resume(event, context.clock.boot_ns(&incident.last_seen)).map(Box::new),
+            asked: None,
+            is_open: true,
+        };
+        self.victims.insert(id.clone(), victim);
+        Some(id)
+    }
+
+    saved_without_thresholds!();
+}
+
+/// How far a removal has come by the state that the runtime tells.
+fn of_state(state: ContainerState) -> Removal {
+    match state {
+        ContainerState::Dead => Removal::Failed,
+        ContainerState::Removing => Removal::GoesOn,
+        _ => Removal::None,
+    }
+}
+
+/// Whether the lists that tell of a container are up to date. One that is not there may be that of a runtime which does not
+/// answer, and has not yet since the start.
+fn is_known(node: &NodeView<'_>, id: &str) -> bool {
+    let is_up = |source: &String| !node.is_down(source);
+    match node.containers.get(id) {
+        Some(_) if node.containers.is_present(id) => node.containers.sources(id).iter().any(is_up),
+        Some(_) => true,
+        None => node.runtimes == RuntimeAvailability::All,
+    }
+}
+
+/// The open incidents about mounts that containers hold which hold this one.
+fn causes(context: &Context<'_>, holders: &[MountHolder]) -> Vec<IncidentKey> {
+    let holding: BTreeSet<&str> =
+        holders.iter().filter_map(|holder| Some(holder.container.as_ref()?.id.as_str())).collect();
+    let is_of = |objects: &IncidentObjects| {
+        let target = objects.target.as_ref().and_then(|target| target.container.as_ref());
+        let actor = objects.actor.as_ref().and_then(|actor| actor.container.as_ref());
+        target.or(actor).is_some_and(|container| holding.contains(container.id.as_str()))
+    };
+    let leaks = context.incidents.iter().filter(|open| open.kind() == LEAK && is_of(open.objects()));
+    leaks
+        .take(CAUSES_MAX)
+        .map(|open| IncidentKey { kind: LEAK, subject: open.subject().to_owned() })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

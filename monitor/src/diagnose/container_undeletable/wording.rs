@@ -1,0 +1,98 @@
+//! What the incident says, and the next steps.
+
+use super::refusal::Refusal;
+use super::{Removal, of_state};
+use crate::diagnose::advice::{advice, of_process, remove};
+use crate::escape::name;
+use crate::event::wording::{
+    container_label, holders_phrase, mount_point_phrase, repeated_actor_phrase, target_label, users,
+};
+use crate::event::{Advice, Mount, MountHolder, Target, form};
+use crate::node::kubelet::Way;
+use crate::node::view::NodeView;
+use crate::observation::{ContainerFacts, Verdict};
+
+pub(super) fn summary(target: &Target, facts: &ContainerFacts, refusal: Option<&Refusal>) -> String {
+    let owner = target_label(target).unwrap_or_else(|| "a container".to_owned());
+    let subject = match (&target.container, target.confirmed_pod()) {
+        (Some(container), Some(_)) => format!("container {} of {owner}", container_label(container)),
+        // Its own label, with what it claims.
+        _ => owner,
+    };
+    let state = match of_state(facts.state) {
+        Removal::Failed => "could not be removed, and is dead",
+        Removal::GoesOn => "is being removed, and is still there",
+        Removal::Refused | Removal::None => "has ended and cannot be removed",
+    };
+    let said = facts.removal_error.as_deref();
+    let said = said.map(|error| format!("; the runtime says {}", name(error))).unwrap_or_default();
+    let reason = match refusal {
+        Some(refusal) => refused(refusal),
+        None => "what refused that was not seen".to_owned(),
+    };
+    format!("{subject} {state}: {reason}{said}")
+}
+
+/// Who was refused what, and why.
+fn refused(refusal: &Refusal) -> String {
+    let Some(mount) = refusal.objects.mount.as_deref() else { return String::new() };
+    let by = refusal.objects.actor.as_deref().map(repeated_actor_phrase);
+    let by = by.map(|by| format!(" by {by}")).unwrap_or_default();
+    let holders = refusal.objects.holders.as_deref().unwrap_or_default();
+    let verdict = refusal.objects.holders_verdict.unwrap_or(Verdict::Skipped);
+    let likely = if mount.confidence.is_some() { "what is likely " } else { "" };
+    let why = match (mount.is_umount(), mount.identity.is_some()) {
+        (true, _) => holders_phrase(holders, verdict),
+        (false, true) => mount_point_phrase(mount, holders),
+        (false, false) => "what is in the way was not found".to_owned(),
+    };
+    let what = if mount.is_umount() { "umount" } else { &mount.syscall };
+    format!("{what} of {likely}{}{by} was refused: {why}", name(&mount.path))
+}
+
+/// What holds it is made to let go; then it is removed again, by its runtime.
+pub(super) fn advice_for(node: &NodeView<'_>, target: &Target, refusal: Option<&Refusal>) -> Vec<Advice> {
+    let mut steps = Vec::new();
+    let mount = refusal.and_then(|refusal| Some((refusal, refusal.objects.mount.as_deref()?)));
+    if let Some((refusal, mount)) = mount.filter(|(_, mount)| mount.identity.is_some()) {
+        let is_here = node.kubelets.way(mount.mntns) == Way::Host;
+        let point = mount.elsewhere().unwrap_or(&mount.path);
+        if is_here {
+            let command = ["kevtmon", "holders", point];
+            steps.push(advice(form::SHOW_USERS, "see who holds it now", &command));
+        }
+        let holders = refusal.objects.holders.as_deref().unwrap_or_default();
+        if let Some(holder) = users(holders).next() {
+            steps.extend(release(holder, refusal));
+        }
+        if is_here && is_in_the_way(mount) {
+            let command = ["umount", point];
+            steps.push(advice(form::UNMOUNT, "unmount what is in the way", &command));
+        }
+    }
+    let again = target.container.as_ref().and_then(|container| remove(node, container, false));
+    // What the kubelet made, it removes again by itself.
+    if let Some((form, command)) = again.filter(|(form, _)| *form == form::REMOVE_BY_DOCKER) {
+        let text = "remove it again once nothing holds it; never delete its files by hand";
+        steps.push(advice(form, text, &command));
+    }
+    steps
+}
+
+/// Whether a mount is the reason by itself, whoever uses it.
+fn is_in_the_way(mount: &Mount) -> bool {
+    !mount.is_umount() && mount.confidence.is_none()
+}
+
+/// A process of the node that belongs to no container or service is ended. Who is in one is named, and restarted by whoever
+/// knows what that means.
+fn release(holder: &MountHolder, refusal: &Refusal) -> Option<Advice> {
+    let is_of_service = holder.unit.as_deref().is_some_and(|unit| unit.ends_with(".service"));
+    if holder.container.is_some() || is_of_service || holder.serves.is_some() {
+        return None;
+    }
+    let command = ["kill", &holder.pid.to_string()];
+    let step = advice(form::END_PROCESS, "end the process that holds it", &command);
+    let age = refusal.objects.holders_age_ms.unwrap_or_default().saturating_mul(1_000_000);
+    Some(of_process(step, holder.pid, refusal.last.saturating_sub(age), Vec::new()))
+}
