@@ -31,7 +31,7 @@ pub use component::{ComponentExit, ComponentFacts};
 pub use file_server::{FileServer, ServerState};
 pub use kubelet::{KubeletFacts, KubeletNamespace, SandboxCheckpoint};
 pub use mount::{
-    Access, BlindSpot, CallStart, CallerDirectory, Holder, HolderReport, MeantMount, MountFacts,
+    Access, BlindSpot, CallStart, CallerDirectory, Holder, HolderReport, LoopDevice, MeantMount, MountFacts,
     MountIdentity, MountPresence, MountSyscall, PathDoubt, PathOrigin, Rank, SecondPath, Share, TableMark,
     UmountAttempt, Verdict,
 };

@@ -316,7 +316,7 @@ fn run_as_root(cargo: &mut Command, privilege: Privilege, environment: &[(&str, 
     cargo.args(["--config", &format!("target.'cfg(unix)'.runner = [{}]", runner.join(", "))]);
 }
 
-const PREREQUISITES: [Prerequisite; 13] = [
+const PREREQUISITES: [Prerequisite; 14] = [
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
     program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
     program("iptables", "iptables", "dockerd sets up its bridge with it"),
@@ -327,6 +327,7 @@ const PREREQUISITES: [Prerequisite; 13] = [
     program("/usr/lib/cni/ptp", "containernetworking-plugins", "gives pods behind the CRI their network"),
     program("busybox", "busybox-static", "all that is in the containers' image").statically_linked(),
     program("glusterfs", "glusterfs-client", "serves volumes whose unmount is refused"),
+    program("mkfs.ext4", "e2fsprogs", "makes the file systems of loop devices"),
     program("fuser", "psmisc", "what the holders of a mount are compared with"),
     program("lsof", "lsof", "the same"),
     program("ps", "procps", "shows what a failed test left running"),

@@ -120,6 +120,7 @@ impl Instance {
             child_mounts: Vec::new(),
             unserved: false,
             servers: Vec::new(),
+            container_id: None,
         }));
         let holder = |number: u32| MountHolder {
             pid: self.main.pid.unwrap_or_default() + number,
@@ -136,6 +137,8 @@ impl Instance {
             container: Some(self.main.clone()),
             pod: Some(self.pod.clone()),
             serves: None,
+            possible: false,
+            loop_device: None,
         };
         event.holders = Some((0..u32::try_from(1 + self.number % 4).unwrap_or(1)).map(holder).collect());
         (event.holders_complete, event.holders_verdict) = (Some(true), Some(Verdict::Processes));

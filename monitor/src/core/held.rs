@@ -35,6 +35,8 @@ pub(super) fn mount_holder(
         container: owner.container,
         pod: owner.pod,
         serves,
+        possible: holder.possible,
+        loop_device: holder.loop_device,
     }
 }
 
@@ -311,6 +313,8 @@ mod tests {
             mntns: Some(1),
             serves: serves.map(str::to_owned),
             serves_for_certain: false,
+            possible: false,
+            loop_device: None,
         }
     }
 

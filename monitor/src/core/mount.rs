@@ -202,7 +202,7 @@ impl HolderScans {
     /// Keeps what a scan found, unless it found nothing and an earlier one did.
     fn remember(&mut self, mount: BusyId, scan: Scan) {
         let knows = |known: &Scan| !known.report.holders.is_empty();
-        if scan.report.holders.is_empty()
+        if scan.report.holders.iter().all(|holder| holder.possible)
             && matches!(scan.report.verdict, Verdict::Skipped | Verdict::Incomplete | Verdict::NotAMount)
             && self.newest.get(&mount).is_some_and(knows)
         {

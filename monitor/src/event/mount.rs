@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file_server;
 use super::{Confidence, Container, Details, MountServer, Object, Pod, Role, Visitor, servers_phrase};
-use crate::observation::{Access, MountIdentity, MountSyscall};
+use crate::observation::{Access, LoopDevice, MountIdentity, MountSyscall};
 
 /// A mount and the call that was made on it, for `mount.*`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -107,15 +107,18 @@ pub struct Unreadable {
     pub reason: String,
 }
 
-/// A process that pins a mount.
+/// A process that pins a mount, or what the kernel pins it for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MountHolder {
-    /// Process id.
+    /// Process id; absent where there is no process: of a loop device, a swap file, an export, and of a copy in a mount
+    /// namespace that nobody was found to keep.
+    #[serde(skip_serializing_if = "is_none", default)]
     pub pid: u32,
     /// Real user id, in the initial user namespace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uid: Option<u32>,
-    /// Command name.
+    /// Command name; absent where there is no process.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
     pub comm: String,
     /// Masked command line, for host processes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -137,7 +140,7 @@ pub struct MountHolder {
     /// systemd unit.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unit: Option<String>,
-    /// Mount namespace of the process, inode number.
+    /// Mount namespace of the process, inode number; of a copy, that in which it is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mntns: Option<u32>,
     /// Its container.
@@ -149,6 +152,16 @@ pub struct MountHolder {
     /// The pod volume that it is the file server of: root of the node serves the FUSE mount that its arguments name.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub serves: Option<Serves>,
+    /// It only may pin the mount: what it has may be on another one, as nothing shows on which it is.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub possible: bool,
+    /// The loop device whose backing file is on the mount, and what uses that.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub loop_device: Option<LoopDevice>,
+}
+
+fn is_none(pid: &u32) -> bool {
+    *pid == 0
 }
 
 /// A pod volume that a process on the host is the file server of.
@@ -213,7 +226,9 @@ impl Object for Mount {
 impl Object for Vec<MountHolder> {
     fn visit(&self, visitor: &mut dyn Visitor) {
         for holder in self {
-            visitor.process(Role::Holder, holder.pid, &holder.comm);
+            if holder.pid != 0 {
+                visitor.process(Role::Holder, holder.pid, &holder.comm);
+            }
             visitor.owner(Role::Holder, holder.container.as_ref(), holder.pod.as_ref());
         }
     }

@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 66] = [
+const TENSES: [(&str, &str); 69] = [
     (" is still mounted, though ", " was still mounted, though "),
     (" is still on this node, though ", " was still on this node, though "),
     (" has run for ", " had run for "),
@@ -62,7 +62,10 @@ const TENSES: [(&str, &str); 66] = [
     (", which serves a volume of ", ", which served a volume of "),
     (", which likely serves a volume of ", ", which likely served a volume of "),
     (": another file system is mounted below it", ": another file system was mounted below it"),
+    ("; possibly it is held by ", "; possibly it was held by "),
+    (", whose backing file is ", ", whose backing file was "),
     (": no process was found to hold it, so the kernel or a socket may", ": no process was found to hold it"),
+    (": whoever did has let go, or the kernel does", ": whoever did had let go, or the kernel did"),
     ("; a copy is also mounted in ", "; a copy was also mounted in "),
     (", which alone refuses nothing", ", which alone refused nothing"),
     (" claims to be pod ", " claimed to be pod "),
@@ -209,7 +212,7 @@ mod tests {
     use super::*;
     use crate::event::wording::holders_phrase;
     use crate::event::{MountHolder, Serves};
-    use crate::observation::{Access, Verdict};
+    use crate::observation::{Access, LoopDevice, Verdict};
     use crate::tests::sample;
 
     #[test]
@@ -241,8 +244,20 @@ mod tests {
             MountHolder { serves: Some(Serves { mountpoint, pod, confidence: None }), ..holder.clone() }
         };
         let copy = MountHolder { access: Access::Mount, ..held[0].clone() };
-        let all =
-            [vec![], held.clone(), vec![serves(&held[0])], vec![copy.clone()], vec![copy.clone(), copy]];
+        let possible = |access| MountHolder { possible: true, access, path: None, ..held[0].clone() };
+        let device = LoopDevice { name: "/dev/loop0".into(), mounts: vec!["/m".into()], devices: Vec::new() };
+        let of_kernel =
+            MountHolder { pid: 0, access: Access::Loop, loop_device: Some(device), ..held[0].clone() };
+        let all = [
+            vec![],
+            held.clone(),
+            vec![serves(&held[0])],
+            vec![copy.clone()],
+            vec![copy.clone(), copy],
+            vec![possible(Access::InFlight)],
+            vec![possible(Access::IoUring)],
+            vec![of_kernel],
+        ];
         for verdict in [
             Verdict::Processes,
             Verdict::MountNamespace,

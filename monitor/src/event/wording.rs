@@ -1,11 +1,17 @@
 //! Phrases shared by event messages and incident summaries.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use super::culprit::{Culprit, RunBy, culprit};
 use crate::escape::name;
 use crate::event::{Actor, AncestorRef, Container, Join, Mount, MountHolder, Neighbor, Pod, Target};
 use crate::observation::{Access, Verdict};
+
+pub(crate) use without_process::kernel_label;
+use without_process::possible_holders;
+
+mod without_process;
 
 /// The owner of a target as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
 pub(crate) fn owner_phrase(target: &Target) -> String {
@@ -187,9 +193,10 @@ pub(crate) fn repeated_actor_phrase(actor: &Actor) -> String {
     }
 }
 
-/// Those that use the mount. The others have a copy of it in their mount namespace, for which no unmount is refused.
+/// Those that use the mount for certain. The others only may, or have a copy of it in their mount namespace, for which no unmount
+/// is refused.
 pub(crate) fn users(holders: &[MountHolder]) -> impl Iterator<Item = &MountHolder> {
-    holders.iter().filter(|holder| holder.access != Access::Mount)
+    holders.iter().filter(|holder| holder.access != Access::Mount && !holder.possible)
 }
 
 /// The holders of a busy mount, as the end of a sentence; only the first one by name.
@@ -197,7 +204,7 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
     let Some(first) = users(holders).next() else {
         let reason = match verdict {
             Verdict::ChildMount => "another file system is mounted below it",
-            Verdict::Kernel => "no process was found to hold it, so the kernel or a socket may",
+            Verdict::Kernel => "no process was found to hold it: whoever did has let go, or the kernel does",
             Verdict::Transient => "no process was found to hold it before it went",
             Verdict::NotAMount => {
                 "what held it is not known: nothing was mounted there any more when that was looked for"
@@ -206,11 +213,12 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
             Verdict::Incomplete => "no holder found, but not everything could be read",
             Verdict::Processes | Verdict::MountNamespace | Verdict::None => "no holder found",
         };
+        let reason = possible_holders(holders).unwrap_or_else(|| reason.to_owned());
         return match copies_phrase(holders) {
             Some(copies) => {
                 format!("{reason}; a copy is also mounted in {copies}, which alone refuses nothing")
             }
-            None => reason.to_owned(),
+            None => reason,
         };
     };
     let mut text = format!("held by {}", holder_label(first));
@@ -223,11 +231,14 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
         Access::Socket => " with a socket that is bound to a file",
         Access::Mount => " by a copy in its mount namespace",
         Access::ChildMount => " by a mount below it",
+        Access::InFlight => " with a file in a socket",
+        Access::IoUring => " with a file of an io_uring",
+        Access::Loop | Access::Swap | Access::Export => "",
     });
-    let mut others: Vec<u32> =
-        users(holders).map(|holder| holder.pid).filter(|pid| *pid != first.pid).collect();
-    others.sort_unstable();
-    others.dedup();
+    // The kernel holds each thing by itself.
+    let who = |holder: &MountHolder| (holder.pid, holder.path.clone().filter(|_| holder.pid == 0));
+    let own = who(first);
+    let others: BTreeSet<_> = users(holders).map(who).filter(|other| *other != own).collect();
     if !others.is_empty() {
         text.push_str(&format!(" and {} more", others.len()));
     }
@@ -257,11 +268,21 @@ pub(crate) fn copies_phrase(holders: &[MountHolder]) -> Option<String> {
         0 => String::new(),
         more => format!(" and of {more} more"),
     };
-    Some(format!("the mount namespace of {}{others}", holder_label(first)))
+    Some(match first.pid {
+        0 => format!("{}{others}", holder_label(first)),
+        // It has no process, but for this one that has it open.
+        _ if first.fd.is_some() => {
+            format!("a mount namespace kept open by {}{others}", holder_label(first))
+        }
+        _ => format!("the mount namespace of {}{others}", holder_label(first)),
+    })
 }
 
 /// A holder by its command name, id and container; on the host any user chooses the names of his processes.
 fn holder_label(holder: &MountHolder) -> String {
+    if holder.pid == 0 {
+        return kernel_label(holder);
+    }
     let uid = holder.uid.filter(|_| holder.container.is_none());
     if let Some(text) = user_process_phrase(uid, &holder.comm, holder.pid) {
         return text;
@@ -317,7 +338,7 @@ mod tests {
         let kernel = holders_phrase(copy, Verdict::Kernel);
         assert_eq!(
             kernel,
-            format!("no process was found to hold it, so the kernel or a socket may; {alone}")
+            format!("no process was found to hold it: whoever did has let go, or the kernel does; {alone}")
         );
         let user = MountHolder { uid: Some(1000), comm: "kubelet".into(), ..copy[0].clone() };
         let held = holders_phrase(&[MountHolder { access: Access::Cwd, ..user }], Verdict::Processes);

@@ -12,6 +12,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
+use super::orphans::Kept;
 use super::searched::ScanTargets;
 use super::{Deadline, file_server};
 use crate::observation::{Access, Holder, NsInum};
@@ -36,6 +37,14 @@ pub(super) struct Pin {
     pub(super) fd: Option<u32>,
     /// The thread in whose table that is, where the directory of the process does not show it.
     pub(super) tid: Option<u32>,
+    /// Whether it may as well pin another mount.
+    pub(super) possible: bool,
+}
+
+impl Pin {
+    pub(super) fn of(access: Access, path: impl Into<Option<String>>) -> Self {
+        Self { access, path: path.into(), fd: None, tid: None, possible: false }
+    }
 }
 
 /// The result for one process.
@@ -51,8 +60,14 @@ pub(super) struct Visit {
     pub(super) doubts: Vec<Access>,
     /// Files that others have sent wait in a socket of it, and nothing shows on which mount they are.
     pub(super) is_sent_files: bool,
+    /// A file is registered with a ring of it that has a name on a searched mount, or none that is known.
+    pub(super) is_named_by_ring: bool,
     /// There was no time to look at all its sockets for them.
     pub(super) has_more_sockets: bool,
+    /// Mount namespaces without a process that it has open, with the descriptors.
+    pub(super) kept: Vec<(NsInum, u32)>,
+    /// It has a mount namespace open of which no more is known.
+    pub(super) keeps_unknown: bool,
 }
 
 /// Whether what a link leads to is on a searched mount.
@@ -91,7 +106,7 @@ impl Visit {
     /// Records a pin, or a doubt whether it is one.
     fn decide(&mut self, on: On, access: Access, path: &str) {
         match on {
-            On::Searched => self.add(Pin { access, path: Some(path.to_owned()), fd: None, tid: None }),
+            On::Searched => self.add(Pin::of(access, path.to_owned())),
             On::Unknown if !self.doubts.contains(&access) => self.doubts.push(access),
             On::Unknown | On::Other => {}
         }
@@ -112,6 +127,8 @@ pub(super) struct Visitor {
     sockets: Sockets,
     /// The directory of this process in /proc, if that shows the ids of our own pid namespace.
     own: Option<PathBuf>,
+    /// Which namespaces open files are looked at for.
+    pub(super) namespaces: Kept,
 }
 
 /// The thread that has the files of a process: the first one may have ended.
@@ -306,7 +323,7 @@ pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: 
     if !process.is_there(&mut Vec::new()) {
         return Vec::new();
     }
-    let holder = |Pin { access, path, fd, tid }| Holder {
+    let holder = |Pin { access, path, fd, tid, possible }| Holder {
         tgid,
         comm: stat.comm.clone(),
         cmdline: cmdline.clone(),
@@ -321,6 +338,8 @@ pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: 
         mntns: Some(ns),
         serves: served.as_ref().map(|served| served.mountpoint.clone()),
         serves_for_certain: served.as_ref().is_some_and(|served| served.is_certain),
+        possible,
+        loop_device: None,
     };
     pins.into_iter().map(holder).collect()
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::orphans::Keeper;
 use super::pins::Rest;
 use crate::observation::{HolderReport, NsInum};
 
@@ -73,6 +74,10 @@ pub(super) struct Progress {
     pub(super) crowds: BTreeMap<u32, u32>,
     /// What was left of the files of processes.
     pub(super) rest: BTreeMap<u32, Rest>,
+    /// Whether what the kernel holds was looked at.
+    pub(super) is_kernel_done: bool,
+    /// By mount namespace without a process: who keeps it.
+    pub(super) keepers: BTreeMap<NsInum, Keeper>,
 }
 
 impl Progress {

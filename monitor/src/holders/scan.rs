@@ -10,14 +10,15 @@ use std::time::{Duration, Instant};
 use super::file_server::{Serving, serving};
 use super::locate::{self, best_members};
 use super::mntns_index::{self, MntnsIndex, Seen};
-use super::pins::{Extent, Pin, Rest, Visit, Visitor, describe};
+use super::orphans::Keeper;
+use super::pins::{Extent, Rest, Visit, Visitor, describe};
 use super::progress::{Progress, Stage};
 use super::propagation::{self, MountCopy, NamespaceMounts};
 use super::scope::Scope;
 use super::searched::{ScanTargets, SearchedMount};
 use super::{Deadline, PresenceRequest, ScanRequest, own_directory, own_tgid, presence};
 use crate::clock::boot_now;
-use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
+use crate::observation::{Holder, HolderReport, MountPresence, NsInum, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
 use crate::sources::procfs::mountinfo::{Mount, is_below, is_fuse};
@@ -31,6 +32,7 @@ const STAGES_MIN: u32 = 4;
 const NOTE_EVERY: Duration = Duration::from_millis(100);
 
 mod doubts;
+mod without_process;
 
 /// What a part of a scan found, and how to go on if it is not done.
 #[derive(Debug)]
@@ -148,7 +150,7 @@ impl<'p> Scan<'p> {
     fn nothing_there(&mut self, request: &ScanRequest) -> Outcome {
         if self.report.mount.is_some() {
             self.report.blind_spot(None, "the mount went before every process was looked at");
-            let is_held = !self.report.holders.is_empty();
+            let is_held = self.report.is_explained();
             return Outcome::done(if is_held { Verdict::Processes } else { Verdict::Transient });
         }
         if request.origin.is_some() && !request.mount_only {
@@ -217,6 +219,7 @@ impl<'p> Scan<'p> {
         let has_copies = mounts.len() > 1;
         let targets =
             ScanTargets { mounts, tables: views.iter().map(|view| (view.ns, &view.table)).collect() };
+        self.look_at_kernel(index, views, &targets);
         let searched: BTreeSet<NsInum> = targets.mounts.iter().map(|searched| searched.ns).collect();
         let near = self.processes_of(index, |ns| searched.contains(&ns));
         let mut far = self.processes_of(index, |ns| !searched.contains(&ns));
@@ -291,12 +294,13 @@ impl<'p> Scan<'p> {
             }
             self.note_in_time();
         }
+        views.extend(self.orphans(index, scope));
         (views, is_whole)
     }
 
     /// Whether it is known why the mount is busy: then those are not looked for who use it from elsewhere.
     fn is_explained(&self) -> bool {
-        !self.on_demand && !self.report.holders.is_empty()
+        !self.on_demand && self.report.is_explained()
     }
 
     /// Does what is left of a stage; false when there is no time for all of it.
@@ -381,6 +385,9 @@ impl<'p> Scan<'p> {
 
     fn take(&mut self, tgid: u32, process: &Dir, visit: Visit, near: bool) {
         self.doubt(tgid, process, &visit, near);
+        for (ns, fd) in visit.kept {
+            self.progress.keepers.entry(ns).or_insert(Keeper { tgid, fd });
+        }
         let known =
             |access| self.report.holders.iter().any(|holder| holder.tgid == tgid && holder.access == access);
         let new = visit.pins.into_iter().filter(|pin| !known(pin.access)).collect();
@@ -393,41 +400,17 @@ impl<'p> Scan<'p> {
         }
     }
 
-    /// Each other namespace with a copy, by its oldest process. None of them refuses an unmount by itself:
-    /// one that the unmount does not reach never does, and for one that it reaches the users were looked for.
-    fn namespaces<'c>(
-        &self,
-        own: NsInum,
-        copies: impl Iterator<Item = &'c MountCopy<'c>>,
-        index: &MntnsIndex,
-    ) -> Vec<Holder> {
-        let mut mountpoints: BTreeMap<NsInum, Vec<String>> = BTreeMap::new();
-        for copy in copies.filter(|copy| copy.ns != own) {
-            mountpoints.entry(copy.ns).or_default().push(copy.mount.mountpoint.clone());
-        }
-        let mut holders = Vec::new();
-        for (ns, paths) in mountpoints {
-            let oldest = index
-                .members(ns)
-                .iter()
-                // Kernel threads, which have no executable, live in the first namespace and hold nothing.
-                .filter(|member| self.proc.exe(member.tgid).is_some())
-                .filter_map(|member| Some((self.proc.stat(member.tgid)?.start_ns, member.tgid)))
-                .min();
-            let Some((_, tgid)) = oldest else { continue };
-            let Ok(process) = self.proc.dir(tgid) else { continue };
-            let pin = |path| Pin { access: Access::Mount, path: Some(path), fd: None, tid: None };
-            holders.extend(describe(self.proc, tgid, &process, ns, paths.into_iter().map(pin).collect()));
-        }
-        holders
-    }
-
     pub(super) fn verdict(&mut self, is_done: bool, tgid: u32) -> Verdict {
-        if !self.report.holders.is_empty() {
+        let mut certain = self.report.holders.iter().filter(|holder| holder.explains()).peekable();
+        let is_held = certain.peek().is_some();
+        if certain.any(|holder| !holder.access.is_kernel()) {
             return Verdict::Processes;
         }
         if !self.report.child_mounts.is_empty() {
             return Verdict::ChildMount;
+        }
+        if is_held {
+            return Verdict::Kernel;
         }
         if !is_done {
             return Verdict::Incomplete;

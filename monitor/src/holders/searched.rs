@@ -101,6 +101,11 @@ pub(super) fn answers_at_once(fstype: &str) -> bool {
     is_local(fstype) || is_fuse(fstype) || matches!(fstype, "nfs" | "nfs4")
 }
 
+/// Whether files of this type can show another device than their mount.
+pub(super) fn is_layered(fstype: &str) -> bool {
+    LAYERED.contains(&fstype)
+}
+
 /// File systems whose files can show another device than their mount.
 const LAYERED: [&str; 3] = ["overlay", "btrfs", "bcachefs"];
 

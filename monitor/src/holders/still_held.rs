@@ -17,7 +17,7 @@ use super::mntns_index::task_dir;
 use super::pins::{Owner, bound_file, is_closed, mapped_file};
 use super::resolve::is_local;
 use super::searched::{answers_at_once, is_device};
-use super::{Deadline, Holder, HolderReport, own_directory};
+use super::{Deadline, Holder, HolderReport, kernel, own_directory};
 use crate::observation::{Access, MountFacts, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
@@ -44,6 +44,13 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
     let mut by_process: BTreeMap<u32, Vec<&Holder>> = BTreeMap::new();
     for holder in holders {
         by_process.entry(holder.tgid).or_default().push(holder);
+    }
+    for holder in by_process.remove(&0).into_iter().flatten() {
+        match kernel::is_still(proc, holder).filter(|_| *is_attached) {
+            Some(true) => report.holders.push(holder.clone()),
+            Some(false) => {}
+            None => report.blind_spot(None, "whether what the kernel held still does cannot be seen"),
+        }
     }
     for (tgid, holders) in by_process {
         if deadline.is_over() {
@@ -78,7 +85,7 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
     if !is_attached {
         report.blind_spot(None, "who did not hold it before it was unmounted was not looked at");
     }
-    let in_it = |holder: &Holder| !matches!(holder.access, Access::Mount | Access::ChildMount);
+    let in_it = |holder: &Holder| holder.explains() && holder.access != Access::ChildMount;
     report.verdict = match &report.holders[..] {
         [] => Verdict::Incomplete,
         holders if holders.iter().any(in_it) => Verdict::Processes,
@@ -130,46 +137,58 @@ fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts, is_att
                 Err(error) => is_closed(&error).then_some(false),
             }
         }
-        Access::Cwd | Access::Root | Access::Exe => {
-            let (file, name) = match holder.access {
-                Access::Cwd => ("cwd", c"cwd"),
-                Access::Root => ("root", c"root"),
-                _ => ("exe", c"exe"),
-            };
-            if process.link(name, &mut buffer).ok()? != now {
-                return Some(false);
-            }
-            if is_in_copy {
-                return Some(true);
-            }
-            if answers_at_once(&mount.fstype)
-                && let Ok(Some(id)) = process.mount_of(name)
-            {
-                return Some(id == mount.id);
-            }
-            if !is_local(&mount.fstype) {
-                return None;
-            }
-            let own = device(&proc.path(holder.tgid, file))?;
-            if own != mount.device {
-                return Some(false);
-            }
-            let root = device(&proc.path(holder.tgid, "root")).filter(|_| holder.access != Access::Root);
-            (root.as_ref() != Some(&own)).then_some(true)
-        }
+        Access::Cwd | Access::Root | Access::Exe => is_in(proc, process, holder, (mount, is_in_copy), now),
         Access::Mmap => {
             let maps = process.text(c"maps", &mut text).ok()?;
             let mut files = maps.lines().filter_map(mapped_file);
             Some(files.any(|(path, device)| path == now && is_device(device, &mount.device)))
         }
+        // What is mounted in a namespace that it only keeps its own mounts do not show.
+        Access::Mount if holder.fd.is_some() => None,
         Access::Mount => {
             let root = process.link(c"root", &mut buffer).ok()?.into_owned();
             let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, &root);
             let is_copy = |found: &_| is_copy(found, path, mount);
             Some(table.iter().any(is_copy))
         }
-        Access::ChildMount => Some(false),
+        Access::ChildMount | Access::Loop | Access::Swap | Access::Export => Some(false),
+        Access::InFlight | Access::IoUring => None,
     }
+}
+
+/// Whether a directory or the program of a process is still what it was, and on the mount, or on any copy of it.
+fn is_in(
+    proc: &Proc,
+    process: &Dir,
+    holder: &Holder,
+    (mount, is_in_copy): (&MountFacts, bool),
+    now: &str,
+) -> Option<bool> {
+    let (file, name) = match holder.access {
+        Access::Cwd => ("cwd", c"cwd"),
+        Access::Root => ("root", c"root"),
+        _ => ("exe", c"exe"),
+    };
+    if process.link(name, &mut Buffer::default()).ok()? != now {
+        return Some(false);
+    }
+    if is_in_copy {
+        return Some(true);
+    }
+    if answers_at_once(&mount.fstype)
+        && let Ok(Some(id)) = process.mount_of(name)
+    {
+        return Some(id == mount.id);
+    }
+    if !is_local(&mount.fstype) {
+        return None;
+    }
+    let own = device(&proc.path(holder.tgid, file))?;
+    if own != mount.device {
+        return Some(false);
+    }
+    let root = device(&proc.path(holder.tgid, "root")).filter(|_| holder.access != Access::Root);
+    (root.as_ref() != Some(&own)).then_some(true)
 }
 
 fn is_copy(found: &crate::sources::procfs::mountinfo::Mount, path: &str, mount: &MountFacts) -> bool {

@@ -26,6 +26,7 @@ mod path;
 mod replaced;
 mod sandbox;
 mod sockets;
+mod without_process;
 
 /// Long enough that it never ends a scan of a test.
 const AMPLE: Duration = Duration::from_secs(60);

@@ -157,14 +157,45 @@ pub enum Access {
     Mount,
     /// A mount below it.
     ChildMount,
+    /// A loop device whose backing file is on it.
+    Loop,
+    /// A swap file on it.
+    Swap,
+    /// What is exported by NFS.
+    Export,
+    /// A socket in which files wait that others have sent (`SCM_RIGHTS`): never known is on which mount these are.
+    InFlight,
+    /// Files that are registered with an io_uring(7), of which only the names are known.
+    IoUring,
 }
 
-/// A process that pins a mount.
+impl Access {
+    /// Whether it is the kernel that holds on, for no process in particular.
+    #[must_use]
+    pub fn is_kernel(self) -> bool {
+        matches!(self, Self::Loop | Self::Swap | Self::Export)
+    }
+}
+
+/// A loop device, and what uses it in turn.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LoopDevice {
+    /// `/dev/loop3`.
+    pub name: String,
+    /// Where it is mounted, as far as that was seen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<String>,
+    /// Block devices that are made of it: `dm-0`, `md1`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
+}
+
+/// A process that pins a mount, or what the kernel pins it for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// Process id.
+    /// Process id; 0 where the kernel holds on for no process.
     pub tgid: u32,
-    /// Command name.
+    /// Command name; empty where there is no process.
     pub comm: String,
     /// Masked command line.
     pub cmdline: Option<String>,
@@ -195,6 +226,43 @@ pub struct Holder {
     /// Whether the kernel shows that it serves that one, rather than only its arguments.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub serves_for_certain: bool,
+    /// Whether it only may pin the mount: what it has may be on another one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub possible: bool,
+    /// The device, for [`Access::Loop`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loop_device: Option<LoopDevice>,
+}
+
+impl Holder {
+    /// What the kernel holds for no process.
+    #[must_use]
+    pub fn of_kernel(access: Access, path: String) -> Self {
+        Self {
+            tgid: 0,
+            comm: String::new(),
+            cmdline: None,
+            exe: None,
+            access,
+            path: Some(path),
+            fd: None,
+            tid: None,
+            start_ns: None,
+            uid: None,
+            cgroup: None,
+            mntns: None,
+            serves: None,
+            serves_for_certain: false,
+            possible: false,
+            loop_device: None,
+        }
+    }
+
+    /// Whether it is a reason for which an unmount is refused.
+    #[must_use]
+    pub fn explains(&self) -> bool {
+        !self.possible && self.access != Access::Mount
+    }
 }
 
 /// What a holder scan concludes.
@@ -208,8 +276,8 @@ pub enum Verdict {
     MountNamespace,
     /// Only mounts below it hold it; of a name that cannot be removed or renamed, the mount on it.
     ChildMount,
-    /// It is still busy, and no process was found to hold it: the kernel does (a swap file, a loop device, an export), or a
-    /// socket, with a file that is on its way from one process to another.
+    /// The kernel holds it for no process: a loop device does, which is listed. Without such a holder: nothing was found, and
+    /// nothing that could hold it; whoever did may have let go, or the kernel has a reference that it shows to nobody.
     Kernel,
     /// It went, or was detached, and no process was found to hold it.
     Transient,
@@ -219,7 +287,7 @@ pub enum Verdict {
     NotAMount,
     /// The scan was not made.
     Skipped,
-    /// The scan was incomplete, and found no holder.
+    /// No holder was found for certain: the scan was incomplete, or there is something that only may hold it.
     Incomplete,
 }
 
@@ -307,12 +375,18 @@ impl HolderReport {
         self.blind_spots.push(spot);
     }
 
+    /// Whether something is known that refuses an unmount.
+    #[must_use]
+    pub fn is_explained(&self) -> bool {
+        self.holders.iter().any(Holder::explains)
+    }
+
     /// Lists processes that were started after a call behind those that can have refused it. Returns whether no other is left:
     /// whoever that was has gone.
     pub fn put_younger_last(&mut self, call: BootNs) -> bool {
         let is_younger = |holder: &Holder| holder.start_ns.is_some_and(|start| start > call);
         self.holders.sort_by_key(is_younger);
-        let mut users = self.holders.iter().filter(|holder| holder.access != Access::Mount);
+        let mut users = self.holders.iter().filter(|holder| holder.explains());
         let is_gone = users.next().is_some_and(is_younger);
         if is_gone {
             self.blind_spot(None, "who holds it by now was started after the call");

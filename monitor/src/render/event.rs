@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{Escaped, Pretty, Style, escaped, severity_style, wrap};
 use crate::escape;
-use crate::event::wording::users;
+use crate::event::wording::{kernel_label, users};
 use crate::event::{
     Actor, ActorSource, Confidence, Container, Details, Event, MountHolder, Object, Pod, Target, Unreadable,
 };
@@ -144,7 +144,11 @@ impl Pretty {
         let width = listed.iter().map(|holder| name(holder).chars().count()).max().unwrap_or(0);
         let mut above = None;
         for holder in listed {
-            let label = if holder.access == Access::Mount { "copy" } else { "held" };
+            let label = match (holder.access, holder.possible) {
+                (Access::Mount, _) => "copy",
+                (_, true) => "may",
+                (_, false) => "held",
+            };
             let shown = if above == Some(label) { "" } else { label };
             self.detail(shown, &holder_line(holder, mountpoint, width), out)?;
             above = Some(label);
@@ -155,11 +159,17 @@ impl Pretty {
         let verdict = match event.holders_verdict {
             Some(Verdict::MountNamespace) => "only copies in other mount namespaces are left",
             Some(Verdict::ChildMount) => "only mounts below it hold it",
-            Some(Verdict::Kernel) => "no process was found to hold it: the kernel or a socket may",
+            Some(Verdict::Kernel) if users(holders).next().is_some() => return Ok(()),
+            Some(Verdict::Kernel) => {
+                "no process was found to hold it: whoever did has let go, or the kernel does"
+            }
             Some(Verdict::Transient) => "no process was found to hold it any more",
             Some(Verdict::None) => "nothing was found to hold it",
             Some(Verdict::NotAMount) => "nothing is mounted there",
             Some(Verdict::Skipped) => "holders were not looked for again",
+            Some(Verdict::Incomplete) if holders.iter().any(|holder| holder.possible) => {
+                "no holder found for certain"
+            }
             Some(Verdict::Incomplete) => "no holder found, but not everything could be read",
             Some(Verdict::Processes) if event.holders_complete == Some(false) => {
                 "there may be more: not everything could be read"
@@ -359,6 +369,9 @@ fn container_words(container: &Container) -> String {
 }
 
 fn name(holder: &MountHolder) -> String {
+    if holder.pid == 0 {
+        return kernel_label(holder);
+    }
     format!("{} (pid {})", escape::name(&holder.comm), holder.pid)
 }
 
@@ -373,13 +386,19 @@ fn holder_line(holder: &MountHolder, mountpoint: &str, width: usize) -> String {
         (Access::Socket, _) => "socket".to_owned(),
         (Access::Mount, _) => "mount".to_owned(),
         (Access::ChildMount, _) => "child".to_owned(),
+        (Access::Loop, _) => "loop".to_owned(),
+        (Access::Swap, _) => "swap".to_owned(),
+        (Access::Export, _) => "export".to_owned(),
+        (Access::InFlight, _) => "in flight".to_owned(),
+        (Access::IoUring, _) => "io_uring".to_owned(),
     };
     let mut line = format!("{:<width$}  {access:<6}", name(holder));
     let owned = match (&holder.container, &holder.pod, &holder.unit) {
         (None, None, Some(unit)) => vec![escaped(unit)],
         (container, pod, _) => owner(container.as_ref(), pod.as_ref()).collect(),
     };
-    let path = holder.path.as_deref().and_then(|path| below(path, mountpoint));
+    let path = holder.path.as_deref().filter(|_| holder.pid != 0);
+    let path = path.and_then(|path| below(path, mountpoint));
     let words: Vec<String> = path.into_iter().chain(owned).collect();
     line.push_str(&words.join(" · "));
     line.truncate(line.trim_end().len());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::escaped;
 use crate::core::held::{Held, HeldMount, View};
 use crate::escape::name;
-use crate::event::wording::{pod_label, short_id};
+use crate::event::wording::{kernel_label, pod_label, short_id};
 use crate::event::{Container, MountHolder, Pod, Unreadable, servers_phrase};
 use crate::observation::{Access, HolderReport, Verdict};
 
@@ -27,9 +27,20 @@ fn servers<'a>(processes: &'a [Process<'_>]) -> impl Iterator<Item = String> + '
     })
 }
 
-/// Where nothing was found; what the kernel holds by itself no list of files shows.
-const NOBODY: &str =
-    "no process was found to hold it; a swap file, a loop device or an export of it is not seen";
+/// Where nothing was found.
+const NOBODY: &str = "no process was found to hold it; no loop device, swap file or export either";
+
+/// What no process holds: the kernel does, or a mount namespace has a copy that nobody was found to keep.
+fn of_kernel(holders: &[MountHolder]) -> impl Iterator<Item = String> {
+    holders.iter().filter(|holder| holder.pid == 0).map(|holder| {
+        let label = kernel_label(holder);
+        match (holder.access, holder.possible) {
+            (Access::Mount, _) => format!("{label} has a copy of it, which refuses no unmount"),
+            (_, false) => format!("held by {label}"),
+            (_, true) => format!("possibly held by {label}: on which mount that is, nothing shows"),
+        }
+    })
+}
 
 /// The answer as text, empty where no mount was found; `users`: the names of users of the host.
 #[must_use]
@@ -49,7 +60,9 @@ pub fn text(held: &Held, users: &BTreeMap<u32, String>) -> String {
         lines.extend(table(&processes, users, held.below));
     }
     lines.extend(servers(&processes));
-    lines.extend(notes(held, mount, processes.iter().any(Process::is_user)));
+    lines.extend(of_kernel(&held.holders));
+    let is_used = held.holders.iter().any(|holder| holder.access != Access::Mount);
+    lines.extend(notes(held, mount, is_used));
     lines.extend(missing(held).map(|missing| format!("incomplete: {missing}")));
     lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
 }
@@ -75,20 +88,25 @@ fn head(held: &Held, mount: &HeldMount) -> String {
 /// All that a process holds it by.
 struct Process<'a> {
     holder: &'a MountHolder,
-    accesses: Vec<Access>,
+    /// Each with whether it only may be one.
+    accesses: Vec<(Access, bool)>,
 }
 
 impl Process<'_> {
-    /// Whether it uses the mount, rather than only has a copy of it.
+    /// Whether it uses the mount, or may, rather than only has a copy of it.
     fn is_user(&self) -> bool {
-        self.accesses.iter().any(|access| *access != Access::Mount)
+        self.accesses.iter().any(|(access, _)| *access != Access::Mount)
     }
 
     /// `below`: whether it is about what lies below a path.
     fn access(&self, below: bool) -> String {
         match (self.is_user(), below) {
             (true, _) => {
-                self.accesses.iter().map(|access| access_name(*access)).collect::<Vec<_>>().join(",")
+                let name = |(access, possible): &(Access, bool)| match possible {
+                    true => format!("{}?", access_name(*access)),
+                    false => access_name(*access),
+                };
+                self.accesses.iter().map(name).collect::<Vec<_>>().join(",")
             }
             (false, false) => "copy, refuses no unmount".to_owned(),
             (false, true) => "has it mounted".to_owned(),
@@ -107,10 +125,11 @@ fn access_name(access: Access) -> String {
 /// Each process once, those that use the mount first.
 fn processes(holders: &[MountHolder]) -> Vec<Process<'_>> {
     let mut processes: BTreeMap<u32, Process<'_>> = BTreeMap::new();
-    for holder in holders {
+    for holder in holders.iter().filter(|holder| holder.pid != 0) {
         let process = processes.entry(holder.pid).or_insert_with(|| Process { holder, accesses: Vec::new() });
-        if !process.accesses.contains(&holder.access) {
-            process.accesses.push(holder.access);
+        let access = (holder.access, holder.possible);
+        if !process.accesses.contains(&access) {
+            process.accesses.push(access);
         }
     }
     let mut processes: Vec<_> = processes.into_values().collect();
@@ -254,6 +273,8 @@ mod tests {
             container: None,
             pod: None,
             serves: None,
+            possible: false,
+            loop_device: None,
         }
     }
 

@@ -7,6 +7,7 @@ pub mod bpf;
 pub mod cni;
 pub mod components;
 pub mod kubelet;
+pub mod loop_device;
 pub mod netlink;
 pub mod pod_remains;
 pub mod procfs;

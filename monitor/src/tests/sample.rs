@@ -127,6 +127,38 @@ pub(crate) fn deletion() -> Event {
     }
 }
 
+fn volume_mount(path: &str) -> Mount {
+    Mount {
+        syscall: "umount2".into(),
+        path: path.into(),
+        errno: Some("EBUSY".into()),
+        flags: vec!["UMOUNT_NOFOLLOW".into()],
+        fstype: Some("fuse.glusterfs".into()),
+        source: Some("10.0.0.5:vol1".into()),
+        device: Some("0:48".into()),
+        mntns: 4_026_531_840,
+        identity: Some(MountIdentity {
+            unique: None,
+            mount_id: 410,
+            parent_id: 29,
+            device: "0:48".into(),
+            root: "/".into(),
+            mount_point: path.into(),
+        }),
+        confidence: None,
+        attempts: Some(4),
+        volume: Some(Volume {
+            pod_uid: "3f0f".into(),
+            plugin: "kubernetes.io/glusterfs".into(),
+            name: "data".into(),
+        }),
+        container_id: None,
+        child_mounts: Vec::new(),
+        unserved: false,
+        servers: Vec::new(),
+    }
+}
+
 pub(crate) fn busy() -> Event {
     let holder = |pid, comm: &str, access| MountHolder {
         pid,
@@ -143,6 +175,8 @@ pub(crate) fn busy() -> Event {
         container: None,
         pod: None,
         serves: None,
+        possible: false,
+        loop_device: None,
     };
     let path = "/var/lib/kubelet/pods/3f0f/volumes/kubernetes.io~glusterfs/data";
     Event {
@@ -155,35 +189,7 @@ pub(crate) fn busy() -> Event {
             ancestors: vec![],
             ..actor()
         })),
-        mount: Some(Box::new(Mount {
-            syscall: "umount2".into(),
-            path: path.into(),
-            errno: Some("EBUSY".into()),
-            flags: vec!["UMOUNT_NOFOLLOW".into()],
-            fstype: Some("fuse.glusterfs".into()),
-            source: Some("10.0.0.5:vol1".into()),
-            device: Some("0:48".into()),
-            mntns: 4_026_531_840,
-            identity: Some(MountIdentity {
-                unique: None,
-                mount_id: 410,
-                parent_id: 29,
-                device: "0:48".into(),
-                root: "/".into(),
-                mount_point: path.into(),
-            }),
-            confidence: None,
-            attempts: Some(4),
-            volume: Some(Volume {
-                pod_uid: "3f0f".into(),
-                plugin: "kubernetes.io/glusterfs".into(),
-                name: "data".into(),
-            }),
-            container_id: None,
-            child_mounts: Vec::new(),
-            unserved: false,
-            servers: Vec::new(),
-        })),
+        mount: Some(Box::new(volume_mount(path))),
         holders: Some(vec![
             MountHolder {
                 path: Some(format!("{path}/member/wal/0.wal")),

@@ -105,7 +105,7 @@ impl Core {
 
     /// Those of the known holders were looked at again that still may be. Where all have let go, somebody else refused.
     pub(super) fn looked_again(&mut self, umount: QueuedUmount, again: HolderReport) {
-        let is_user = |holder: &Holder| !matches!(holder.access, Access::Mount | Access::ChildMount);
+        let is_user = |holder: &Holder| holder.explains() && holder.access != Access::ChildMount;
         let is_same = |one: &Holder, other: &Holder| {
             (one.tgid, one.access, &one.path) == (other.tgid, other.access, &other.path)
                 && (one.fd, one.tid) == (other.fd, other.tid)

@@ -39,6 +39,8 @@ pub(super) fn found(id: u64, mount: u64) -> Fact {
             mntns: Some(2),
             serves: None,
             serves_for_certain: false,
+            possible: false,
+            loop_device: None,
         }],
         complete: true,
         verdict: Verdict::Processes,

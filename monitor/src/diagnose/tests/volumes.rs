@@ -59,6 +59,8 @@ pub(in crate::diagnose) fn holders(id: u64, path: &str) -> HolderReport {
             mntns: Some(4_026_531_840),
             serves: Some(serves),
             serves_for_certain: true,
+            possible: false,
+            loop_device: None,
         }],
         complete: true,
         verdict: Verdict::Processes,

@@ -333,5 +333,6 @@ pub(in crate::diagnose) fn mount_object(facts: &MountFacts, volume: Volume) -> M
         child_mounts: Vec::new(),
         unserved: false,
         servers: Vec::new(),
+        container_id: None,
     }
 }

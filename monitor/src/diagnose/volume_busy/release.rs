@@ -39,7 +39,7 @@ pub(super) fn steps(
         let inside = (form::UNMOUNT_INSIDE, way, mount.mntns);
         steps.extend(umount(form::UNMOUNT, inside, text, &["umount", child]));
     }
-    if let Some(holder) = users(holders).next() {
+    if let Some(holder) = users(holders).find(|holder| holder.pid != 0) {
         // Whatever it ends or restarts, it does so to somebody who may have let go by now.
         let links = links(holders, holder.pid, &mount.path);
         steps.push(of_process(release(node, holder, mount), holder.pid, seen, links));
@@ -92,7 +92,7 @@ fn links(holders: &[MountHolder], pid: u32, mountpoint: &str) -> Vec<ProcessLink
                 Some(tid) => format!("task/{tid}/fd/{}", holder.fd?),
                 None => format!("fd/{}", holder.fd?),
             },
-            Access::Mmap | Access::Socket | Access::Mount | Access::ChildMount => return None,
+            _ => return None,
         };
         let path = holder.path.as_deref()?;
         let held = ProcessLink { link, target: mountpoint.to_owned() };
@@ -181,7 +181,8 @@ pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
     if !held_by(Access::Mount) {
         healthy.push("no other mount namespace has a copy of it".to_owned());
     }
-    if holders.iter().all(|holder| matches!(holder.access, Access::Mount | Access::ChildMount)) {
+    let has_none = |access| matches!(access, Access::Mount | Access::ChildMount) || access.is_kernel();
+    if holders.iter().all(|holder| has_none(holder.access)) {
         healthy.push("no process was found with a file, directory or program of it open".to_owned());
     }
     healthy

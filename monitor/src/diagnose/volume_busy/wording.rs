@@ -23,7 +23,8 @@ pub(super) fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Opti
             serves.filter(|serves| serves.mountpoint != mount.path).map_or_else(String::new, |serves| {
                 format!(", which {} a volume of pod {}", serves.verb(), pod_label(&serves.pod))
             });
-        let phrase = if is_umount { holders_phrase(holders, verdict) } else { mount_point_phrase(holders) };
+        let phrase =
+            if is_umount { holders_phrase(holders, verdict) } else { mount_point_phrase(mount, holders) };
         format!("{phrase}{serves}")
     };
     let verdict = event.holders_verdict.unwrap_or(Verdict::Skipped);

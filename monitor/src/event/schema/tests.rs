@@ -109,21 +109,15 @@ fn extremes() -> Event {
     let busy = sample::busy();
     let mount = event.mount.insert(busy.mount.unwrap());
     (mount.child_mounts, mount.unserved) = (vec!["/mnt/x/y".into()], true);
-    mount.servers = vec![crate::event::MountServer {
-        pid: 7,
-        uid: Some(0),
-        comm: "glusterfs".into(),
-        state: crate::observation::ServerState::Waiting,
-        waits_for: Some("NFS".into()),
-        unit: Some("x.scope".into()),
-        container: Some(container.clone()),
-        pod: Some(pod.clone()),
-        confidence: Confidence::Certain,
-    }];
+    mount.servers = vec![server(&container, &pod)];
     mount.container_id = Some(container.id.clone());
     event.holders = busy.holders;
     for holder in event.holders.iter_mut().flatten() {
         holder.tid = Some(7);
+        holder.possible = true;
+        let (mounts, devices) = (vec!["/y".into()], vec!["dm-0".into()]);
+        holder.loop_device =
+            Some(crate::observation::LoopDevice { name: "/dev/loop0".into(), mounts, devices });
         (holder.cmdline, holder.exe) = (Some("etcd".into()), Some("/etcd".into()));
         (holder.path, holder.fd) = (Some("/x".into()), Some(3));
         (holder.unit, holder.mntns) = (Some("x.service".into()), Some(4));
@@ -140,6 +134,20 @@ fn extremes() -> Event {
     event.completes = Some(41);
     event.incident = Some(Box::new(closed_incident(&event)));
     event
+}
+
+fn server(container: &crate::event::Container, pod: &crate::event::Pod) -> crate::event::MountServer {
+    crate::event::MountServer {
+        pid: 7,
+        uid: Some(0),
+        comm: "glusterfs".into(),
+        state: crate::observation::ServerState::Waiting,
+        waits_for: Some("NFS".into()),
+        unit: Some("x.scope".into()),
+        container: Some(container.clone()),
+        pod: Some(pod.clone()),
+        confidence: Confidence::Certain,
+    }
 }
 
 fn closed_incident(event: &Event) -> Incident {

@@ -14,6 +14,7 @@ const THREADS_MAX: usize = 256;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// What the process does, and the kind of file systems for which a thread waits; `leader`: the state of its first thread.
+#[expect(clippy::disallowed_methods, reason = "nothing announces that a thread goes on waiting")]
 pub(super) fn state(process: &Dir, leader: char) -> (ServerState, Option<String>) {
     // A signal stops all threads, or each as soon as it returns from the kernel.
     if leader == 'T' {

@@ -262,6 +262,9 @@ impl Visitor {
             Ok(path) => {
                 if let Some(inode) = sockets::inode(&path) {
                     self.socket(files, (fd, inode), visit);
+                } else if let Some(kept) = self.namespaces.of(&path) {
+                    visit.keeps_unknown |= kept.is_none();
+                    visit.kept.extend(kept.map(|ns| (ns, fd)));
                 }
                 return State::Open;
             }
@@ -285,7 +288,7 @@ impl Visitor {
             _ => false,
         };
         if held {
-            visit.add(Pin { access: Access::Fd, path, fd: Some(fd), tid: files.owner.apart() });
+            visit.add(Pin { fd: Some(fd), tid: files.owner.apart(), ..Pin::of(Access::Fd, path) });
             return State::Held;
         }
         State::Open

@@ -1,12 +1,12 @@
 //! What the list of a process' open files does not show: files that are registered with an io_uring(7), and files that wait
 //! in a socket (`SCM_RIGHTS`).
 //!
-//! Of rings the kernel tells only the names, of files in a socket only how many (since 5.10): these are doubts.
+//! Of rings the kernel tells only the names, of files in a socket only how many (since 5.10): who has such is a possible holder.
 
 use std::borrow::Cow;
 
 use super::descriptors::FDS_PER_LOOK;
-use super::{Visit, Visitor};
+use super::{Pin, Visit, Visitor};
 use crate::holders::Deadline;
 use crate::holders::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use crate::holders::searched::ScanTargets;
@@ -77,6 +77,7 @@ impl Visitor {
                 && infos.text(name.as_c_str(), &mut self.text).is_ok_and(|info| sent_files(&info) > 0)
             {
                 visit.is_sent_files = true;
+                visit.add(Pin { fd: Some(fd), possible: true, ..Pin::of(Access::InFlight, None::<String>) });
                 return;
             }
             if count % FDS_PER_LOOK == 0 && deadline.is_over() {
@@ -97,30 +98,36 @@ impl Visitor {
         let mut visit = Visit::default();
         visit.ns = visit.read(namespace(process, &mut self.buffer)).flatten().unwrap_or_default();
         self.each_table((tgid, process), deadline, &mut visit, |visitor, task, visit| {
-            if visitor.is_named_by_ring(task, targets, visit) {
-                visit.doubts.push(Access::Fd);
+            if let Some((fd, path)) = visitor.named_by_ring(task, targets, visit) {
+                visit.is_named_by_ring = true;
+                visit.add(Pin { fd: Some(fd), possible: true, ..Pin::of(Access::IoUring, path) });
             }
             visitor.find_sent_files(task, deadline, visit);
         })?;
         Some(visit)
     }
 
-    /// Whether a file that is registered with a ring has a name that may be on a searched mount.
-    fn is_named_by_ring(&mut self, task: &Dir, targets: &ScanTargets<'_>, visit: &mut Visit) -> bool {
-        let Some(list) = visit.read(task.at(c"fd")) else { return false };
+    /// A ring with which a file is registered whose name may be on a searched mount, and that name.
+    fn named_by_ring(
+        &mut self,
+        task: &Dir,
+        targets: &ScanTargets<'_>,
+        visit: &mut Visit,
+    ) -> Option<(u32, Option<String>)> {
+        let list = visit.read(task.at(c"fd"))?;
         let mut fds = Vec::new();
-        if visit.read(list.numbers(&mut self.buffer, &mut fds)).is_none() {
-            return false;
-        }
-        fds.into_iter().any(|fd| {
+        visit.read(list.numbers(&mut self.buffer, &mut fds))?;
+        fds.into_iter().find_map(|fd| {
             let name = NumberName::new(fd);
             let is_ring = list.link(name.as_c_str(), &mut self.buffer).is_ok_and(|link| link == RING);
-            let info = task.at(c"fdinfo").ok().filter(|_| is_ring);
-            let info =
-                info.and_then(|info| Some(info.text(name.as_c_str(), &mut self.text).ok()?.into_owned()));
-            info.is_some_and(|info| {
-                registered(&info).any(|path| path.is_none_or(|path| targets.selects(&path)))
-            })
+            if !is_ring {
+                return None;
+            }
+            let info = task.at(c"fdinfo").ok()?;
+            let info = info.text(name.as_c_str(), &mut self.text).ok()?;
+            let mut files = registered(&info);
+            let may_be = files.find(|path| path.as_ref().is_none_or(|path| targets.selects(path)))?;
+            Some((fd, may_be.map(Cow::into_owned)))
         })
     }
 }

@@ -86,7 +86,7 @@ impl Visitor {
         match bound_file(self.own.as_deref(), (files.task, files.owner), fd) {
             Ok(Some(file)) if files.targets.has(file.mount, Some(&file.path)) => {
                 let (path, tid) = (Some(file.path), files.owner.apart());
-                visit.add(Pin { access: Access::Socket, path, fd: Some(fd), tid });
+                visit.add(Pin { fd: Some(fd), tid, ..Pin::of(Access::Socket, path) });
             }
             Err(error) if is_likely && !is_closed(&error) && !visit.doubts.contains(&Access::Socket) => {
                 visit.doubts.push(Access::Socket);

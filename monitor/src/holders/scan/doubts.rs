@@ -45,6 +45,15 @@ impl Scan<'_> {
         if visit.refused && process.is_there(&mut Vec::new()) {
             self.add_unreadable(tgid, near);
         }
+        if visit.is_named_by_ring && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "a file of a name on it is registered with an io_uring of it, and on which mount cannot be told");
+        }
+        if visit.keeps_unknown && process.is_there(&mut Vec::new()) {
+            self.blind_to(
+                tgid,
+                "it keeps a mount namespace without a process, whose mounts this kernel does not show",
+            );
+        }
         if !visit.doubts.is_empty() && visit.pins.is_empty() && process.is_there(&mut Vec::new()) {
             let is_socket = |access: &Access| *access == Access::Socket;
             if visit.doubts.iter().any(is_socket) {

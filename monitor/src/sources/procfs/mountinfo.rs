@@ -141,6 +141,12 @@ impl MountTable {
     }
 }
 
+impl FromIterator<Mount> for MountTable {
+    fn from_iter<T: IntoIterator<Item = Mount>>(mounts: T) -> Self {
+        Self { mounts: mounts.into_iter().collect() }
+    }
+}
+
 /// The place that a mount sits on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment<'a> {

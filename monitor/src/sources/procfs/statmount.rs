@@ -3,16 +3,23 @@
 
 use std::io;
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd};
 
+use nix::sys::stat::fstat;
 use zerocopy::{FromBytes, FromZeros as _};
 
 use super::dir::Dir;
 use super::mountinfo::{Mount, MountTable};
+use crate::observation::NsInum;
+
+mod table;
 
 /// The same on every architecture.
 const SYS_STATMOUNT: libc::c_long = 457;
 const SYS_LISTMOUNT: libc::c_long = 458;
+/// `_IOR(NSIO, 11, struct mnt_ns_info)` and 12 of include/uapi/linux/nsfs.h, since 6.12.
+const NS_MNT_GET_NEXT: libc::Ioctl = 0x8010_b70b;
+const NS_MNT_GET_PREV: libc::Ioctl = 0x8010_b70c;
 /// `_IOR(NSIO, 0x5, __u64)` of include/uapi/linux/nsfs.h.
 const NS_GET_MNTNS_ID: libc::Ioctl = 0x8008_b705;
 /// Of include/uapi/linux/mount.h.
@@ -89,6 +96,27 @@ impl MountNamespace {
             0 => Ok(Self { id, _pinned: Some(handle) }),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    /// Calls this with every other mount namespace of the node, its inode number first, until it returns false.
+    ///
+    /// # Errors
+    /// `ENOTTY` before 6.12.
+    pub fn for_each_other(
+        process: &Dir,
+        mut call: impl FnMut(NsInum, Self) -> io::Result<bool>,
+    ) -> io::Result<()> {
+        for direction in [NS_MNT_GET_NEXT, NS_MNT_GET_PREV] {
+            let mut at = process.handle(c"ns/mnt")?;
+            while let Some((next, id)) = neighbor(&at, direction)? {
+                let number = NsInum::try_from(fstat(&next)?.st_ino).map_err(io::Error::other)?;
+                at = next;
+                if !call(number, Self { id, _pinned: None })? {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The unique id of a mount of its table, if the mount is still there.
@@ -172,6 +200,30 @@ impl MountNamespace {
         if result == 0 { Ok(basics) } else { Err(io::Error::last_os_error()) }
     }
 }
+
+/// `struct mnt_ns_info`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct NamespaceInfo {
+    size: u32,
+    mounts: u32,
+    id: u64,
+}
+
+/// The namespace after this one, or before it, with its id; `None` at the end.
+fn neighbor(of: &OwnedFd, direction: libc::Ioctl) -> io::Result<Option<(OwnedFd, u64)>> {
+    let mut info = NamespaceInfo { size: 16, ..NamespaceInfo::default() };
+    // SAFETY: the request writes one structure of the size that it has.
+    let result = unsafe { libc::ioctl(of.as_raw_fd(), direction, &raw mut info) };
+    match io::Error::last_os_error() {
+        // SAFETY: the descriptor was made for us alone.
+        _ if result >= 0 => Ok(Some((unsafe { OwnedFd::from_raw_fd(result) }, info.id))),
+        error if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        error => Err(error),
+    }
+}
+
+const _: () = assert!(size_of::<NamespaceInfo>() == 16);
 
 impl Basics {
     /// Whether it describes the mount of this line of a mount table.

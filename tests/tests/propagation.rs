@@ -1,0 +1,251 @@
+//! Which uses of a mount, and of its copies in other mount namespaces, refuse an unmount: each is compared with what the
+//! kernel does.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::collections::BTreeSet;
+use std::io::BufRead;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use kevtmon_tests::actor::Actor;
+use kevtmon_tests::daemon::{Daemon, launch, program};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::mount::{Mount, Scratch, is_about, wait_for};
+use kevtmon_tests::process::{Running, finish, run};
+use serde_json::Value;
+
+/// A mount on a shared one.
+struct Volume {
+    mount: Mount,
+    _base: Mount,
+    scratch: Scratch,
+}
+
+impl Volume {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let base = Mount::at(&scratch.path().join("base"));
+        run(&format!("mount --make-shared {}", base.point().display()));
+        let mount = Mount::at(&base.point().join("volume"));
+        Self { mount, _base: base, scratch }
+    }
+
+    fn point(&self) -> &Path {
+        self.mount.point()
+    }
+}
+
+/// A process in a mount namespace of its own, into which mounts propagate like this, after it did so; `$1` is the mount.
+fn copy(volume: &Volume, propagation: &str, script: &str) -> Running {
+    let script = format!("{script}; echo ready; exec sleep 1000000");
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", propagation, "sh", "-c", &script, "sh"]).arg(volume.point());
+    let mut copy = Running::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+    let mut said = String::new();
+    let output = copy.child().stdout.take().expect("a pipe");
+    std::io::BufReader::new(output).read_line(&mut said).expect("it says it is ready");
+    assert_eq!(said, "ready\n", "{propagation}: {script}");
+    copy
+}
+
+/// What is told on demand.
+fn held(path: &Path) -> Value {
+    let mut command = Command::new(program());
+    command.args(["holders", "--json", "--here"]).arg(path).stdin(Stdio::null());
+    command.args(["--socket", "/nonexistent/kevtmon.sock", "--state-dir", "/nonexistent"]);
+    let ran = finish(&mut command, "kevtmon".as_ref());
+    serde_json::from_str(&ran.stdout)
+        .unwrap_or_else(|error| unreachable!("{error}: {}{}", ran.stdout, ran.stderr))
+}
+
+/// Who is said to hold it for certain, and how.
+fn users(holders: &[Value]) -> BTreeSet<(u64, String)> {
+    let users = holders.iter().filter(|holder| holder["access"] != "mount" && holder["possible"] != true);
+    let user = |holder: &Value| {
+        let access = holder["access"].as_str().expect("each has one").to_owned();
+        (holder["pid"].as_u64().unwrap_or_default(), access)
+    };
+    users.map(user).collect()
+}
+
+/// Whether it is listed as one with a copy.
+fn has_copy(holders: &[Value], pid: u32) -> bool {
+    holders.iter().any(|holder| holder["pid"] == pid && holder["access"] == "mount")
+}
+
+/// Has it unmounted, which is refused or not; what is told then. `before`: on demand.
+fn unmount(daemon: &mut Daemon, volume: &Volume, is_refused: bool, what: &str) -> Option<Event> {
+    if is_refused {
+        volume.mount.umount_refused();
+        return Some(wait_for(daemon, "mount.busy", volume.point()));
+    }
+    let ran = volume.mount.umount();
+    assert!(ran.status.success(), "{what}: {}", ran.stderr);
+    let events = daemon.mount_fence();
+    let busy = events.iter().find(|event| is_about(event, "mount.busy", volume.point()));
+    assert_eq!(busy.map(ToString::to_string), None, "{what}");
+    None
+}
+
+#[test]
+fn a_copy_in_another_namespace_refuses_an_unmount_only_where_that_reaches_it_in_use() {
+    let idle = ":";
+    let cwd = "cd \"$1\"";
+    let nested = "mkdir \"$1/in\"; mount -t tmpfs nested \"$1/in\"";
+    // Propagation, what is done in the copy, whether the unmount is refused, and why.
+    let matrix = [
+        ("private", idle, None),
+        ("private", cwd, None),
+        ("private", nested, None),
+        ("slave", idle, None),
+        ("slave", cwd, Some("processes")),
+        ("slave", nested, None),
+        ("shared", idle, None),
+        ("shared", cwd, Some("processes")),
+        // It is mounted here as well.
+        ("shared", nested, Some("child-mount")),
+    ];
+    let mut daemon = launch().start();
+    for (propagation, script, verdict) in matrix {
+        let what = format!("{propagation}: {script}");
+        let volume = Volume::new();
+        let copy = copy(&volume, propagation, script);
+        let expected = match verdict {
+            Some("processes") => BTreeSet::from([(u64::from(copy.pid()), "cwd".to_owned())]),
+            _ => BTreeSet::new(),
+        };
+        let told = held(volume.point());
+        let holders = told["holders"].as_array().expect("a list");
+        assert_eq!(users(holders), expected, "{what}: {told}");
+        assert!(has_copy(holders, copy.pid()), "{what}: {told}");
+        let Some(busy) = unmount(&mut daemon, &volume, verdict.is_some(), &what) else { continue };
+        busy.expect("/holders_verdict", verdict.expect("it is refused"));
+        assert_eq!(users(busy.list("/holders")), expected, "{what}: {busy}");
+        match verdict {
+            Some("processes") => {
+                let phrase = format!("held by sleep (pid {}) as its current directory", copy.pid());
+                assert!(busy.sentence().ends_with(&phrase), "{what}: {busy}");
+            }
+            _ => assert!(busy.sentence().contains("another file system is mounted below it"), "{busy}"),
+        }
+    }
+}
+
+#[test]
+fn each_use_in_its_own_namespace_refuses_an_unmount_and_a_watch_does_not() {
+    let mut daemon = launch().start();
+    for (act, access) in [
+        ("cd DIR", "cwd"),
+        ("open DIR/held", "fd"),
+        // Opened only to know where it is (`O_PATH`).
+        ("locate DIR", "fd"),
+        ("chroot DIR", "root"),
+        ("map DIR/held", "mmap"),
+        ("bind DIR/held", "socket"),
+        ("send DIR/held", "in-flight"),
+        ("register DIR/held", "io-uring"),
+    ] {
+        let volume = Volume::new();
+        let mut actor = Actor::start();
+        actor.act(&act.replace("DIR", &volume.point().to_string_lossy()));
+        let busy = unmount(&mut daemon, &volume, true, act).expect("it is refused");
+        let is_it = |holder: &&Value| holder["pid"] == actor.pid() && holder["access"] == access;
+        let found = busy.list("/holders").iter().find(is_it);
+        let found = found.unwrap_or_else(|| unreachable!("{act}: {busy}"));
+        // Of these the kernel does not tell where they are.
+        let is_possible = matches!(access, "in-flight" | "io-uring");
+        assert_eq!(found["possible"] == true, is_possible, "{busy}");
+        busy.expect("/holders_verdict", if is_possible { "incomplete" } else { "processes" });
+        // Others may have such, too.
+        let held = match is_possible {
+            true => "no holder found for certain; possibly it is held by ".to_owned(),
+            false => format!("held by actor (pid {})", actor.pid()),
+        };
+        assert!(busy.text("/message").contains(&held), "{busy}");
+    }
+    let volume = Volume::new();
+    let below = Mount::at(&volume.point().join("below"));
+    let busy = unmount(&mut daemon, &volume, true, "a mount below it").expect("it is refused");
+    busy.expect("/holders_verdict", "child-mount");
+    drop(below);
+    let volume = Volume::new();
+    let _watch = Watch::on(volume.point());
+    unmount(&mut daemon, &volume, false, "a watch");
+}
+
+/// Of inotify(7).
+struct Watch(#[expect(dead_code, reason = "closes it")] std::os::fd::OwnedFd);
+
+impl Watch {
+    fn on(path: &Path) -> Self {
+        let path = std::ffi::CString::new(path.as_os_str().as_bytes()).expect("no NUL");
+        // SAFETY: both take a path that ends with NUL, or nothing; the descriptor is for us alone.
+        unsafe {
+            let watch = libc::inotify_init1(libc::IN_CLOEXEC);
+            assert!(watch >= 0 && libc::inotify_add_watch(watch, path.as_ptr(), libc::IN_ALL_EVENTS) >= 0);
+            Self(std::os::fd::FromRawFd::from_raw_fd(watch))
+        }
+    }
+}
+
+/// A process that keeps the mount namespace of another one, which has ended, and has done this before: `$2` is where that saw
+/// the mount.
+fn keeper(copy: Running, volume: &Volume, script: &str) -> (Running, u64) {
+    let namespace = PathBuf::from(format!("/proc/{}/ns/mnt", copy.pid()));
+    let number = std::fs::metadata(&namespace).expect("a namespace").ino();
+    let script = format!("exec 7<\"$1\"; {script}; echo ready; exec sleep 1000000");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, "sh"]).arg(&namespace);
+    let root = format!("/proc/{}/root{}", copy.pid(), volume.point().display());
+    let mut keeper = Running::spawn(command.arg(root).stdin(Stdio::null()).stdout(Stdio::piped()));
+    let mut said = String::new();
+    let output = keeper.child().stdout.take().expect("a pipe");
+    std::io::BufReader::new(output).read_line(&mut said).expect("it says it is ready");
+    assert_eq!(said, "ready\n");
+    drop(copy);
+    (keeper, number)
+}
+
+/// Whether the kernel lists mount namespaces (`NS_MNT_GET_NEXT`, since 6.12).
+fn lists_namespaces() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("it has a release");
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or_default());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(12))
+}
+
+#[test]
+fn a_copy_in_a_namespace_without_a_process_is_named_with_who_keeps_that() {
+    let volume = Volume::new();
+    let (keeper, number) = keeper(copy(&volume, "private", ":"), &volume, ":");
+    let told = held(volume.point());
+    let holders = told["holders"].as_array().expect("a list");
+    assert_eq!(users(holders), BTreeSet::new(), "{told}");
+    if lists_namespaces() {
+        assert!(has_copy(holders, keeper.pid()), "{told}");
+        let found = holders.iter().find(|holder| holder["pid"] == keeper.pid()).expect("it is listed");
+        assert_eq!((&found["fd"], &found["mntns"]), (&7.into(), &number.into()), "{told}");
+    } else {
+        assert!(told["holders_unreadable"].to_string().contains(&keeper.pid().to_string()), "{told}");
+    }
+    assert!(volume.mount.umount().status.success(), "it is private");
+}
+
+#[test]
+fn who_uses_a_copy_in_a_namespace_without_a_process_is_found() {
+    if !lists_namespaces() {
+        return;
+    }
+    let volume = Volume::new();
+    let mut daemon = launch().start();
+    let (keeper, number) = keeper(copy(&volume, "slave", ":"), &volume, "exec 8<\"$2/file\"");
+    let busy = unmount(&mut daemon, &volume, true, "an open file in it").expect("it is refused");
+    busy.expect("/holders_verdict", "processes");
+    let expected = BTreeSet::from([(u64::from(keeper.pid()), "fd".to_owned())]);
+    assert_eq!(users(busy.list("/holders")), expected, "{busy}");
+    let is_copy = |holder: &Value| holder["access"] == "mount" && holder["mntns"] == number;
+    assert!(busy.list("/holders").iter().any(is_copy), "{busy}");
+    drop(volume.scratch);
+}
