@@ -3,6 +3,7 @@
 
 mod heartbeat;
 mod lanes;
+mod leaks;
 mod order;
 mod programs;
 mod reload;
@@ -22,7 +23,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use crate::allocator::StormDetector;
 use crate::clock::{boot_now, realtime_offset_ns};
 use crate::config::{Config, NODE_NAME, STATE_DIR};
-use crate::core::{Core, Output, Resume};
+use crate::core::{Core, Output};
 use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Scanner};
 use crate::holders::{self, PresenceRequest, ScanRequest, StillHeldRequest};
@@ -47,7 +48,7 @@ use lanes::Touched;
 use programs::Reading;
 use reload::Reload;
 use signals::Signals;
-use startup::{Servers, Sources, own_files, start_recorder};
+use startup::{Servers, Sources, own_files, resume, start_recorder};
 use surroundings::{own_cgroups, own_mounts};
 
 /// Capacity of the core's queue of observations; beyond that the kernel buffers.
@@ -184,6 +185,7 @@ pub async fn run(
         components: None,
         pod_processes: None,
         wanted_containers: sources.wanted_containers(),
+        leaks: None,
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
@@ -226,6 +228,8 @@ struct Daemon {
     /// Takes pods whose processes are to be listed.
     pod_processes: Option<pod_remains::Wanted>,
     wanted_containers: broadcast::Sender<String>,
+    /// Takes requests to look for mounts that are left.
+    leaks: Option<mpsc::Sender<()>>,
     /// Answers that need no waiting, and the observation that is processed.
     replies: VecDeque<Observation>,
     config: Config,
@@ -250,6 +254,7 @@ impl Daemon {
         // Before any source: without it every path is believed.
         self.observe(observed_now(Fact::Kubelet(self.kubelets.configured())));
         self.follow_state();
+        self.follow_leaks(&previous.incidents);
         if let Some(last_alive) = previous.alive {
             self.observe(observed_now(Fact::Restarted { last_alive }));
         }
@@ -378,6 +383,7 @@ impl Daemon {
             Request::CniNetns { id, path, within } => {
                 cni::find_netns_and_send(&self.readers, &self.observations, id, path, within);
             }
+            Request::MountCopies => self.look_for_leaks(),
             Request::Component { tgid } => components::look_at(self.components.as_ref(), tgid),
             Request::Container { id } => drop(self.wanted_containers.send(id)),
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
@@ -468,14 +474,4 @@ fn changes_model_gauges(observation: &Observation) -> bool {
             | Fact::LinkGone { .. }
             | Fact::Netns(_)
     )
-}
-
-fn resume(previous: &PreviousRun) -> Resume {
-    Resume {
-        last_seq: previous.last_seq,
-        incidents: previous.incidents.clone(),
-        episodes: previous.episodes.clone(),
-        pods: previous.pods.clone(),
-        gateways: previous.gateways.clone(),
-    }
 }

@@ -197,6 +197,11 @@ impl Metrics {
         self.sources.name_later(source, label);
     }
 
+    /// Counts a look at the mounts of all namespaces.
+    pub fn mount_inventory(&self) {
+        self.mount.inventory();
+    }
+
     /// Sets how many refused calls had no event of their own.
     pub fn refusals_ignored(&self, totals: IgnoredRefusals) {
         self.mount.set_ignored(totals);

@@ -17,6 +17,7 @@ mod cni;
 mod component;
 mod file_server;
 mod kubelet;
+mod leak;
 mod mount;
 mod neighbor;
 mod net;
@@ -30,6 +31,7 @@ pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use component::{ComponentExit, ComponentFacts};
 pub use file_server::{FileServer, ServerState};
 pub use kubelet::{KubeletFacts, KubeletNamespace, SandboxCheckpoint};
+pub use leak::{BindMount, CopyHolder, KernelMounts, MountCopies, MountCopy, OriginalMount, Propagation};
 pub use mount::{
     Access, BlindSpot, CallStart, CallerDirectory, Holder, HolderReport, LoopDevice, MeantMount, MountFacts,
     MountIdentity, MountPresence, MountSyscall, PathDoubt, PathOrigin, Rank, SecondPath, Share, TableMark,
@@ -230,6 +232,9 @@ pub enum Fact {
         /// All of them.
         pods: Vec<PodRemains>,
     },
+    /// Mounts in other namespaces than the host's whose file systems the host no longer has mounted; after the first also the
+    /// reply to [`Request::MountCopies`].
+    MountCopies(Box<MountCopies>),
     /// Root executed a program that has the name of one.
     ComponentExecuted {
         /// The process (thread group).
@@ -302,6 +307,9 @@ pub enum Request {
         /// The process (thread group).
         tgid: u32,
     },
+    /// Look soon for mounts that are left in other namespaces than the host's; the reply is `Fact::MountCopies`, if there are
+    /// any or were.
+    MountCopies,
     /// Which network namespace a path leads to; the reply is `Fact::CniNetns` with the same `id`.
     CniNetns {
         /// Chosen by the core.

@@ -25,7 +25,9 @@ use crate::settings::Cmdline;
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
-use crate::sources::procfs::readers::Readers;
+use crate::sources::procfs::readers::{Readers, Unread};
+
+mod leaks;
 
 /// Longest time for a scan.
 const SCAN: Duration = Duration::from_secs(8);
@@ -42,8 +44,11 @@ const USERS: u64 = 1 << 20;
 #[derive(Debug, Args)]
 pub struct HoldersArgs {
     /// The mount point, or another path; as process 1 sees it
-    #[arg(value_name = "PATH")]
-    pub path: PathBuf,
+    #[arg(value_name = "PATH", required_unless_present = "leaks")]
+    pub path: Option<PathBuf>,
+    /// Show the mounts of containers and pods that others still have after the host has unmounted them
+    #[arg(long, conflicts_with_all = ["path", "here"])]
+    pub leaks: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -66,6 +71,8 @@ enum Failure {
         "{path} is relative, and this process is in another mount namespace than process 1: give an absolute path, or --here"
     )]
     Relative { path: String },
+    #[error("cannot look at the mounts of other processes")]
+    Look(#[source] Unread),
     #[error("cannot start")]
     Start(#[source] io::Error),
     #[error("cannot write JSON")]
@@ -95,12 +102,13 @@ impl HoldersArgs {
     }
 
     fn answer(&self) -> Result<u8, Failure> {
+        let Some(path) = &self.path else { return self.answer_leaks() };
         let node = self.node();
         let config =
             Config::load(&Overrides { node_name: Some("holders".into()), ..Overrides::default() }).ok();
         let cmdline = config.as_ref().map_or(Cmdline::Host, |config| config.policy().cmdline);
         let roots = config.map_or_else(ROOTS.default, |config| config.get(&ROOTS));
-        let Scanned { report, view, kubelets } = self.scan(&KubeletFinder::new(&roots))?;
+        let Scanned { report, view, kubelets } = self.scan(path, &KubeletFinder::new(&roots))?;
         let known = Known { node: None, kubelets: kubelets.as_ref() };
         let mut held = Held::new(report.clone(), view, known, cmdline);
         if held.lacks_names() {
@@ -138,8 +146,9 @@ impl HoldersArgs {
         receive
     }
 
-    fn scan(&self, finder: &KubeletFinder) -> Result<Scanned, Failure> {
-        let path = self.path.to_str().ok_or(Failure::NotText)?.to_owned();
+    fn scan(&self, path: &Path, finder: &KubeletFinder) -> Result<Scanned, Failure> {
+        let is_relative = path.is_relative();
+        let path = path.to_str().ok_or(Failure::NotText)?.to_owned();
         let caller = Caller::this_process().map_err(Failure::NoProc)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(Failure::Start)?;
@@ -159,7 +168,7 @@ impl HoldersArgs {
                 Whose::Init => (1, View::Init),
                 Whose::Kernel => (2, View::Kernel),
             };
-            if tgid != caller.tgid && self.path.is_relative() {
+            if tgid != caller.tgid && is_relative {
                 return Err(Failure::Relative { path: name(&path).into_owned() });
             }
             let request = ScanRequest {

@@ -35,6 +35,7 @@ pub mod held;
 mod incident;
 mod join;
 mod kubelet;
+pub mod leak;
 mod link;
 mod mount;
 mod neighbor;
@@ -195,6 +196,7 @@ impl Core {
             Fact::Components { components } => self.components(at, components),
             Fact::Unmounters { unmounters } => self.unmounters(at, unmounters),
             Fact::PodRemains { pods } => self.pod_remains(at, pods),
+            Fact::MountCopies(found) => self.mount_copies(at, *found),
             Fact::ComponentExecuted { tgid } => self.request(Request::Component { tgid }),
             Fact::ComponentExited(exit) => self.component_exited(at, &exit),
             Fact::Source(status) => self.source(at, status),

@@ -11,6 +11,7 @@ use super::programs::{self, Reading};
 use super::{Daemon, DaemonError, Options};
 use crate::clock::boot_now;
 use crate::config::{Config, NODE_NAME, Runtimes, SOCKETS, STATE_DIR};
+use crate::core::Resume;
 use crate::holders::unmounters;
 use crate::metrics::Metrics;
 use crate::observation::{Fact, NsInum, SourceStatus};
@@ -30,7 +31,7 @@ use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{self, RuntimeSocket};
 use crate::sources::{Barrier, Sender, components, observed_now, pod_remains};
-use crate::store::{Archive, Limits};
+use crate::store::{Archive, Limits, PreviousRun};
 
 /// Files that the daemon holds open by itself.
 pub(super) fn own_files(config: &Config, options: &Options) -> Vec<PathBuf> {
@@ -191,5 +192,16 @@ impl Daemon {
         unmounters::start(readers.clone(), observations.clone());
         let kubelets = self.kubelets.clone();
         self.pod_processes = Some(pod_remains::start(readers.clone(), kubelets, observations.clone()));
+    }
+}
+
+/// What the core goes on from.
+pub(super) fn resume(previous: &PreviousRun) -> Resume {
+    Resume {
+        last_seq: previous.last_seq,
+        incidents: previous.incidents.clone(),
+        episodes: previous.episodes.clone(),
+        pods: previous.pods.clone(),
+        gateways: previous.gateways.clone(),
     }
 }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::event::{
-    Actor, Advice, CloseReason, Cni, Component, Confidence, Event, Mount, MountHolder, Neighbor, Sandbox,
-    Severity, Target, Unreadable,
+    Actor, Advice, CloseReason, Cni, Component, Confidence, Event, LeakedMount, Mount, MountHolder, Neighbor,
+    Sandbox, Severity, Target, Unreadable,
 };
 use crate::observation::{BootNs, Request, Verdict};
 
@@ -45,6 +45,8 @@ pub struct IncidentObjects {
     pub holders_unreadable: Vec<Unreadable>,
     /// Conclusion of the holder scan.
     pub holders_verdict: Option<Verdict>,
+    /// Mounts that are left in the mount namespace of the actor.
+    pub leaks: Option<Vec<LeakedMount>>,
 }
 
 impl IncidentObjects {
@@ -64,6 +66,7 @@ impl IncidentObjects {
             holders_complete: event.holders_complete,
             holders_unreadable: event.holders_unreadable.clone(),
             holders_verdict: event.holders_verdict,
+            leaks: event.leaks.clone(),
         }
     }
 
@@ -83,6 +86,7 @@ impl IncidentObjects {
             holders_complete: self.holders_complete,
             holders_unreadable: self.holders_unreadable,
             holders_verdict: self.holders_verdict,
+            leaks: self.leaks,
             ..event
         }
     }
@@ -109,6 +113,7 @@ impl IncidentObjects {
         }
         put(&mut self.holders_complete, newer.holders_complete);
         put(&mut self.holders_verdict, newer.holders_verdict);
+        put(&mut self.leaks, newer.leaks);
     }
 }
 

@@ -1,5 +1,4 @@
-//! A running container cannot reach its default gateway, because the gateway's neighbor entry is gone, wrong or
-//! unresolved.
+//! A running container cannot reach its default gateway, because the gateway's neighbor entry is gone, wrong or unresolved.
 //!
 //! An event of a static entry opens the incident at once, with the actor. A fault that only a snapshot shows, or that may
 //! be a pod being set up or torn down, is suspected first and confirmed later. While the incident is open the namespace

@@ -41,6 +41,7 @@ mod gateway_neighbor_lost;
 mod identity;
 mod incidents;
 mod kubelet_crash_loop;
+mod mount_leak;
 mod orphan_container;
 mod pod_stuck_terminating;
 mod sandbox_crash_loop;
@@ -55,13 +56,14 @@ pub use engine::{Engine, IncidentChange, RestoreError, Saved};
 pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
 pub use flapping::Lull;
 pub use incidents::{Incidents, OpenIncident};
+pub use mount_leak::{Leak, Leaks};
 pub(crate) use sandbox_crash_loop::is_folded;
 pub use suspicion::Suspicion;
 pub use umount_hung::Waiting;
 pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 12] = [
+pub const KINDS: [&str; 13] = [
     cni_teardown_failing::KIND,
     gateway_neighbor_lost::KIND,
     orphan_container::KIND,
@@ -74,6 +76,7 @@ pub const KINDS: [&str; 12] = [
     umount_hung::KIND,
     container_undeletable::KIND,
     pod_stuck_terminating::KIND,
+    mount_leak::KIND,
 ];
 
 /// Severities that incidents of a kind have.
@@ -89,6 +92,7 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | umount_hung::KIND
         | pod_stuck_terminating::KIND
         | container_undeletable::KIND => &[Severity::Warning],
+        mount_leak::KIND => &[Severity::Info, Severity::Warning],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
 }
@@ -106,6 +110,7 @@ pub fn counted(kind: &str) -> &'static str {
         kubelet_crash_loop::KIND => "ends of the kubelet",
         spec_hash_storm::KIND => "containers",
         umount_hung::KIND => "unmounts",
+        mount_leak::KIND => "mounts",
         _ => "observations",
     }
 }
@@ -125,6 +130,7 @@ pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
         umount_hung::THRESHOLDS,
         container_undeletable::THRESHOLDS,
         pod_stuck_terminating::THRESHOLDS,
+        mount_leak::THRESHOLDS,
     ];
     all.into_iter().flatten().copied()
 }
@@ -158,6 +164,7 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
         Box::new(umount_hung::UmountHung::new(thresholds)),
         Box::new(container_undeletable::ContainerUndeletable::new(thresholds)),
         Box::new(pod_stuck_terminating::PodStuckTerminating::new(thresholds)),
+        Box::new(mount_leak::MountLeak::new(thresholds)),
     ]
 }
 
@@ -256,6 +263,8 @@ pub enum ModelChange<'a> {
         /// Who holds that.
         found: &'a IncidentObjects,
     },
+    /// Mounts of containers and pods that are left in other namespaces were looked for.
+    MountCopies(&'a Leaks),
     /// The mount namespaces or root directories of kubelets are others.
     Kubelets,
     /// A snapshot of all containers of a runtime was applied.

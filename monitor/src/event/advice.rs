@@ -137,23 +137,25 @@ pub mod form {
         LIST_BY_CRICTL = "list-by-crictl", Read,
             "crictl [--runtime-endpoint SOCKET] pods --namespace NAMESPACE --name NAME", ["gateway-neighbor-lost"];
         DELETE_POD = "delete-pod", Restart, "kubectl -n NAMESPACE delete pod NAME",
-            ["gateway-neighbor-lost", "volume-busy"];
+            ["gateway-neighbor-lost", "volume-busy", "mount-leak"];
         RESTART_BY_DOCKER = "restart-by-docker", Restart, "docker [--host SOCKET] restart CONTAINER",
-            ["gateway-neighbor-lost", "volume-busy"];
+            ["gateway-neighbor-lost", "volume-busy", "mount-leak"];
         RESTART_BY_PODMAN = "restart-by-podman", Restart, "podman [--url SOCKET] restart CONTAINER",
             ["gateway-neighbor-lost", "volume-busy"];
         STOP_BY_CRICTL = "stop-by-crictl", Restart, "crictl [--runtime-endpoint SOCKET] stop CONTAINER",
-            ["volume-busy"];
+            ["volume-busy", "mount-leak"];
         SHOW_USERS = "show-users", Read, "kevtmon holders PATH",
             ["volume-busy", "container-undeletable"];
+        SHOW_LEAKS = "show-leaks", Read, "kevtmon holders --leaks", ["mount-leak"];
         TELL_VOLUME = "tell-volume", Read, "kevtmon why PATH", ["volume-busy"];
         UNMOUNT = "unmount", Destructive, "umount PATH", ["volume-busy", "container-undeletable"];
         DETACH = "detach", Destructive, "umount --lazy PATH", ["volume-busy"];
         UNMOUNT_INSIDE = "unmount-inside", Destructive, "nsenter -t PID -m umount PATH", ["volume-busy"];
         DETACH_INSIDE = "detach-inside", Destructive, "nsenter -t PID -m umount --lazy PATH", ["volume-busy"];
-        RESTART_UNIT = "restart-unit", Restart, "systemctl restart UNIT", ["volume-busy"];
+        RESTART_UNIT = "restart-unit", Restart, "systemctl restart UNIT", ["volume-busy", "mount-leak"];
         END_SERVER = "end-server", Destructive, "kill SERVER", ["volume-busy"];
-        END_PROCESS = "end-process", Destructive, "kill PID", ["volume-busy", "container-undeletable"];
+        END_PROCESS = "end-process", Destructive, "kill PID",
+            ["volume-busy", "container-undeletable", "mount-leak"];
         END_CONTAINER = "end-container", Destructive, "kill -KILL PID", ["volume-busy"];
         REMOVE_BY_DOCKER = "remove-by-docker", Destructive, "docker [--host SOCKET] rm [--force] CONTAINER",
             ["orphan-container", "container-undeletable"];
@@ -214,6 +216,9 @@ mod tests {
             "Debian 12 has no package of crictl; carried out where it is there",
         ),
         ("orphan-container/remove-by-crictl", "containers outlive their sandboxes behind cri-dockerd only"),
+        ("mount-leak/delete-pod", "needs the API server of a cluster"),
+        ("mount-leak/restart-unit", "needs systemd as process 1"),
+        ("mount-leak/stop-by-crictl", "Debian 12 has no package of crictl; carried out where it is there"),
         ("volume-busy/delete-pod", "needs the API server of a cluster"),
         ("volume-busy/restart-unit", "needs systemd as process 1"),
         ("volume-busy/stop-by-crictl", "Debian 12 has no package of crictl; carried out where it is there"),

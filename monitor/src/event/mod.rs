@@ -20,6 +20,7 @@ mod daemon;
 mod file_server;
 mod incident;
 mod kind;
+mod leak;
 mod link;
 mod mount;
 mod neighbor;
@@ -44,6 +45,7 @@ pub use file_server::MountServer;
 pub(crate) use file_server::servers_phrase;
 pub use incident::{CloseReason, EVIDENCE_MAX, Incident};
 pub use kind::Severity;
+pub use leak::{ContainerPart, LEAKS_MAX, LeakedMount, leak_holder};
 pub use link::{Link, LinkPeer};
 pub use mount::{Mount, MountHolder, Serves, Unreadable, Volume};
 pub use neighbor::Neighbor;
@@ -198,6 +200,9 @@ pub struct Event {
     /// What the holder scan concludes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders_verdict: Option<Verdict>,
+    /// Mounts that are left in the mount namespace of the actor, for incidents of kind `mount-leak`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub leaks: Option<Vec<LeakedMount>>,
     /// Sequence number of the event of the same call that this one completes: its holders were not all looked for when
     /// that was emitted.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -251,6 +256,7 @@ impl Event {
             holders_complete: None,
             holders_unreadable: Vec::new(),
             holders_verdict: None,
+            leaks: None,
             completes: None,
             recreation: None,
             component: None,
@@ -294,6 +300,7 @@ impl Event {
             object(self.sandbox.as_deref()),
             object(self.mount.as_deref()),
             object(self.holders.as_ref()),
+            object(self.leaks.as_ref()),
             object(self.recreation.as_deref()),
             object(self.component.as_deref()),
             object(self.lost.as_ref()),

@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 69] = [
+const TENSES: [(&str, &str); 76] = [
     (" is still mounted, though ", " was still mounted, though "),
     (" is still on this node, though ", " was still on this node, though "),
     (" has run for ", " had run for "),
@@ -19,6 +19,13 @@ const TENSES: [(&str, &str); 69] = [
     (" fails again and again", " failed again and again"),
     (") is mounted", ") was mounted"),
     (" was found that uses it", " was found that used it"),
+    (", though the host does not have ", ", though the host did not have "),
+    (", though the host has unmounted ", ", though the host had unmounted "),
+    (" still has ", " still had "),
+    (" stays in use for that", " stayed in use for that"),
+    ("; its file server cannot end for that", "; its file server could not end for that"),
+    ("; its file system lives on for that", "; its file system lived on for that"),
+    (" refuses to remove its directory ", " refused to remove its directory "),
     (" is still there without its sandbox ", " was still there without its sandbox "),
     (
         ", of which there is a checkpoint: with that, a kubelet can start and clean up",
@@ -88,10 +95,11 @@ pub(crate) const UNDETERMINED: &str =
 const WAS_UNDETERMINED: &str = "; an unmount there had succeeded, and whether it was gone was not known";
 
 /// The same of what was checked and found healthy.
-const HEALTHY: [(&str, &str); 11] = [
+const HEALTHY: [(&str, &str); 12] = [
     ("none of its volumes is mounted", "none of its volumes was mounted"),
     ("no process is in ", "no process was in "),
     (" has succeeded", " had succeeded"),
+    (" is refused for it alone", " was refused for it alone"),
     (" is up", " was up"),
     (" is not stopped", " was not stopped"),
     (" is in place", " was in place"),

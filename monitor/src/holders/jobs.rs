@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::ask::InitialNamespace;
+use super::leaks::Inventory;
 use super::locate::{Located, first};
 use super::presence::presence;
 use super::progress::Progress;
@@ -19,7 +20,7 @@ use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
 /// What readers do for this module.
 pub fn jobs() -> impl Iterator<Item = Entry> {
     let scans = [entry::<Scan>(), entry::<Locate>(), entry::<Presence>(), entry::<StillHeld>()];
-    scans.into_iter().chain([entry::<InitialNamespace>(), entry::<Unmounters>()])
+    scans.into_iter().chain([entry::<InitialNamespace>(), entry::<Unmounters>(), entry::<Inventory>()])
 }
 
 /// An answer, and the processor time that it took.

@@ -29,6 +29,7 @@ mod ask;
 mod file_server;
 mod jobs;
 mod kernel;
+pub mod leaks;
 mod locate;
 mod look;
 mod mntns_index;

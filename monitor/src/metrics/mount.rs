@@ -1,6 +1,6 @@
 //! Refused unmounts and removals, and the scans for what holds the mount.
 
-use prometheus::{Histogram, IntCounterVec};
+use prometheus::{Histogram, IntCounter, IntCounterVec};
 
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError};
@@ -32,6 +32,7 @@ pub(super) struct MountMetrics {
     busy_ignored: IntCounterVec,
     scans: Histogram,
     scans_skipped: IntCounterVec,
+    inventories: IntCounter,
 }
 
 impl MountMetrics {
@@ -65,6 +66,8 @@ impl MountMetrics {
                 "Scans for the holders of a mount that were not made.",
                 &["reason"],
             )?,
+            inventories: registrar
+                .counter("kevtmon_mount_inventories_total", "Looks at the mounts of all namespaces.")?,
         })
     }
 
@@ -74,6 +77,10 @@ impl MountMetrics {
             let counter = self.busy_ignored.with_label_values(&[reason]);
             counter.inc_by(total.saturating_sub(counter.get()));
         }
+    }
+
+    pub(super) fn inventory(&self) {
+        self.inventories.inc();
     }
 
     #[expect(

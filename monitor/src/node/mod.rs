@@ -4,6 +4,7 @@ pub mod cgroup;
 pub mod charge;
 pub mod cni;
 pub mod components;
+pub mod container_path;
 pub mod containers;
 pub mod gateways;
 pub mod incarnations;

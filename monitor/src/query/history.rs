@@ -13,7 +13,7 @@ use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order, Position};
 use super::record::{Record, RecordError, timestamp};
 use super::stale::Stale;
 use crate::core::state::NodeState;
-use crate::event::{Actor, Event, Incident, Pod, SCHEMA, Target};
+use crate::event::{Actor, Event, Incident, LeakedMount, Pod, SCHEMA, Target};
 
 /// Maximum size of the JSON on one page, in bytes; there is at least one event on it.
 pub const PAGE_BYTES: usize = 4 << 20;
@@ -178,6 +178,9 @@ pub struct IncidentView {
     /// The container and pod that are affected.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub target: Option<Target>,
+    /// Mounts that are left in the mount namespace of the actor.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub leaks: Option<Vec<LeakedMount>>,
     /// Boot that its evidence numbers belong to.
     #[serde(default)]
     pub boot_id: String,
@@ -202,7 +205,7 @@ impl IncidentView {
         boot_id: String,
         seq: u64,
     ) -> Self {
-        Self { incident, actor, target, boot_id, seq, well_since: None, stale: None }
+        Self { incident, actor, target, leaks: None, boot_id, seq, well_since: None, stale: None }
     }
 
     /// Parses the newest event of an incident.
@@ -219,16 +222,17 @@ impl IncidentView {
             incident: Incident,
             actor: Option<Actor>,
             target: Option<Target>,
+            leaks: Option<Vec<LeakedMount>>,
         }
-        if let Ok(Parts { schema: SCHEMA, seq, boot_id, incident, actor, target }) =
+        if let Ok(Parts { schema: SCHEMA, seq, boot_id, incident, actor, target, leaks }) =
             serde_json::from_str(json)
         {
-            return Ok(Some(Self::new(incident, actor, target, boot_id, seq)));
+            return Ok(Some(Self { leaks, ..Self::new(incident, actor, target, boot_id, seq) }));
         }
         // Of a newer version: as much as can be understood.
-        let Event { incident, actor, target, boot_id, seq, .. } = Record::read(json)?.event;
+        let Event { incident, actor, target, leaks, boot_id, seq, .. } = Record::read(json)?.event;
         let (actor, target) = (actor.map(|actor| *actor), target.map(|target| *target));
-        Ok(incident.map(|incident| Self::new(*incident, actor, target, boot_id, seq)))
+        Ok(incident.map(|incident| Self { leaks, ..Self::new(*incident, actor, target, boot_id, seq) }))
     }
 
     /// The pods that are affected or did it.

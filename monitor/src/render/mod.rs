@@ -16,6 +16,7 @@ pub use fold::Fold;
 
 pub mod holders;
 pub mod incident;
+pub mod leaks;
 mod paragraph;
 pub mod state;
 pub mod story;

@@ -82,3 +82,41 @@ pub(crate) fn named(exe: &str, names: &[&'static str]) -> Option<&'static str> {
     let name = path.rsplit('/').next()?;
     names.iter().copied().find(|known| *known == name)
 }
+
+/// Programs that mount for containers, or watch them: what is mounted in their namespaces is in use as what the host has is.
+const OF_RUNTIMES: [&str; 13] = [
+    "kubelet",
+    "hyperkube",
+    "dockerd",
+    "containerd",
+    "docker-containerd",
+    "k3s",
+    "crio",
+    "containerd-shim",
+    "containerd-shim-runc-v1",
+    "containerd-shim-runc-v2",
+    "docker-containerd-shim",
+    "conmon",
+    "podman",
+];
+/// Those that watch containers.
+const WATCHERS: [&str; 5] = [
+    "containerd-shim",
+    "containerd-shim-runc-v1",
+    "containerd-shim-runc-v2",
+    "docker-containerd-shim",
+    "conmon",
+];
+
+/// Whether a process is a kubelet or runtime of the node, or one of its watchers.
+pub(crate) fn is_of_runtime(dir: &Dir, links: &mut Buffer, text: &mut Vec<u8>) -> bool {
+    let is_named = dir.link(c"exe", links).is_ok_and(|exe| named(&exe, &OF_RUNTIMES).is_some());
+    is_named
+        && is_root_of_node(dir, links, text)
+        && dir.link(c"ns/pid", links).is_ok_and(|link| super::procfs::parse_ns(&link) == Some(INITIAL_PIDNS))
+}
+
+/// Whether a program with this path watches containers.
+pub(crate) fn starts_containers(exe: &str) -> bool {
+    named(exe, &WATCHERS).is_some()
+}

@@ -192,7 +192,8 @@ impl TestNode {
             Request::CniNetns { .. }
             | Request::Component { .. }
             | Request::PodProcesses { .. }
-            | Request::Container { .. } => {}
+            | Request::Container { .. }
+            | Request::MountCopies => {}
             Request::Kubelet => self.observe(Fact::Kubelet(KubeletFacts::default())),
             Request::Netns { netns } => self.observe_netns(netns),
             Request::ProcessState { tgid, .. } => {

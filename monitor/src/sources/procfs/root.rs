@@ -13,8 +13,13 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// process's files.
 #[must_use]
 pub fn is_root_of_node(process: &Dir, links: &mut Buffer, text: &mut Vec<u8>) -> bool {
-    process.text(c"status", text).is_ok_and(|status| is_root(&status))
-        && process.link(c"ns/user", links).is_ok_and(|link| parse_ns(&link) == Some(INITIAL_USERNS))
+    process.text(c"status", text).is_ok_and(|status| is_root(&status)) && is_initial_userns(process, links)
+}
+
+/// Whether a process is in the initial user namespace; not where that cannot be read.
+#[must_use]
+pub fn is_initial_userns(process: &Dir, links: &mut Buffer) -> bool {
+    process.link(c"ns/user", links).is_ok_and(|link| parse_ns(&link) == Some(INITIAL_USERNS))
 }
 
 /// Whether /proc/PID/status shows all user ids as 0, and the capability to mount; both in the reader's user namespace.

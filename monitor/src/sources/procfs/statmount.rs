@@ -133,6 +133,44 @@ impl MountNamespace {
         }
     }
 
+    /// The unique ids of some mounts of its table, in their order; none of those that are not there any more.
+    #[must_use]
+    pub fn unique_ids(&self, mounts: &[&Mount]) -> Vec<Option<u64>> {
+        let mut found = vec![None; mounts.len()];
+        // Where the list ends early, the others are not known.
+        let _ = self.each_page(|ids| {
+            for id in ids {
+                let Ok(stat) = self.stat(*id) else { continue };
+                if let Some(index) = mounts.iter().position(|mount| stat.is(mount)) {
+                    found[index] = Some(*id);
+                }
+            }
+        });
+        found
+    }
+
+    /// The unique id of the mount that was made last of those that it has. All with a lower id were made before.
+    ///
+    /// # Errors
+    /// Where the kernel does not tell.
+    pub fn newest(&self) -> io::Result<u64> {
+        let mut newest = 0;
+        self.each_page(|ids| newest = ids.iter().copied().fold(newest, u64::max))?;
+        Ok(newest)
+    }
+
+    fn each_page(&self, mut each: impl FnMut(&[u64])) -> io::Result<()> {
+        let mut after = 0;
+        loop {
+            let ids = self.list(after)?;
+            each(&ids);
+            match ids.last().filter(|_| ids.len() == LISTED) {
+                Some(last) => after = *last,
+                None => return Ok(()),
+            }
+        }
+    }
+
     /// Whether it has a mount of this one's file system that a table does not show, and that an unmount elsewhere can reach:
     /// one on a mount that is shared or a slave.
     ///
@@ -256,6 +294,11 @@ mod tests {
         let root = table.at("/").unwrap();
         let unique = own.unique_id(root).unwrap();
         assert!(unique >= 1 << 31 && ids.contains(&unique), "{unique} in {ids:?}");
+        let mounts: Vec<&Mount> = table.iter().collect();
+        let all = own.unique_ids(&mounts);
+        let index = mounts.iter().position(|mount| mount.id == root.id).unwrap();
+        assert_eq!(all[index], Some(unique));
+        assert!(own.newest().unwrap() >= all.iter().copied().flatten().max().unwrap());
         assert_eq!(own.has(unique), Some(true));
         assert_eq!(own.has(u64::MAX - 1), Some(false));
         let through_proc = MountNamespace::of(&Proc::default().dir(std::process::id()).unwrap());

@@ -1,0 +1,110 @@
+//! `holders --leaks`: mounts of containers and pods that others still have. Looks itself; of a daemon that runs come names, and
+//! what it has seen before.
+
+use std::io::Write as _;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use super::{Failure, HoldersArgs, KUBELETS, SCAN};
+use crate::cli::{exit, remark};
+use crate::config::{Config, Overrides};
+use crate::core::held::Known;
+use crate::core::leak::{LeftMounts, left_mounts};
+use crate::core::state::NodeState;
+use crate::escape::to_json;
+use crate::event::{LeakedMount, Unreadable};
+use crate::holders::leaks::look_once;
+use crate::privilege;
+use crate::query::filter::IncidentFilter;
+use crate::render;
+use crate::sources::kubelet::{KubeletFinder, ROOTS};
+use crate::sources::procfs::Proc;
+use crate::sources::procfs::own::Own;
+use crate::sources::procfs::readers::Readers;
+
+/// Longest wait for a daemon, after the look.
+const DAEMON: Duration = Duration::from_secs(2);
+/// Processes that could not be read, of which each is named.
+const UNREADABLE_MAX: usize = 16;
+
+/// What a daemon knows.
+#[derive(Default)]
+struct Told {
+    node: Option<NodeState>,
+    leaks: Vec<LeakedMount>,
+}
+
+impl HoldersArgs {
+    pub(super) fn answer_leaks(&self) -> Result<u8, Failure> {
+        let told = self.told();
+        let config =
+            Config::load(&Overrides { node_name: Some("holders".into()), ..Overrides::default() }).ok();
+        let finder = KubeletFinder::new(&config.map_or_else(ROOTS.default, |config| config.get(&ROOTS)));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(Failure::Start)?;
+        let readers = Readers::from(Proc::default());
+        let (found, kubelets) = runtime.block_on(async {
+            let found = look_once(&readers, SCAN).await;
+            (found, finder.look_once(&readers, KUBELETS).await)
+        });
+        // A reader that hangs is not waited for.
+        runtime.shutdown_background();
+        let found = found.map_err(Failure::Look)?;
+        let told = told.recv_timeout(DAEMON).unwrap_or_default();
+        let known = Known { node: told.node.as_ref(), kubelets: kubelets.as_ref() };
+        let proc = Proc::default();
+        let unreadable = |pid: &u32| Unreadable {
+            pid: Some(*pid),
+            comm: proc.stat(*pid).map(|stat| stat.comm),
+            reason: "its mount namespace could not be read".to_owned(),
+        };
+        let mut unread: Vec<Unreadable> = found.unread.iter().take(UNREADABLE_MAX).map(unreadable).collect();
+        if !found.is_complete {
+            let reason = "not all mounts of all namespaces could be looked at".to_owned();
+            unread.push(Unreadable { pid: None, comm: None, reason });
+        }
+        let left = LeftMounts {
+            leaks: left_mounts(found.copies, known, &told.leaks),
+            complete: unread.is_empty(),
+            unreadable: unread,
+        };
+        self.print_leaks(&left)?;
+        if !left.complete {
+            if let Some(missing) = privilege::missing_to_see_holders(&Own::default()) {
+                remark(&format!("missing capabilities: {missing}; run as root"));
+            }
+            return Ok(exit::QUERY);
+        }
+        if left.leaks.is_empty() {
+            remark("no mounts are left");
+            return Ok(exit::FAILED);
+        }
+        Ok(exit::OK)
+    }
+
+    /// Asks a daemon that runs, by a thread: it is not waited for.
+    fn told(&self) -> Receiver<Told> {
+        let (send, receive) = sync_channel(1);
+        let client = self.client.clone();
+        thread::spawn(move || {
+            let Ok(source) = client.connect(&mut Vec::new()) else { return };
+            let filter = IncidentFilter { kinds: vec!["mount-leak".to_owned()], ..IncidentFilter::default() };
+            let node = source.state().ok().flatten();
+            let incidents = source.incidents(&filter).unwrap_or_default();
+            let leaks = incidents.into_iter().filter_map(|view| view.leaks).flatten().collect();
+            // The receiver may wait no longer.
+            let _ = send.send(Told { node, leaks });
+        });
+        receive
+    }
+
+    fn print_leaks(&self, left: &LeftMounts) -> Result<(), Failure> {
+        let text = match self.json {
+            true => format!("{}\n", to_json(left).map_err(Failure::Json)?),
+            false => render::leaks::text(left),
+        };
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::Write)
+    }
+}

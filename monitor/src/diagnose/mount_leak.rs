@@ -1,0 +1,292 @@
+//! A mount of a container or of a pod's volume is left in the mount namespace of somebody else after the host has unmounted
+//! it: the file system lives on, its server does not end, its device stays in use, and nothing says so.
+//!
+//! Found by state alone, see `holders/leaks/`. One incident for each holder: a container, a unit, a user, a process.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::finding::{Count, Findings, IncidentObjects, Report};
+use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
+use crate::event::{Actor, CloseReason, Confidence, Event, Kind, LEAKS_MAX, LeakedMount, Severity, Target};
+use crate::node::{cgroup, charge, container_path};
+use crate::observation::{BootNs, KernelMounts, Request};
+use crate::settings::{Thresholds, Unit, thresholds};
+
+mod steps;
+mod wording;
+
+/// As users filter and alert on it.
+pub(super) const KIND: &str = "mount-leak";
+
+thresholds! {
+    /// A mount that is left in another mount namespace is told after this time: it may go at once, with what ends.
+    AFTER = "mount_leak_seconds", default 10, Unit::Seconds;
+}
+
+/// So long a refusal counts for what is left at its path: the kubelet tries again every two minutes.
+const REFUSAL_COUNTS: BootNs = 600 * SECOND;
+/// Calls on mounts that are remembered.
+const CALLS_MAX: usize = 256;
+/// Incidents of holders in user namespaces: a user may have very many user ids there.
+const USERS_MAX: usize = 16;
+/// Mounts of one holder that are followed.
+const MOUNTS_MAX: usize = 1024;
+
+/// A mount that is left in the mount namespace of somebody else.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Leak {
+    /// A process in that namespace.
+    pub holder: Box<Actor>,
+    /// The mount.
+    pub mount: LeakedMount,
+}
+
+/// All of them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Leaks {
+    /// Of all holders.
+    pub leaks: Vec<Leak>,
+    /// What the kernel makes of them.
+    pub kernel: KernelMounts,
+}
+
+/// What was said of an incident last.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Said {
+    summary: String,
+    severity: Option<Severity>,
+    count: usize,
+    in_userns: bool,
+    /// The container, if it is one.
+    container: Option<String>,
+}
+
+/// A call on a mount of the host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Call {
+    path: String,
+    at: BootNs,
+    seq: u64,
+    refused: bool,
+}
+
+/// The diagnosis.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct MountLeak {
+    #[serde(skip)]
+    thresholds: Thresholds,
+    found: Leaks,
+    /// Since when each of them is there, by namespace and mount.
+    since: BTreeMap<String, BootNs>,
+    open: BTreeMap<String, Said>,
+    calls: VecDeque<Call>,
+    next: Option<BootNs>,
+}
+
+impl MountLeak {
+    pub(super) fn new(thresholds: &Thresholds) -> Self {
+        Self {
+            thresholds: thresholds.clone(),
+            found: Leaks::default(),
+            since: BTreeMap::new(),
+            open: BTreeMap::new(),
+            calls: VecDeque::new(),
+            next: None,
+        }
+    }
+
+    fn replace(&mut self, context: &Context<'_>, found: &Leaks, findings: &mut Findings) {
+        let before = std::mem::take(&mut self.since);
+        for leak in found.leaks.iter().take(MOUNTS_MAX) {
+            let key = key(&leak.mount);
+            let since = before.get(&key).copied().unwrap_or(context.now);
+            self.since.insert(key, since);
+        }
+        self.found = Leaks {
+            leaks: found.leaks.iter().take(MOUNTS_MAX).cloned().collect(),
+            kernel: found.kernel.clone(),
+        };
+        // Before every source has reported, whose mounts they are may not be known yet.
+        if context.ready.is_some() {
+            self.close_gone(context, findings);
+        }
+        self.review(context, findings);
+    }
+
+    fn close_gone(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        let accounts: Vec<String> = self.found.leaks.iter().map(|leak| account(&leak.holder)).collect();
+        let gone = self.open.iter().filter(|(account, _)| !accounts.contains(account));
+        for (account, said) in gone.map(|(account, said)| (account.clone(), said.clone())).collect::<Vec<_>>()
+        {
+            self.open.remove(&account);
+            let is_gone = said.container.is_some_and(|id| {
+                context.node.containers.get(&id).is_some() && !context.node.containers.is_present(&id)
+            });
+            let reason = if is_gone { CloseReason::SubjectGone } else { CloseReason::Resolved };
+            findings.close(account, reason, None);
+        }
+    }
+
+    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        let after = seconds(self.thresholds.get(&AFTER));
+        self.calls.retain(|call| call.at.saturating_add(REFUSAL_COUNTS) > context.now);
+        let mut by_account: BTreeMap<String, Vec<&Leak>> = BTreeMap::new();
+        let mut next: Option<BootNs> = None;
+        for leak in &self.found.leaks {
+            let due =
+                self.since.get(&key(&leak.mount)).map_or(context.now, |since| since.saturating_add(after));
+            if due > context.now {
+                next = Some(next.map_or(due, |next| next.min(due)));
+            } else {
+                by_account.entry(account(&leak.holder)).or_default().push(leak);
+            }
+        }
+        let mut reports = Vec::new();
+        let mut users = self.open.values().filter(|said| said.in_userns).count();
+        for (account, mut leaks) in by_account {
+            leaks.sort_by_key(|leak| (std::cmp::Reverse(leak.mount.confidence), leak.mount.volume.is_none()));
+            let Some(first) = leaks.first() else { continue };
+            let in_userns = first.holder.userns.is_some() && first.holder.container.is_none();
+            if in_userns && !self.open.contains_key(&account) {
+                if users >= USERS_MAX {
+                    findings.discard();
+                    continue;
+                }
+                users += 1;
+            }
+            let report = self.report(context, &account, &leaks, in_userns);
+            let said = Said {
+                summary: report.summary.clone(),
+                severity: Some(report.severity),
+                count: leaks.len(),
+                in_userns,
+                container: first.holder.container.as_ref().map(|container| container.id.clone()),
+            };
+            reports.push((account, said, report));
+        }
+        self.next = next;
+        for (account, said, report) in reports {
+            if self.open.get(&account) != Some(&said) {
+                self.open.insert(account, said);
+                findings.report(report);
+            }
+        }
+    }
+
+    fn report(&self, context: &Context<'_>, account: &str, leaks: &[&Leak], in_userns: bool) -> Report {
+        let first = leaks[0];
+        let of_path = |call: &&Call| leaks.iter().any(|leak| leak.mount.path.as_ref() == Some(&call.path));
+        let calls: Vec<&Call> = self.calls.iter().filter(of_path).collect();
+        let is_refused = calls.iter().any(|call| call.refused);
+        let pins_device = leaks
+            .iter()
+            .any(|leak| leak.mount.is_of_block_device() && leak.mount.confidence == Confidence::Certain);
+        let severity = if is_refused || pins_device { Severity::Warning } else { Severity::Info };
+        let since = leaks.iter().filter_map(|leak| self.since.get(&key(&leak.mount))).min().copied();
+        let owner = Target {
+            container: first.mount.container.clone(),
+            pod: first.mount.pod.clone(),
+            ..Target::unknown(crate::event::Join::Ok)
+        };
+        // What a user does in a namespace of his own is not charged to a pod.
+        let has_owner = !in_userns && (owner.container.is_some() || owner.pod.is_some());
+        let listed = leaks.iter().take(LEAKS_MAX).map(|leak| leak.mount.clone()).collect();
+        Report {
+            subject: account.to_owned(),
+            severity,
+            confidence: first.mount.confidence,
+            summary: wording::summary(leaks, &self.found.kernel, is_refused),
+            ruled_out: Some(wording::ruled_out(&self.found.kernel)),
+            advice: Some(steps::steps(context, first)),
+            objects: IncidentObjects {
+                actor: Some(first.holder.clone()),
+                target: has_owner.then(|| Box::new(owner)),
+                leaks: Some(listed),
+                ..IncidentObjects::default()
+            },
+            first: since.unwrap_or(context.now),
+            last: context.now,
+            evidence: calls.iter().map(|call| call.seq).collect(),
+            count: Count::Total(leaks.len().try_into().unwrap_or(u64::MAX)),
+            found_at_start: context.ready.is_none(),
+            caused_by: Vec::new(),
+        }
+    }
+}
+
+/// Whose incident it is: a container, a unit, a user with all that is his; of root a process by itself.
+fn account(holder: &Actor) -> String {
+    let group = holder.cgroup.as_deref();
+    if let Some(owner) = group.and_then(cgroup::owner) {
+        return owner.to_owned();
+    }
+    match holder.uid {
+        Some(uid) if uid != 0 => format!("uid {uid}"),
+        _ if holder.userns.is_some() => charge::of_process(group, holder.uid, true).into_owned(),
+        _ => format!("{}@{}", holder.pid, holder.start_time_ns),
+    }
+}
+
+/// Which mount it is.
+fn key(mount: &LeakedMount) -> String {
+    let identity = &mount.identity;
+    match identity.unique {
+        Some(unique) => format!("{unique}"),
+        None => format!("{} {} {}", mount.mntns, identity.mount_id, identity.mount_point),
+    }
+}
+
+impl Diagnosis for MountLeak {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+        if matches!(event.kind, Kind::ContainerExited | Kind::ContainerRemoved) {
+            findings.request(Request::MountCopies);
+        }
+        let Some(mount) = event.mount.as_deref().filter(|_| event.incident.is_none()) else { return };
+        let is_of_somebody = mount.volume.is_some() || container_path::of_path(&mount.path).is_some();
+        if !is_of_somebody || !context.node.kubelets.mounts_in(mount.mntns) {
+            return;
+        }
+        if self.calls.len() >= CALLS_MAX {
+            self.calls.pop_front();
+        }
+        let refused = event.kind == Kind::MountBusy;
+        self.calls.push_back(Call { path: mount.path.clone(), at: context.now, seq: event.seq, refused });
+        findings.request(Request::MountCopies);
+    }
+
+    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+        match change {
+            ModelChange::MountCopies(found) => self.replace(context, found, findings),
+            // Of what the previous run has told, it is known only now whether it is gone.
+            ModelChange::Ready if !self.open.is_empty() => findings.request(Request::MountCopies),
+            _ => {}
+        }
+    }
+
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        if self.next.is_some_and(|next| next <= context.now) {
+            self.review(context, findings);
+        }
+    }
+
+    fn deadline(&self) -> Option<BootNs> {
+        self.next
+    }
+
+    fn resume(&mut self, _context: &Context<'_>, event: &Event) -> Option<String> {
+        let subject = account(event.actor.as_deref()?);
+        self.open.insert(subject.clone(), Said::default());
+        Some(subject)
+    }
+
+    saved_without_thresholds!();
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,53 @@
+//! What to do about mounts that are left: nothing but the end of the namespace that has them lets go of all.
+
+use super::super::advice::{advice, of_process, replace_in_pod, restart};
+use super::super::{Context, advice::in_namespace};
+use super::{KIND, Leak};
+use crate::event::{Advice, Pod, form};
+use crate::observation::Propagation;
+
+pub(super) fn steps(context: &Context<'_>, leak: &Leak) -> Vec<Advice> {
+    let look = advice(form::SHOW_LEAKS, "see all mounts that are left", &["kevtmon", "holders", "--leaks"]);
+    let release = release(context, leak);
+    let links = in_namespace("mnt", leak.mount.mntns);
+    vec![look, of_process(release, leak.holder.pid, context.now, links)]
+}
+
+/// How to make the holder let go, in the least disruptive way.
+fn release(context: &Context<'_>, leak: &Leak) -> Advice {
+    let node = context.node;
+    let actor = &leak.holder;
+    let is_private = leak.mount.propagation == Propagation::Private;
+    let later = match (&leak.mount.bind, is_private) {
+        (Some(_), true) => {
+            "; with mount propagation HostToContainer (rslave) it would have been unmounted there, too"
+        }
+        _ => "",
+    };
+    let of_deleted = leak.mount.volume.as_ref().map(|volume| volume.pod_uid.as_str());
+    let pod = Pod::confirmed(actor.pod.as_ref());
+    if let Some(Pod { namespace: Some(namespace), name: Some(name), uid, .. }) = pod
+        && Some(uid.as_str()) != of_deleted
+        // Its successor would lose its network.
+        && !node.cni.has_failing_of(namespace, name)
+    {
+        let text = format!("delete the pod that has it; its controller makes a new one{later}");
+        return advice(form::DELETE_POD, &text, &["kubectl", "-n", namespace, "delete", "pod", name]);
+    }
+    let in_pod = actor.container.as_ref().filter(|_| pod.is_some());
+    if let Some((form, command)) = in_pod.and_then(|container| replace_in_pod(node, container)) {
+        let text = format!("stop the container that has it; the kubelet starts another one{later}");
+        return advice(form, &text, &command);
+    }
+    let by_engine = actor.container.as_ref().and_then(|container| restart(node, container));
+    if let Some((form, command)) = by_engine.filter(|(form, _)| form.kinds.contains(&KIND)) {
+        return advice(form, &format!("restart the container that has it{later}"), &command);
+    }
+    let unit = actor.unit.as_deref().filter(|unit| unit.ends_with(".service") && actor.container.is_none());
+    match unit {
+        Some(unit) => {
+            advice(form::RESTART_UNIT, "restart the service that has it", &["systemctl", "restart", unit])
+        }
+        None => advice(form::END_PROCESS, "end the process that has it", &["kill", &actor.pid.to_string()]),
+    }
+}

@@ -1,0 +1,70 @@
+//! What is said of mounts that are left.
+
+use super::Leak;
+use crate::escape::name;
+use crate::event::{Confidence, LeakedMount, leak_holder};
+use crate::observation::KernelMounts;
+
+/// One sentence: who has what, by what it came, what stays in use for it.
+pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, is_refused: bool) -> String {
+    let Some(first) = leaks.first() else { return String::new() };
+    let mount = &first.mount;
+    let (what, at) = (mount.phrase(), name(&mount.identity.mount_point));
+    let more = match leaks.len() - 1 {
+        0 => String::new(),
+        1 => ", and 1 more such mount".to_owned(),
+        more => format!(", and {more} more such mounts"),
+    };
+    let them = if leaks.len() == 1 { "it" } else { "them" };
+    let mut text = format!("{} still has {what} mounted at {at}{more}", leak_holder(&first.holder));
+    // Of what is only likely it, nobody has seen that.
+    text.push_str(&match mount.confidence {
+        Confidence::Certain => format!(", though the host has unmounted {them}"),
+        _ => format!(", though the host does not have {them} mounted"),
+    });
+    if let Some(bind) = &mount.bind {
+        let propagation = bind.propagation.as_deref().unwrap_or("rprivate");
+        let (source, destination) = (name(&bind.source), name(&bind.destination));
+        text.push_str(&format!("; it came by {source}, mounted at {destination} ({propagation})"));
+    }
+    text.push_str(&format!("; {} for that", stays(mount)));
+    if is_refused {
+        text.push_str("; an unmount or removal of it was refused (EBUSY)");
+    }
+    if kernel.removes_despite_copies() == Some(false) {
+        let setting = if kernel.may_detach == Some(false) { " with fs.may_detach_mounts = 0" } else { "" };
+        text.push_str(&format!(
+            "; Linux {}{setting} refuses to remove its directory (EBUSY)",
+            release(kernel)
+        ));
+    }
+    text
+}
+
+/// What a copy keeps.
+fn stays(mount: &LeakedMount) -> String {
+    if mount.is_of_block_device() {
+        let (device, source) = (&mount.identity.device, name(&mount.source));
+        return format!("its device {source} ({device}) stays in use");
+    }
+    if mount.is_of_file_server() {
+        return "its file server cannot end".to_owned();
+    }
+    "its file system lives on".to_owned()
+}
+
+/// What such a copy does not do.
+pub(super) fn ruled_out(kernel: &KernelMounts) -> Vec<String> {
+    match kernel.removes_despite_copies() {
+        Some(true) => {
+            vec![format!("no unmount or removal is refused for it alone by Linux {}", release(kernel))]
+        }
+        Some(false) | None => Vec::new(),
+    }
+}
+
+/// The first two numbers.
+fn release(kernel: &KernelMounts) -> String {
+    let numbers: Vec<&str> = kernel.release.split('.').take(2).collect();
+    name(&numbers.join(".")).into_owned()
+}

@@ -1,0 +1,325 @@
+//! A look at the mounts of all namespaces: what the host has, and what others have of which the host has nothing.
+//!
+//! Where the kernel numbers mounts for good (since 6.8, of other namespaces since 6.11), the highest number is read before
+//! the mounts of the host: a mount with a lower number was there at that time, and so was its file system.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::bundle;
+use crate::holders::mntns_index::{Member, MntnsIndex, mounts, namespace as mount_namespace};
+use crate::holders::{Deadline, own_tgid, thread_time};
+use crate::observation::{BindMount, CopyHolder, MountCopy, NsInum, Propagation};
+use crate::sources::procfs::dir::Buffer;
+use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below};
+use crate::sources::procfs::readers::{Answer, Job};
+use crate::sources::procfs::root::is_initial_userns;
+use crate::sources::procfs::statmount::MountNamespace;
+use crate::sources::procfs::{Proc, dir};
+use crate::sources::programs::is_of_runtime;
+
+/// Mounts of one namespace, and of all, that are told.
+const COPIES_OF_ONE: usize = 256;
+const COPIES_MAX: usize = 2048;
+/// File systems of the host that are told.
+const HOST_MAX: usize = 8192;
+/// Mount namespaces of one owner that are read, of those in user namespaces: he can make very many.
+const NAMESPACES_OF_USER: usize = 64;
+/// Members of a namespace of which it is looked at whether they are of a runtime.
+const MEMBERS_LOOKED_AT: usize = 16;
+/// File systems that a container has of its own, or that keep nothing.
+const OF_THE_KERNEL: [&str; 20] = [
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "nsfs",
+    "proc",
+    "pstore",
+    "rpc_pipefs",
+    "securityfs",
+    "sysfs",
+    "tracefs",
+];
+/// Below these, a tmpfs in another namespace is that namespace's own, but for the memory that containers share.
+const OWN_PLACES: [&str; 3] = ["/dev", "/proc", "/sys"];
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Looks at the mounts of all namespaces.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::holders) struct Inventory {
+    /// Processor time.
+    pub(super) budget: Duration,
+    pub(super) in_background: bool,
+}
+
+/// What such a look found.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(in crate::holders) struct Found {
+    /// What the host has mounted, each file system once; `None` where its mounts could not be read.
+    pub(super) host: Option<Vec<HostMount>>,
+    /// What other namespaces have, and the host has not.
+    pub(super) copies: Vec<MountCopy>,
+    pub(super) omitted: u32,
+    /// Mounts with this unique id, or a lower one, were there when those of the host were read.
+    pub(super) bound: Option<u64>,
+    /// Namespaces all of whose mounts were read.
+    pub(super) read: BTreeSet<NsInum>,
+    /// Processes that could not be looked at.
+    pub(super) unread: BTreeSet<u32>,
+    /// Whether there was time for all.
+    pub(super) finished: bool,
+    /// Processor time that it took.
+    pub(super) took: Duration,
+}
+
+/// A file system that the host has mounted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct HostMount {
+    pub(super) device: String,
+    pub(super) path: String,
+    pub(super) fstype: String,
+    pub(super) source: String,
+    pub(super) mntns: NsInum,
+    /// Control group of the container whose root directory it is.
+    pub(super) root_of: Option<String>,
+}
+
+impl Job for Inventory {
+    const NAME: &'static str = "mount-inventory";
+    type Reply = Found;
+    /// The bundles of containers.
+    const WAITS_FOR_DISK: bool = true;
+
+    fn in_background(&self) -> bool {
+        self.in_background
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Found> {
+        let before = thread_time();
+        let mut found = look(proc, &Deadline::after(self.budget));
+        found.took = thread_time().saturating_sub(before);
+        found.into()
+    }
+}
+
+fn look(proc: &Proc, deadline: &Deadline) -> Found {
+    let Ok(index) = MntnsIndex::build(proc, deadline) else { return Found::default() };
+    let mut look = Look { proc, bundles: HashMap::new(), found: Found::default() };
+    look.found.unread.extend(&index.unreadable);
+    look.found.finished = index.finished;
+    let namespaces = look.sorted(&index);
+    look.found.bound = namespaces.iter().filter_map(|namespace| newest(proc, &namespace.members)).max();
+    let mut host: BTreeMap<String, HostMount> = BTreeMap::new();
+    for namespace in namespaces.iter().filter(|namespace| namespace.whose == Whose::Host) {
+        if let Some(shown) = mounts(proc, namespace.members.iter().copied(), |_| true) {
+            add_host(&mut host, &shown.table, namespace.inum);
+        }
+    }
+    if host.is_empty() {
+        return look.found;
+    }
+    let mut of_owner: HashMap<u32, usize> = HashMap::new();
+    for namespace in namespaces.iter().filter(|namespace| namespace.whose != Whose::Host) {
+        if let Whose::User(owner) = namespace.whose {
+            let read = of_owner.entry(owner).or_default();
+            *read += 1;
+            if *read > NAMESPACES_OF_USER {
+                look.found.unread.extend(namespace.members.iter().map(|member| member.tgid));
+                continue;
+            }
+        }
+        if deadline.is_over() {
+            look.found.finished = false;
+            break;
+        }
+        look.namespace(namespace, &mut host);
+    }
+    look.found.host = Some(host.into_values().take(HOST_MAX).collect());
+    look.found
+}
+
+/// Whose a mount namespace is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Whose {
+    /// The host's, a kubelet's or a runtime's.
+    Host,
+    /// Another one that root of the node made.
+    Root,
+    /// In a user namespace of this owner of the processes.
+    User(u32),
+}
+
+struct Namespace {
+    inum: NsInum,
+    members: Vec<Member>,
+    whose: Whose,
+}
+
+struct Look<'p> {
+    proc: &'p Proc,
+    bundles: HashMap<String, Vec<BindMount>>,
+    found: Found,
+}
+
+impl Look<'_> {
+    /// All namespaces: those that users can make come last.
+    fn sorted(&self, index: &MntnsIndex) -> Vec<Namespace> {
+        let own = || own_tgid(self.proc).and_then(|own| self.proc.ns(own, "mnt"));
+        let host = self.proc.ns(1, "mnt").or_else(|| self.proc.first_mntns()).or_else(own);
+        let mut namespaces: Vec<Namespace> = index
+            .namespaces
+            .iter()
+            .map(|(inum, members)| {
+                let whose = if Some(*inum) == host { Whose::Host } else { self.whose(members) };
+                Namespace { inum: *inum, members: members.clone(), whose }
+            })
+            .collect();
+        namespaces.sort_by_key(|namespace| (namespace.whose, namespace.inum));
+        namespaces
+    }
+
+    fn whose(&self, members: &[Member]) -> Whose {
+        let (mut links, mut text) = (Buffer::default(), Vec::new());
+        let dirs = members.iter().take(MEMBERS_LOOKED_AT).filter_map(|member| member.dir(self.proc));
+        let mut user = None;
+        for dir in dirs {
+            if is_of_runtime(&dir, &mut links, &mut text) {
+                return Whose::Host;
+            }
+            if user.is_none() {
+                user = Some((!is_initial_userns(&dir, &mut links)).then(|| dir.owner().unwrap_or_default()));
+            }
+        }
+        user.flatten().map_or(Whose::Root, Whose::User)
+    }
+
+    fn namespace(&mut self, namespace: &Namespace, host: &mut BTreeMap<String, HostMount>) {
+        let Some(shown) = mounts(self.proc, namespace.members.iter().copied(), |_| true) else {
+            self.found.unread.extend(namespace.members.iter().map(|member| member.tgid));
+            return;
+        };
+        if shown.hidden_from.is_none() {
+            self.found.read.insert(namespace.inum);
+        }
+        if let Some(root) = shown.table.at("/").and_then(|root| host.get_mut(&root.device))
+            && root.path != "/"
+        {
+            root.root_of = namespace.members.first().and_then(|member| self.proc.cgroup(member.tgid));
+        }
+        let of_host = |mount: &&Mount| host.contains_key(&mount.device);
+        let candidates = shown.table.iter().filter(|mount| !of_host(mount) && !is_own(mount));
+        let mut copies: Vec<&Mount> = candidates.collect();
+        if copies.is_empty() {
+            return;
+        }
+        let most = COPIES_OF_ONE.min(COPIES_MAX.saturating_sub(self.found.copies.len()));
+        let omitted = copies.len().saturating_sub(most);
+        self.found.omitted = self.found.omitted.saturating_add(omitted.try_into().unwrap_or(u32::MAX));
+        copies.truncate(most);
+        self.add(namespace, &copies);
+    }
+
+    fn add(&mut self, namespace: &Namespace, copies: &[&Mount]) {
+        let Some((member, holder)) =
+            namespace.members.iter().find_map(|member| self.holder(*member, namespace))
+        else {
+            return;
+        };
+        let binds = self.binds(member.tgid, holder.cgroup.as_deref());
+        let by_kernel = member.dir(self.proc).and_then(|dir| MountNamespace::of(&dir).ok());
+        let unique = by_kernel.map_or_else(|| vec![None; copies.len()], |ns| ns.unique_ids(copies));
+        let copies = copies.iter().zip(unique).map(|(mount, unique)| MountCopy {
+            mount: mount.facts(namespace.inum, unique),
+            propagation: propagation(mount),
+            holder: holder.clone(),
+            original: None,
+            bind: bundle::of_mount(&binds, &mount.mountpoint).cloned(),
+        });
+        self.found.copies.extend(copies);
+    }
+
+    fn holder(&self, member: Member, namespace: &Namespace) -> Option<(Member, CopyHolder)> {
+        let stat = self.proc.stat(member.tgid)?;
+        let holder = CopyHolder {
+            tgid: member.tgid,
+            start_ns: stat.start_ns,
+            comm: stat.comm,
+            exe: self.proc.exe(member.tgid),
+            uid: self.proc.uid(member.tgid),
+            cgroup: self.proc.cgroup(member.tgid),
+            in_userns: matches!(namespace.whose, Whose::User(_)),
+        };
+        // Much was read by its number.
+        let dir = member.dir(self.proc)?;
+        let now = mount_namespace(&dir, &mut Buffer::default()).ok().flatten();
+        (now == Some(namespace.inum)).then_some((member, holder))
+    }
+
+    fn binds(&mut self, tgid: u32, cgroup: Option<&str>) -> Vec<BindMount> {
+        let Some(cgroup) = cgroup else { return Vec::new() };
+        if let Some(known) = self.bundles.get(cgroup) {
+            return known.clone();
+        }
+        let binds = bundle::binds(self.proc, tgid, cgroup).unwrap_or_default();
+        self.bundles.insert(cgroup.to_owned(), binds.clone());
+        binds
+    }
+}
+
+/// The unique id of the newest mount of a namespace, where the kernel tells.
+fn newest(proc: &Proc, members: &[Member]) -> Option<u64> {
+    let process: dir::Dir = members.iter().take(MEMBERS_LOOKED_AT).find_map(|member| member.dir(proc))?;
+    MountNamespace::of(&process).ok()?.newest().ok()
+}
+
+fn add_host(host: &mut BTreeMap<String, HostMount>, table: &MountTable, mntns: NsInum) {
+    for mount in table.iter().filter(|mount| mount.fstype != "nsfs") {
+        let new = || HostMount {
+            device: mount.device.clone(),
+            path: mount.mountpoint.clone(),
+            fstype: mount.fstype.clone(),
+            source: crate::redact::mount_source(&mount.source),
+            mntns,
+            root_of: None,
+        };
+        let known = host.entry(mount.device.clone()).or_insert_with(new);
+        // Of several places the one that is a volume of a pod tells most.
+        if is_in_pod(&mount.mountpoint) && !is_in_pod(&known.path) && mount.mountpoint != "/" {
+            *known = HostMount { root_of: known.root_of.take(), ..new() };
+        }
+    }
+}
+
+/// Whether it looks like a volume of a pod; whether it is one, others know.
+fn is_in_pod(path: &str) -> bool {
+    path.contains("/pods/") && (path.contains("/volumes/") || path.contains("/volume-subpaths/"))
+}
+
+/// Whether a file system was made for the namespace in which it is.
+fn is_own(mount: &Mount) -> bool {
+    let is_at = |place: &str| is_below(&mount.mountpoint, place);
+    OF_THE_KERNEL.contains(&mount.fstype.as_str())
+        || mount.fstype == "tmpfs"
+            && mount.mountpoint != SHARED_MEMORY
+            && OWN_PLACES.iter().any(|place| is_at(place))
+}
+
+fn propagation(mount: &Mount) -> Propagation {
+    match (mount.shared, mount.master) {
+        (Some(_), _) => Propagation::Shared,
+        (None, Some(_)) => Propagation::Slave,
+        (None, None) => Propagation::Private,
+    }
+}

@@ -1,0 +1,344 @@
+//! What the looks before have seen: where the host had the file systems mounted that only others have by now.
+//!
+//! A copy at `/mem` names nothing, and the number of a device is given to the next file system once this one is gone. But two
+//! mounts with one device at one time are of one file system, and a mount keeps its file system as long as it is there. So a
+//! copy that was there when the host had its device mounted is a copy of that, whatever the host does later.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::inventory::{Found, HostMount};
+use crate::observation::{BootNs, MountCopies, MountCopy, NsInum, OriginalMount};
+
+/// File systems that the host no longer has and that are remembered.
+const GONE_MAX: usize = 1024;
+/// Copies that are told.
+const TOLD_MAX: usize = 1024;
+/// So long the host is looked at often after a copy was found: it may go at once, with what starts or ends.
+const YOUNG: BootNs = 20_000_000_000;
+
+/// A file system that was left behind when an earlier run of the daemon ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remembered {
+    /// `major:minor`.
+    pub device: String,
+    /// Type of the file system.
+    pub fstype: String,
+    /// Where the host had it mounted.
+    pub path: String,
+    /// Container whose root directory it was.
+    pub container: Option<String>,
+    /// The unique id of a copy of it, if it is certain that it is one.
+    pub unique: Option<u64>,
+}
+
+/// What is remembered.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    by_device: BTreeMap<String, Seen>,
+    /// The copies that were told last, and since when each is there.
+    told: Vec<(MountCopy, BootNs)>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    mount: HostMount,
+    at: BootNs,
+    bound: Option<u64>,
+}
+
+impl Memory {
+    pub(super) fn of(remembered: Vec<Remembered>) -> Self {
+        let mut memory = Self::default();
+        for one in remembered.into_iter().take(GONE_MAX) {
+            let mount = HostMount {
+                device: one.device.clone(),
+                path: one.path,
+                fstype: one.fstype,
+                source: String::new(),
+                // It is not told what that was.
+                mntns: 0,
+                root_of: one.container.map(|id| format!("/{id}")),
+            };
+            let known = memory.by_device.entry(one.device).or_insert(Seen { mount, at: 0, bound: None });
+            known.bound = known.bound.max(one.unique);
+        }
+        memory
+    }
+
+    /// Takes in what a look found; the copies to tell.
+    pub(super) fn apply(&mut self, at: BootNs, mut found: Found) -> MountCopies {
+        let Some(host) = found.host.take() else {
+            // Nothing is known of what the host has.
+            let copies = self.told.iter().map(|(copy, _)| copy.clone()).collect();
+            return MountCopies { copies, ..MountCopies::default() };
+        };
+        let mntns =
+            host.iter().find(|mount| mount.path == "/").or(host.first()).map_or(0, |mount| mount.mntns);
+        let has_copy: BTreeSet<String> = found.copies.iter().map(|copy| copy.mount.device.clone()).collect();
+        let is_complete = found.finished;
+        let present: BTreeSet<&str> = host.iter().map(|mount| mount.device.as_str()).collect();
+        self.by_device.retain(|device, seen| {
+            // A look that missed some copies may have missed all of this one.
+            let is_kept = has_copy.contains(device) || !is_complete && seen.bound.is_some();
+            is_kept || present.contains(device.as_str())
+        });
+        for mut mount in host {
+            let known = self.by_device.remove(&mount.device);
+            let known =
+                known.filter(|known| known.mount.path == mount.path && known.mount.fstype == mount.fstype);
+            mount.root_of = mount.root_of.or(known.and_then(|known| known.mount.root_of));
+            self.by_device.insert(mount.device.clone(), Seen { mount, at, bound: found.bound });
+        }
+        self.forget_oldest(at);
+        let copies = self.identified(&found, mntns);
+        self.keep(at, copies, &found);
+        MountCopies {
+            copies: self.told.iter().map(|(copy, _)| copy.clone()).collect(),
+            omitted: found.omitted,
+            ..MountCopies::default()
+        }
+    }
+
+    /// Whether any copies were told last.
+    pub(super) fn has_any(&self) -> bool {
+        !self.told.is_empty()
+    }
+
+    /// Whether something was found lately that may be gone soon.
+    pub(super) fn is_young(&self, now: BootNs) -> bool {
+        self.told.iter().any(|(_, since)| since.saturating_add(YOUNG) > now)
+    }
+
+    fn identified(&mut self, found: &Found, mntns: NsInum) -> Vec<MountCopy> {
+        let mut certain: BTreeSet<&str> = BTreeSet::new();
+        let mut replaced: BTreeSet<&str> = BTreeSet::new();
+        for copy in &found.copies {
+            let device = copy.mount.device.as_str();
+            let Some(seen) = self.by_device.get(device) else { continue };
+            if seen.mount.fstype != copy.mount.fstype {
+                replaced.insert(device);
+            } else if copy.mount.unique.zip(seen.bound).is_some_and(|(unique, bound)| unique <= bound) {
+                certain.insert(device);
+            }
+        }
+        let original = |copy: &MountCopy| {
+            let device = copy.mount.device.as_str();
+            let seen = self.by_device.get(device).filter(|_| !replaced.contains(device))?;
+            // Where mounts have numbers for good, one that was made since may be of the next file system with this device.
+            let is_certain = certain.contains(device);
+            (is_certain || copy.mount.unique.is_none() || seen.bound.is_none()).then(|| OriginalMount {
+                path: seen.mount.path.clone(),
+                mntns: if seen.mount.mntns == 0 { mntns } else { seen.mount.mntns },
+                seen: seen.at,
+                is_certain,
+                root_of: seen.mount.root_of.clone(),
+            })
+        };
+        let with_original = |copy: &MountCopy| MountCopy { original: original(copy), ..copy.clone() };
+        let mut copies: Vec<MountCopy> = found.copies.iter().map(with_original).collect();
+        let gone: Vec<String> = self
+            .by_device
+            .iter()
+            .filter(|(device, seen)| {
+                let is_of_host = seen.at != 0 && found.finished && !certain.contains(device.as_str());
+                let has_number = seen.bound.is_some() && found.bound.is_some();
+                is_of_host && has_number && copies.iter().any(|copy| copy.mount.device == **device)
+            })
+            .map(|(device, _)| device.clone())
+            .collect();
+        // The file system that the host had is gone, and its number another one's.
+        gone.iter().for_each(|device| drop(self.by_device.remove(device)));
+        // One copy that is known tells what the others of its file system are.
+        let known: BTreeSet<String> = copies
+            .iter()
+            .filter(|copy| copy.original.is_some() || copy.bind.is_some())
+            .map(|copy| copy.mount.device.clone())
+            .collect();
+        copies.retain(|copy| known.contains(&copy.mount.device));
+        copies
+    }
+
+    /// Those that were found, and of those before the ones that this look may have missed.
+    fn keep(&mut self, at: BootNs, copies: Vec<MountCopy>, found: &Found) {
+        let before = std::mem::take(&mut self.told);
+        let since = |copy: &MountCopy| {
+            before.iter().find(|(known, _)| is_same(known, copy)).map_or(at, |(_, since)| *since)
+        };
+        let mut told: Vec<_> = copies.into_iter().map(|copy| (since(&copy), copy)).collect();
+        for (copy, since) in &before {
+            let is_missed = !found.read.contains(&copy.mount.mntns)
+                && (!found.finished || found.unread.contains(&copy.holder.tgid));
+            if is_missed && !told.iter().any(|(_, known)| is_same(known, copy)) {
+                told.push((*since, copy.clone()));
+            }
+        }
+        // What was there before does not make room for what users make.
+        told.sort_by_key(|(since, copy)| (copy.holder.in_userns, *since));
+        told.truncate(TOLD_MAX);
+        self.told = told.into_iter().map(|(since, copy)| (copy, since)).collect();
+    }
+
+    fn forget_oldest(&mut self, at: BootNs) {
+        let gone = self.by_device.values().filter(|seen| seen.at != at);
+        let mut times: Vec<BootNs> = gone.map(|seen| seen.at).collect();
+        if times.len() > GONE_MAX {
+            times.sort_unstable();
+            let oldest = times[times.len() - GONE_MAX];
+            self.by_device.retain(|_, seen| seen.at >= oldest);
+        }
+    }
+}
+
+/// Whether both are one mount.
+fn is_same(one: &MountCopy, other: &MountCopy) -> bool {
+    one.mount.mntns == other.mount.mntns
+        && one.mount.identity().zip(other.mount.identity()).is_some_and(|(one, other)| one.is_same(&other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::{BindMount, CopyHolder, MountFacts, Propagation};
+
+    const VOLUME: &str =
+        "/var/lib/kubelet/pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~rbd/x";
+
+    fn host(device: &str, path: &str) -> HostMount {
+        HostMount {
+            device: device.into(),
+            path: path.into(),
+            fstype: "tmpfs".into(),
+            source: "t".into(),
+            mntns: 1,
+            root_of: None,
+        }
+    }
+
+    fn copy(device: &str, unique: Option<u64>) -> MountCopy {
+        MountCopy {
+            mount: MountFacts {
+                id: 7,
+                parent: Some(1),
+                unique,
+                mountpoint: "/mem".into(),
+                root: "/".into(),
+                fstype: "tmpfs".into(),
+                source: "t".into(),
+                device: device.into(),
+                mntns: 9,
+            },
+            propagation: Propagation::Private,
+            holder: CopyHolder {
+                tgid: 50,
+                start_ns: 1,
+                comm: "sleep".into(),
+                exe: None,
+                uid: Some(0),
+                cgroup: None,
+                in_userns: false,
+            },
+            original: None,
+            bind: None,
+        }
+    }
+
+    fn found(hosts: &[HostMount], copies: &[MountCopy], bound: Option<u64>) -> Found {
+        Found {
+            host: Some([&[host("8:1", "/")], hosts].concat()),
+            copies: copies.to_vec(),
+            bound,
+            read: [1, 9].into(),
+            finished: true,
+            ..Found::default()
+        }
+    }
+
+    fn originals(memory: &mut Memory, at: BootNs, found: Found) -> Vec<(String, bool)> {
+        let copies = memory.apply(at, found).copies;
+        copies
+            .into_iter()
+            .filter_map(|copy| Some(copy.original?))
+            .map(|it| (it.path, it.is_certain))
+            .collect()
+    }
+
+    #[test]
+    fn a_copy_that_was_there_while_the_host_had_it_is_of_it_for_certain() {
+        let mut memory = Memory::default();
+        assert_eq!(originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100))), []);
+        for at in 2..5 {
+            let left = found(&[], &[copy("0:50", Some(100))], Some(200));
+            assert_eq!(originals(&mut memory, at, left), [(VOLUME.to_owned(), true)], "{at}");
+        }
+        assert_eq!(originals(&mut memory, 6, found(&[], &[], Some(300))), []);
+        let next = found(&[], &[copy("0:50", Some(90))], Some(400));
+        assert_eq!(originals(&mut memory, 7, next), [], "the number was free in between");
+    }
+
+    #[test]
+    fn a_copy_that_was_made_since_may_be_of_the_next_file_system_with_that_number() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        let next = || found(&[], &[copy("0:50", Some(101))], Some(200));
+        assert_eq!(originals(&mut memory, 2, next()), []);
+        let with_old = found(&[], &[copy("0:50", Some(101)), copy("0:50", Some(99))], Some(300));
+        assert_eq!(originals(&mut memory, 3, with_old), [], "it is forgotten");
+        // While an older copy lives, so does the file system.
+        originals(&mut memory, 4, found(&[host("0:50", VOLUME)], &[], Some(400)));
+        let both = found(&[], &[copy("0:50", Some(401)), copy("0:50", Some(399))], Some(500));
+        assert_eq!(originals(&mut memory, 5, both).len(), 2);
+    }
+
+    #[test]
+    fn without_numbers_for_good_it_is_likely_as_long_as_the_type_is_the_same() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], None));
+        let left = || found(&[], &[copy("0:50", None)], None);
+        assert_eq!(originals(&mut memory, 2, left()), [(VOLUME.to_owned(), false)]);
+        let mut other = left();
+        other.copies[0].mount.fstype = "overlay".into();
+        assert_eq!(originals(&mut memory, 3, other), []);
+    }
+
+    #[test]
+    fn what_a_look_has_missed_is_not_taken_to_be_gone() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        let left = || found(&[], &[copy("0:50", Some(100))], Some(200));
+        assert_eq!(originals(&mut memory, 2, left()).len(), 1);
+        let missed = Found { copies: Vec::new(), read: [1].into(), finished: false, ..left() };
+        assert_eq!(originals(&mut memory, 3, missed).len(), 1, "its time ran out");
+        let hidden = Found { copies: Vec::new(), read: [1].into(), unread: [50].into(), ..left() };
+        assert_eq!(originals(&mut memory, 4, hidden).len(), 1, "its process cannot be read");
+        let blind = Found { host: None, ..left() };
+        assert_eq!(originals(&mut memory, 5, blind).len(), 1);
+        let gone = Found { copies: Vec::new(), read: [1].into(), ..left() };
+        assert_eq!(originals(&mut memory, 6, gone), [], "no process is in that namespace any more");
+    }
+
+    #[test]
+    fn what_the_run_before_knew_is_known_on() {
+        let remembered = Remembered {
+            device: "0:50".into(),
+            fstype: "tmpfs".into(),
+            path: VOLUME.into(),
+            container: Some("a".into()),
+            unique: Some(100),
+        };
+        let mut memory = Memory::of(vec![remembered]);
+        let copies = memory.apply(1, found(&[], &[copy("0:50", Some(100))], Some(200))).copies;
+        let original = copies[0].original.clone().unwrap();
+        assert_eq!((original.path.as_str(), original.is_certain, original.mntns), (VOLUME, true, 1));
+        assert_eq!(original.root_of.as_deref(), Some("/a"));
+    }
+
+    #[test]
+    fn what_nobody_has_seen_on_the_host_is_told_only_if_a_container_has_it_from_there() {
+        let mut memory = Memory::default();
+        assert_eq!(memory.apply(1, found(&[], &[copy("0:50", Some(9))], Some(10))).copies, []);
+        let bind = BindMount { source: VOLUME.into(), destination: "/mem".into(), propagation: None };
+        let bound = MountCopy { bind: Some(bind), ..copy("0:50", Some(9)) };
+        assert_eq!(memory.apply(2, found(&[], &[bound], Some(10))).copies.len(), 1);
+        assert!(memory.is_young(3) && !memory.is_young(3 + YOUNG));
+    }
+}

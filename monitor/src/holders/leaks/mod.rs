@@ -1,0 +1,155 @@
+//! Mounts that are left in other namespaces than the host's: the host has unmounted a file system, and somebody's copy of the
+//! mount keeps it. Found by state, from time to time and soon after mounts of the host have changed.
+//!
+//! ```text
+//! look (all namespaces) ─► memory (what the host had before) ─► copies of what the host no longer has
+//!          └ bundle (what a container has mounted of the host)
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::clock::boot_now;
+use crate::metrics::Metrics;
+use crate::observation::{Fact, KernelMounts, MountCopies};
+use crate::sources::procfs::readers::{Answer, Readers, Unread};
+use crate::sources::{Sender, observed_now};
+
+mod bundle;
+mod inventory;
+mod memory;
+mod own_table;
+
+pub(super) use inventory::Inventory;
+use memory::Memory;
+pub use memory::Remembered;
+use own_table::OwnTable;
+
+/// Longest wait for a reader.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Processor time for one look.
+const BUDGET: Duration = Duration::from_millis(500);
+/// How often all namespaces are looked at where no change of mounts is seen.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// So long after a change, since others follow it.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Shortest time between two looks.
+const PAUSE: Duration = Duration::from_secs(4);
+/// After a look there is a rest of so many times the processor time that it took.
+const RESTS: u32 = 500;
+
+/// Follows such mounts until the receiver of observations is gone. What is sent to it asks for a look soon. `remembered`:
+/// what an earlier run of the daemon in this boot has found.
+pub fn start(
+    readers: Readers,
+    tx: Sender,
+    metrics: Arc<Metrics>,
+    remembered: Vec<Remembered>,
+) -> mpsc::Sender<()> {
+    let (asked_tx, asked) = mpsc::channel(1);
+    let kernel = kernel();
+    let follower = Follower { readers, tx, metrics, kernel, memory: Memory::of(remembered) };
+    tokio::spawn(follower.run(asked));
+    asked_tx
+}
+
+/// Asks for a look. One that is asked for already is enough.
+pub fn look_soon(follower: Option<&mpsc::Sender<()>>) {
+    let _ = follower.map(|follower| follower.try_send(()));
+}
+
+struct Follower {
+    readers: Readers,
+    tx: Sender,
+    metrics: Arc<Metrics>,
+    kernel: KernelMounts,
+    memory: Memory,
+}
+
+/// The receiver of observations is gone.
+struct Closed;
+
+impl Follower {
+    async fn run(mut self, mut asked: mpsc::Receiver<()>) {
+        let mut table = OwnTable::open();
+        // The first look is told whatever it finds: what the run before knew of may be gone.
+        let mut is_asked = true;
+        let mut had_any = false;
+        loop {
+            let Ok(took) = self.look(is_asked || had_any).await else { return };
+            (is_asked, had_any) = (false, self.memory.has_any());
+            let rest = Instant::now() + (took * RESTS).max(PAUSE);
+            let next =
+                if self.memory.is_young(boot_now()) { rest } else { rest.max(Instant::now() + INTERVAL) };
+            tokio::select! {
+                () = sleep_until(next) => continue,
+                () = table.changed() => {}
+                Some(()) = asked.recv() => is_asked = true,
+                () = self.tx.closed() => return,
+            }
+            tokio::select! {
+                () = sleep_until(rest.max(Instant::now() + SETTLE)) => {}
+                () = self.tx.closed() => return,
+            }
+            table.forget();
+            is_asked |= asked.try_recv().is_ok();
+        }
+    }
+
+    /// Looks once, and tells what it found if that is anything, or if it is to be `told` anyway; the processor time that it
+    /// took.
+    async fn look(&mut self, told: bool) -> Result<Duration, Closed> {
+        let found = match self.readers.ask(Inventory { budget: BUDGET, in_background: true }, PATIENCE).await
+        {
+            Ok(Answer { reply, .. }) => reply,
+            Err(error) => {
+                tracing::debug!(%error, "cannot look at the mounts of other namespaces");
+                sleep(PAUSE).await;
+                return Ok(Duration::ZERO);
+            }
+        };
+        self.metrics.mount_inventory();
+        let took = found.took;
+        let copies = MountCopies { kernel: self.kernel.clone(), ..self.memory.apply(boot_now(), found) };
+        if told || self.memory.has_any() {
+            let fact = Fact::MountCopies(Box::new(copies));
+            self.tx.send(observed_now(fact)).await.map_err(|_| Closed)?;
+        }
+        Ok(took)
+    }
+}
+
+/// The release of the kernel, and what it was told of such mounts.
+fn kernel() -> KernelMounts {
+    let release = nix::sys::utsname::uname().ok();
+    let release = release.map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default();
+    let setting = std::fs::read_to_string("/proc/sys/fs/may_detach_mounts").ok();
+    KernelMounts { release, may_detach: setting.map(|value| value.trim() == "1") }
+}
+
+/// Looks once, on demand. All copies are told: nobody has seen here what the host had before.
+///
+/// # Errors
+/// When no reader answered in time.
+pub async fn look_once(readers: &Readers, patience: Duration) -> Result<OnDemand, Unread> {
+    let inventory = Inventory { budget: patience, in_background: false };
+    let Answer { reply, .. } = readers.ask(inventory, patience).await?;
+    let is_complete = reply.host.is_some() && reply.finished && reply.omitted == 0;
+    let unread = reply.unread.iter().copied().collect();
+    let copies = MountCopies { copies: reply.copies, omitted: reply.omitted, kernel: kernel() };
+    Ok(OnDemand { copies, is_complete, unread })
+}
+
+/// What a look on demand found.
+#[derive(Debug)]
+pub struct OnDemand {
+    /// What other namespaces have mounted, and the host has not.
+    pub copies: MountCopies,
+    /// Whether there was time for all namespaces, and room for all mounts.
+    pub is_complete: bool,
+    /// Processes that could not be read.
+    pub unread: Vec<u32>,
+}
