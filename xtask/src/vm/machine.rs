@@ -19,6 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(2400);
 /// How long it may print nothing: no test takes as long, and one that hangs shall not keep the verdict of the others.
 const SILENCE: Duration = Duration::from_secs(600);
 
+/// In MiB. The programs of the tests are held twice at first, packed and not, and half of it is what the root file system of
+/// the machine can have.
+const MEMORY: &str = "1536";
+
 /// How process 1 begins its last line.
 const VERDICT: &str = "guest: ";
 
@@ -42,7 +46,7 @@ pub(crate) fn run(
     let mut command = qemu.command();
     command
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"])
-        .args(["-serial", "stdio", "-accel", ACCELERATION, "-cpu", "max", "-smp", "2", "-m", "1024"])
+        .args(["-serial", "stdio", "-accel", ACCELERATION, "-cpu", "max", "-smp", "2", "-m", MEMORY])
         .arg("-kernel")
         .arg(&kernel.image)
         .arg("-initrd")
