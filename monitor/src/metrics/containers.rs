@@ -1,6 +1,6 @@
 //! What the model of the node holds, and containers that were made anew.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
@@ -10,25 +10,14 @@ use super::{FamilyMetrics, MetricsError, lock};
 use crate::event::{Event, RecreationReason};
 use crate::observation::ContainerState;
 
-const STATES: [ContainerState; 8] = [
-    ContainerState::Created,
-    ContainerState::Running,
-    ContainerState::Paused,
-    ContainerState::Restarting,
-    ContainerState::Removing,
-    ContainerState::Exited,
-    ContainerState::Dead,
-    ContainerState::Unknown,
-];
-
 pub(super) struct ContainerMetrics {
     containers: IntGaugeVec,
     veths: IntGauge,
     recreations: IntCounterVec,
     refused: IntCounter,
     routes_omitted: IntGauge,
-    /// Those that had containers: their zeros stay.
-    runtimes: Mutex<BTreeSet<String>>,
+    /// What was more than zero once: its zero stays. Most of the states are seen on few nodes, and a series each costs.
+    seen: Mutex<HashSet<(String, ContainerState)>>,
 }
 
 impl ContainerMetrics {
@@ -57,7 +46,7 @@ impl ContainerMetrics {
                 "kevtmon_default_routes_omitted",
                 "Default routes of network namespaces that have too many of them: which are in use there is not known.",
             )?,
-            runtimes: Mutex::default(),
+            seen: Mutex::default(),
         })
     }
 
@@ -70,13 +59,14 @@ impl ContainerMetrics {
     ) {
         self.routes_omitted.set(i64::try_from(routes_omitted).unwrap_or(i64::MAX));
         self.refused.inc_by(refused_namespaces.saturating_sub(self.refused.get()));
-        let mut runtimes = lock(&self.runtimes);
-        runtimes.extend(containers.keys().map(|(runtime, _)| runtime.clone()));
-        for runtime in runtimes.iter() {
-            for state in STATES {
-                let count = containers.get(&(runtime.clone(), state)).copied().unwrap_or(0);
-                self.containers.with_label_values(&[runtime.as_str(), state.name()]).set(count);
-            }
+        let mut seen = lock(&self.seen);
+        for (runtime, state) in containers.keys() {
+            seen.insert((runtime.clone(), *state));
+            seen.insert((runtime.clone(), ContainerState::Running));
+        }
+        for key in seen.iter() {
+            let count = containers.get(key).copied().unwrap_or(0);
+            self.containers.with_label_values(&[key.0.as_str(), key.1.name()]).set(count);
         }
         self.veths.set(veths);
     }
