@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 
+use kevtmon_tests::balance::stop_and_account;
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -143,4 +144,5 @@ fn whatever_users_build_in_their_own_namespaces_is_theirs_and_no_pods() {
     eventually!(volume.umount().status.success(), "the volume is free");
     let closed = wait_for(&mut daemon, "incident.closed", volume.point());
     closed.expect("/incident/close_reason", "resolved");
+    stop_and_account(daemon);
 }
