@@ -109,7 +109,11 @@ pub fn look(daemon: &Daemon, id: &str) {
 
 #[track_caller]
 fn wait_for_offer(daemon: &Daemon, id: &str, step: &str) -> String {
-    eventually!(offered(&incident(daemon, id), step).is_some(), "the step is offered");
+    eventually!(
+        offered(&incident(daemon, id), step).is_some(),
+        "{step} is offered: {}",
+        incident(daemon, id)
+    );
     let incident = incident(daemon, id);
     offered(&incident, step).unwrap_or_else(|| unreachable!("{step} in {incident}"))
 }

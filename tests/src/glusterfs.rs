@@ -7,6 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use nix::errno::Errno;
+use nix::mount::{MntFlags, umount2};
+
 use crate::eventually;
 use crate::pod_sandbox::uuid;
 use crate::process::{Finished, Running, attempt};
@@ -79,6 +82,16 @@ impl GlusterVolume {
     #[must_use]
     pub fn uid(&self) -> &str {
         &self.uid
+    }
+
+    /// Tries to unmount it by a call of this process: the program umount(8) asks the server first, and waits for one that is
+    /// stopped.
+    ///
+    /// # Panics
+    /// If it is not busy.
+    pub fn refuse(&self) {
+        let refused = umount2(&self.point, MntFlags::UMOUNT_NOFOLLOW);
+        assert_eq!(refused, Err(Errno::EBUSY), "{}", self.point.display());
     }
 
     /// Tries to unmount it.

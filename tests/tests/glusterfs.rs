@@ -8,15 +8,9 @@ use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::glusterfs::GlusterVolume;
-use kevtmon_tests::mount::{Scratch, settle};
+use kevtmon_tests::mount::{Scratch, settle, wait_for};
 use kevtmon_tests::process::hold_by_cwd;
 use nix::sys::signal::Signal;
-
-fn refuse(volume: &GlusterVolume) {
-    settle(volume.point().parent().expect("a directory above"));
-    let ran = volume.umount();
-    assert!(!ran.status.success(), "{} was not busy", volume.point().display());
-}
 
 fn of_volume(daemon: &mut Daemon, volume: &GlusterVolume) -> String {
     let path = volume.point().to_string_lossy().into_owned();
@@ -40,9 +34,10 @@ fn the_client_of_another_pods_volume_that_holds_a_volume_is_told_with_the_pod_th
     let other = GlusterVolume::mount(&root, "web", scratch.path(), &held.point().join("web.log"));
     let sure = if held.is_shown() { "certain" } else { "likely" };
     let mut daemon = launch().config(&kubelet_roots(&root)).start();
-    refuse(&held);
-    let id = of_volume(&mut daemon, &held);
-    let open = incident(&daemon, &id);
+    settle(&root);
+    held.refuse();
+    let open = wait_for(&mut daemon, "incident.opened", held.point());
+    let id = open.text("/incident/id").to_owned();
     open.expect("/target/pod/uid", held.uid());
     let holders = open.list("/holders");
     let holder = holders.iter().find(|holder| holder["pid"] == other.client().pid()).expect("who holds it");
@@ -52,7 +47,7 @@ fn the_client_of_another_pods_volume_that_holds_a_volume_is_told_with_the_pod_th
     assert_eq!(holder["serves"]["confidence"], sure, "{open}");
     let told = server(&open, &held);
     assert_eq!((&told["state"], &told["confidence"]), (&"running".into(), &sure.into()), "{open}");
-    let summary = open.text("/summary");
+    let summary = open.text("/message");
     let by = format!("held by glusterfs (pid {}) with an open file", other.client().pid());
     assert!(summary.contains(&by) && summary.contains(other.uid()), "{summary}");
 
@@ -69,7 +64,8 @@ fn a_busy_volume_whose_server_is_stopped_is_told_so_and_what_lets_that_go_on() {
     let holder = hold_by_cwd(volume.point());
     let mut daemon = launch().config(&kubelet_roots(&root)).start();
     volume.client().signal(Signal::SIGSTOP);
-    refuse(&volume);
+    settle(&root);
+    volume.refuse();
     let path = volume.point().to_string_lossy().into_owned();
     let event = daemon.wait_for_holders("the refusal", |event| {
         event.kind() == "mount.busy" && event.text("/mount/path") == path
@@ -90,7 +86,7 @@ fn a_busy_volume_whose_server_is_stopped_is_told_so_and_what_lets_that_go_on() {
     assert_eq!(daemon.metrics().count("kevtmon_proc_readers_stuck", &[]), 0.0);
 
     // Older kernels do not show whose a file system is, and where a process cannot be read it may be another's, too.
-    match server(&open, &volume)["confidence"].as_str() {
+    match server(&event, &volume)["confidence"].as_str() {
         Some("certain") => drop(carry_out(&daemon, &id, "volume-busy/continue-server")),
         _ => volume.client().signal(Signal::SIGCONT),
     }
