@@ -12,7 +12,6 @@ use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, IncidentKey, ModelChange, SECOND, STARTUP_GRACE, seconds};
 use crate::event::{CloseReason, Confidence, Event, Kind, MountHolder, Severity};
-use crate::node::containers::is_live;
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{BootNs, ContainerFacts, ContainerState, PodIdentity, Request};
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -55,6 +54,9 @@ struct Victim {
     is_claimed: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refusal: Option<Box<Refusal>>,
+    /// What was refused last was in the way, and is gone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_cleared: bool,
     /// When the runtime was asked last, before it is judged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     asked: Option<BootNs>,
@@ -95,11 +97,12 @@ impl ContainerUndeletable {
         let Some(mount) = event.mount.as_deref() else { return };
         let of_runtime = event.actor.as_deref().is_some_and(|actor| refusal::is_runtime(context.node, actor));
         let Some(id) = mount.container_id.as_ref().filter(|_| of_runtime) else { return };
-        let ended = context.node.containers.get(id).is_some_and(|facts| !is_live(facts.state));
+        let ended = context.node.containers.get(id).is_some_and(|facts| has_ended(facts.state));
         if !ended || !context.node.containers.is_present(id) || !self.note(context, id, findings) {
             return;
         }
         let Some(victim) = self.victims.get_mut(id) else { return };
+        victim.is_cleared = false;
         match &mut victim.refusal {
             Some(refusal) => refusal.repeat(event),
             None => victim.refusal = Some(Box::new(Refusal::of(event))),
@@ -131,6 +134,7 @@ impl ContainerUndeletable {
             found_at_start,
             is_claimed,
             refusal: None,
+            is_cleared: false,
             asked: None,
             is_open: false,
         };
@@ -168,7 +172,7 @@ impl ContainerUndeletable {
         };
         let is_refused = self.victims.get(id).is_some_and(|victim| victim.refusal.is_some());
         match of_state(facts.state) {
-            Removal::None if is_refused && !is_live(facts.state) => Removal::Refused,
+            Removal::None if is_refused && has_ended(facts.state) => Removal::Refused,
             state => state,
         }
     }
@@ -234,14 +238,15 @@ impl ContainerUndeletable {
         let Some((victim, facts)) = open.zip(node.containers.get(id)) else { return };
         let target = node.target_of(facts);
         let refusal = victim.refusal.as_deref();
+        let told = refusal.map_or(Confidence::Certain, |refusal| refusal.confidence);
         let holders = refusal.and_then(|refusal| refusal.objects.holders.as_deref()).unwrap_or_default();
         findings.report(Report {
             severity: Severity::Warning,
             confidence: match of_state(facts.state) {
-                Removal::Failed | Removal::GoesOn => Confidence::Certain,
-                _ => refusal.map_or(Confidence::Likely, |refusal| refusal.confidence),
+                Removal::Failed | Removal::GoesOn => told,
+                Removal::Refused | Removal::None => told.min(refusal.map_or(Confidence::Likely, |_| told)),
             },
-            summary: wording::summary(&target, facts, refusal),
+            summary: wording::summary(&target, facts, refusal, victim.is_cleared),
             ruled_out: None,
             advice: Some(wording::advice_for(node, &target, refusal)),
             caused_by: causes(context, holders),
@@ -271,6 +276,20 @@ impl ContainerUndeletable {
         }
     }
 
+    /// A mount is gone: it is in nobody's way any more.
+    fn cleared(&mut self, context: &Context<'_>, is_it: impl Fn(&Refusal) -> bool, findings: &mut Findings) {
+        let is_of = |victim: &Victim| victim.refusal.as_ref().is_some_and(|refusal| is_it(refusal));
+        let ids: Vec<String> =
+            self.victims.iter().filter(|(_, victim)| is_of(victim)).map(|(id, _)| id.clone()).collect();
+        for id in ids {
+            if let Some(victim) = self.victims.get_mut(&id) {
+                (victim.refusal, victim.is_cleared) = (None, true);
+            }
+            // Of a runtime that does not tell, nothing is left that shows a removal.
+            self.check(context, &id, findings);
+        }
+    }
+
     /// It is over; `evidence`: the event that shows it.
     fn forget(&mut self, id: &str, evidence: Option<u64>, findings: &mut Findings) {
         let Some(victim) = self.victims.remove(id) else { return };
@@ -289,6 +308,11 @@ impl Diagnosis for ContainerUndeletable {
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         match event.kind {
             Kind::MountBusy => self.refused(context, event, findings),
+            Kind::MountReleased | Kind::MountDetached => {
+                if let Some(mount) = event.mount.as_deref() {
+                    self.cleared(context, |refusal| refusal.is_about(mount), findings);
+                }
+            }
             Kind::ContainerRemoved => {
                 let container = event.target.as_ref().and_then(|target| target.container.as_ref());
                 if let Some(gone) = container {
@@ -304,6 +328,10 @@ impl Diagnosis for ContainerUndeletable {
             ModelChange::Container(id) => self.check(context, id, findings),
             ModelChange::Runtime | ModelChange::RuntimeAvailability | ModelChange::Ready => {
                 self.check_all(context, findings);
+            }
+            ModelChange::MountGone(mount) => {
+                let is_it = |refusal: &Refusal| refusal.is_of(&mount.key.path);
+                self.cleared(context, is_it, findings);
             }
             ModelChange::Refused(mount) => {
                 self.attempt(context, &mount.key.path, mount.attempts(), findings);
@@ -329,6 +357,7 @@ impl Diagnosis for ContainerUndeletable {
             first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
             found_at_start: incident.found_at_start,
             is_claimed: event.target.as_ref().is_some_and(|target| target.is_claimed()),
+            is_cleared: false,
             refusal: Refusal::resume(event, context.clock.boot_ns(&incident.last_seen)).map(Box::new),
             asked: None,
             is_open: true,
@@ -347,6 +376,11 @@ fn of_state(state: ContainerState) -> Removal {
         ContainerState::Removing => Removal::GoesOn,
         _ => Removal::None,
     }
+}
+
+/// Whether a container ran and does no more, as its runtime tells.
+fn has_ended(state: ContainerState) -> bool {
+    matches!(state, ContainerState::Exited | ContainerState::Dead | ContainerState::Removing)
 }
 
 /// Whether the lists that tell of a container are up to date. One that is not there may be that of a runtime which does not

@@ -25,7 +25,7 @@ use wording::summary;
 
 mod known;
 mod left;
-mod release;
+pub(super) mod release;
 mod severity;
 mod wording;
 

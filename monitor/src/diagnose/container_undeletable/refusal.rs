@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::diagnose::finding::IncidentObjects;
 use crate::diagnose::volume_busy::confidence;
-use crate::event::{Actor, Confidence, Event};
+use crate::event::{Actor, Confidence, Event, Mount};
 use crate::node::components::is_one_of;
 use crate::node::view::NodeView;
 use crate::observation::BootNs;
@@ -73,11 +73,19 @@ impl Refusal {
         self.path() == Some(path)
     }
 
-    /// Whether this shows that the container is being removed: what is mounted for it is unmounted at its end, too, but
-    /// its directories are not removed then, and nobody tries again after this time.
+    /// Whether it was refused for this mount.
+    pub(super) fn is_about(&self, mount: &Mount) -> bool {
+        let Some(own) = self.objects.mount.as_deref() else { return false };
+        match (&own.identity, &mount.identity) {
+            (Some(own), Some(other)) => own == other,
+            _ => own.path == mount.path && own.mntns == mount.mntns,
+        }
+    }
+
+    /// Whether this shows that the container cannot be removed: runtimes clean up at its end, too, and what was refused once
+    /// succeeds a moment later. Nobody tries again after this time but to remove it.
     pub(super) fn shows_removal(&self, after: BootNs) -> bool {
-        let is_umount = self.objects.mount.as_ref().is_some_and(|mount| mount.is_umount());
-        !is_umount || self.last.saturating_sub(self.first) >= after
+        self.last.saturating_sub(self.first) >= after
     }
 }
 

@@ -170,6 +170,9 @@ fn a_removal_that_lasts_is_told() {
 fn of_other_runtimes_what_they_remove_shows_it() {
     let mut node = started(of_runtime("containerd", ContainerState::Exited));
     node.observe(refused(&format!("{LAYER}/merged")));
+    node.run_for(30 * S);
+    assert!(node.open().is_empty(), "what is refused once succeeds a moment later");
+    node.observe(refused(&format!("{LAYER}/merged")));
     node.run_for(12 * S);
     assert!(
         node.last_incident()
@@ -215,8 +218,10 @@ fn one_that_runs_is_not_being_removed() {
     assert_eq!(node.kinds(), [""; 0]);
     // Nor one that is started again.
     tell(&mut node, of_runtime("containerd", ContainerState::Exited));
-    node.observe(refused(&shm()));
-    node.run_for(12 * S);
+    for _ in 0..2 {
+        node.observe(refused(&shm()));
+        node.run_for(12 * S);
+    }
     assert_eq!(node.open().len(), 1);
     tell(&mut node, of_runtime("containerd", ContainerState::Running));
     assert!(node.open().is_empty());
@@ -268,6 +273,61 @@ fn a_mount_by_another_path_to_the_directory_is_what_is_in_the_way() {
     let commands: Vec<&str> =
         opened.incident.as_ref().unwrap().advice.iter().map(|step| step.command.as_str()).collect();
     assert_eq!(commands[..2], ["kevtmon holders /mnt/alias/shm", "umount /mnt/alias/shm"]);
+}
+
+#[test]
+fn what_was_in_the_way_is_no_reason_once_it_is_gone() {
+    let mut node = started(web(ContainerState::Exited));
+    node.observe(refused(&shm()));
+    tell(&mut node, web(ContainerState::Dead));
+    node.run_for(10 * S);
+    assert!(node.open()[0].summary.contains(", held by glusterfs (pid 94549)"), "{}", node.open()[0].summary);
+    let Fact::Umount(mut attempt) = refused_to(1_300, MountSyscall::Umount2, &shm()) else { unreachable!() };
+    attempt.errno = None;
+    node.mounted = false;
+    node.observe(Fact::Umount(attempt));
+    node.run_for(S);
+    let open = &node.open()[0];
+    assert!(
+        open.summary.contains(", and is dead: what was in the way is gone; the runtime says "),
+        "{}",
+        open.summary
+    );
+    assert_eq!(open.confidence, Confidence::Certain);
+    assert_eq!(
+        open.advice.iter().map(|step| &*step.command).collect::<Vec<_>>(),
+        [format!("docker rm {WEB}")]
+    );
+}
+
+#[test]
+fn what_holds_it_is_no_surer_than_the_search_for_it() {
+    let mut node = started(web(ContainerState::Exited));
+    node.scan = |id, path| HolderReport::skipped(id, path);
+    node.observe(refused(&shm()));
+    tell(&mut node, web(ContainerState::Dead));
+    node.run_for(10 * S);
+    assert_eq!(node.open()[0].confidence, Confidence::Likely, "{}", node.open()[0].summary);
+}
+
+#[test]
+fn nobody_is_told_to_end_what_is_no_process() {
+    let mut node = started(web(ContainerState::Exited));
+    node.scan = |id, path| {
+        let mut report = holders(id, path);
+        for holder in &mut report.holders {
+            holder.tgid = 0;
+        }
+        report
+    };
+    node.observe(refused(&shm()));
+    tell(&mut node, web(ContainerState::Dead));
+    node.run_for(10 * S);
+    assert!(
+        node.open()[0].advice.iter().all(|step| !step.command.starts_with("kill")),
+        "{:?}",
+        node.open()[0].advice
+    );
 }
 
 #[test]

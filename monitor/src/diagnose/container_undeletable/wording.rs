@@ -3,16 +3,23 @@
 use super::refusal::Refusal;
 use super::{Removal, of_state};
 use crate::diagnose::advice::{advice, of_process, remove};
+use crate::diagnose::volume_busy::release::links;
 use crate::escape::name;
 use crate::event::wording::{
     container_label, holders_phrase, mount_point_phrase, repeated_actor_phrase, target_label, users,
 };
-use crate::event::{Advice, Mount, MountHolder, Target, form};
+use crate::event::{Advice, MountHolder, ProcessLink, Target, form};
 use crate::node::kubelet::Way;
 use crate::node::view::NodeView;
 use crate::observation::{ContainerFacts, Verdict};
 
-pub(super) fn summary(target: &Target, facts: &ContainerFacts, refusal: Option<&Refusal>) -> String {
+/// `is_cleared`: what was refused last was in the way, and is gone.
+pub(super) fn summary(
+    target: &Target,
+    facts: &ContainerFacts,
+    refusal: Option<&Refusal>,
+    is_cleared: bool,
+) -> String {
     let owner = target_label(target).unwrap_or_else(|| "a container".to_owned());
     let subject = match (&target.container, target.confirmed_pod()) {
         (Some(container), Some(_)) => format!("container {} of {owner}", container_label(container)),
@@ -28,6 +35,7 @@ pub(super) fn summary(target: &Target, facts: &ContainerFacts, refusal: Option<&
     let said = said.map(|error| format!("; the runtime says {}", name(error))).unwrap_or_default();
     let reason = match refusal {
         Some(refusal) => refused(refusal),
+        None if is_cleared => "what was in the way is gone".to_owned(),
         None => "what refused that was not seen".to_owned(),
     };
     format!("{subject} {state}: {reason}{said}")
@@ -62,12 +70,16 @@ pub(super) fn advice_for(node: &NodeView<'_>, target: &Target, refusal: Option<&
             steps.push(advice(form::SHOW_USERS, "see who holds it now", &command));
         }
         let holders = refusal.objects.holders.as_deref().unwrap_or_default();
-        if let Some(holder) = users(holders).next() {
-            steps.extend(release(holder, refusal));
+        if let Some(holder) = users(holders).find(|holder| holder.pid != 0) {
+            steps.extend(release(holder, refusal, links(holders, holder.pid, point)));
         }
-        if is_here && is_in_the_way(mount) {
-            let command = ["umount", point];
-            steps.push(advice(form::UNMOUNT, "unmount what is in the way", &command));
+        // It is the reason by itself, whoever uses it.
+        if is_here && !mount.is_umount() {
+            let text = match mount.confidence {
+                None => "unmount what is in the way",
+                Some(_) => "unmount what is likely in the way",
+            };
+            steps.push(advice(form::UNMOUNT, text, &["umount", point]));
         }
     }
     let again = target.container.as_ref().and_then(|container| remove(node, container, false));
@@ -79,14 +91,9 @@ pub(super) fn advice_for(node: &NodeView<'_>, target: &Target, refusal: Option<&
     steps
 }
 
-/// Whether a mount is the reason by itself, whoever uses it.
-fn is_in_the_way(mount: &Mount) -> bool {
-    !mount.is_umount() && mount.confidence.is_none()
-}
-
 /// A process of the node that belongs to no container or service is ended. Who is in one is named, and restarted by whoever
 /// knows what that means.
-fn release(holder: &MountHolder, refusal: &Refusal) -> Option<Advice> {
+fn release(holder: &MountHolder, refusal: &Refusal, links: Vec<ProcessLink>) -> Option<Advice> {
     let is_of_service = holder.unit.as_deref().is_some_and(|unit| unit.ends_with(".service"));
     if holder.container.is_some() || is_of_service || holder.serves.is_some() {
         return None;
@@ -94,5 +101,5 @@ fn release(holder: &MountHolder, refusal: &Refusal) -> Option<Advice> {
     let command = ["kill", &holder.pid.to_string()];
     let step = advice(form::END_PROCESS, "end the process that holds it", &command);
     let age = refusal.objects.holders_age_ms.unwrap_or_default().saturating_mul(1_000_000);
-    Some(of_process(step, holder.pid, refusal.last.saturating_sub(age), Vec::new()))
+    Some(of_process(step, holder.pid, refusal.last.saturating_sub(age), links))
 }

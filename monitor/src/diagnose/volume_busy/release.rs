@@ -82,7 +82,7 @@ fn look(mount: &Mount, holders: &[MountHolder], way: Way) -> Advice {
 }
 
 /// What a process has in the mount, each of which is enough. Empty where something of it is no link.
-fn links(holders: &[MountHolder], pid: u32, mountpoint: &str) -> Vec<ProcessLink> {
+pub(in crate::diagnose) fn links(holders: &[MountHolder], pid: u32, mountpoint: &str) -> Vec<ProcessLink> {
     let link = |holder: &MountHolder| {
         let link = match holder.access {
             Access::Cwd => "cwd".to_owned(),
