@@ -232,6 +232,8 @@ pub enum Fact {
         /// All of them.
         pods: Vec<PodRemains>,
     },
+    /// What there is of the pods could not be read, again and again: what was seen last may be over.
+    PodRemainsUnread,
     /// Mounts in other namespaces than the host's whose file systems the host no longer has mounted; after the first also the
     /// reply to [`Request::MountCopies`].
     MountCopies(Box<MountCopies>),

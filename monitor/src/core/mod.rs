@@ -196,6 +196,7 @@ impl Core {
             Fact::Components { components } => self.components(at, components),
             Fact::Unmounters { unmounters } => self.unmounters(at, unmounters),
             Fact::PodRemains { pods } => self.pod_remains(at, pods),
+            Fact::PodRemainsUnread => self.pods_on_node.note_unread(),
             Fact::MountCopies(found) => self.mount_copies(at, *found),
             Fact::ComponentExecuted { tgid } => self.request(Request::Component { tgid }),
             Fact::ComponentExited(exit) => self.component_exited(at, &exit),

@@ -16,7 +16,7 @@ use super::{umount_hung, volume_busy};
 use crate::event::wording::{pod_label, target_label};
 use crate::event::{CloseReason, Confidence, Event, Pod, Severity, Target, form};
 use crate::node::pod_remains::PodOnNode;
-use crate::observation::{BootNs, PodCgroup, Request};
+use crate::observation::{BootNs, Request};
 use crate::settings::{Thresholds, Unit, thresholds};
 use gates::Gates;
 
@@ -59,6 +59,8 @@ impl PodStuckTerminating {
     fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let pods = context.node.pods_on_node;
         if context.ready.is_none() || !pods.is_read() {
+            // It is reviewed once that is told.
+            self.next = None;
             return;
         }
         self.list_processes(context, findings);
@@ -130,7 +132,7 @@ impl PodStuckTerminating {
         findings.report(Report {
             subject: uid.to_owned(),
             severity: Severity::Warning,
-            confidence: confidence(context, pod, gates),
+            confidence: confidence(gates),
             summary,
             ruled_out: Some(ruled_out),
             advice: Some(vec![advice(
@@ -173,11 +175,10 @@ fn label(target: &Target, uid: &str) -> String {
     }
 }
 
-/// That a process was killed and is there, the kernel says; that no container runs, a runtime and the control group together.
-fn confidence(context: &Context<'_>, pod: &PodOnNode, gates: &Gates<'_>) -> Confidence {
-    let witness = pod.witness(context.node);
-    let is_told_twice = witness.runtime && (witness.cgroup || pod.seen.cgroup == PodCgroup::Populated);
-    if gates.is_killed() || is_told_twice { Confidence::Certain } else { Confidence::Likely }
+/// That a process is to end and does not, the kernel says. That no container runs does not tell why: of a pod that cannot be
+/// started again, all that is left may be, too.
+fn confidence(gates: &Gates<'_>) -> Confidence {
+    if gates.is_killed() { Confidence::Certain } else { Confidence::Likely }
 }
 
 /// The open incidents that are behind it.

@@ -27,7 +27,7 @@ const RECOVERY: BootNs = 300 * SECOND;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodsOnNode {
-    /// Whether they were looked at.
+    /// Whether they were looked at, and can be.
     is_read: bool,
     /// When a runtime came back last.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,6 +83,11 @@ impl PodsOnNode {
         }
     }
 
+    /// They cannot be looked at for some time: nothing is concluded from what was seen last.
+    pub fn note_unread(&mut self) {
+        self.is_read = false;
+    }
+
     /// A container of a pod was added, changed or removed.
     pub fn review(&mut self, at: BootNs, uid: &str, containers: &Containers) {
         if let Some(pod) = self.known.get_mut(uid) {
@@ -107,7 +112,7 @@ impl PodsOnNode {
         }
     }
 
-    /// Whether they were looked at, so that what is not there is not only unknown yet.
+    /// Whether they were looked at, and can be: else what is not there is only unknown, and what is may be over.
     #[must_use]
     pub fn is_read(&self) -> bool {
         self.is_read

@@ -64,9 +64,12 @@ pub struct PodProcess {
     pub comm: String,
     /// As in `/proc/PID/stat`: `D` waits in the kernel, `Z` has ended but for its other threads.
     pub state: char,
-    /// Whether it was sent SIGKILL.
+    /// Whether SIGKILL is pending: it was sent that, or another thread of it has ended the process.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub killed: bool,
+    /// Whether it is the first one of its process namespace, with which all others in there end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub init: bool,
 }
 
 impl PodProcess {

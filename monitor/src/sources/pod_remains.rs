@@ -30,6 +30,8 @@ const OFTEN: Duration = Duration::from_secs(5);
 const KUBELETS_AFTER: u32 = 15;
 /// The same where what is known of them may be old, since something could not be read.
 const KUBELETS_AFTER_FAILURES: u32 = 3;
+/// After so many in a row what was told last counts no more.
+const FAILURES_MAX: u32 = 2;
 /// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Pods that are told; a node has some hundred, and only root makes their directories.
@@ -60,7 +62,7 @@ async fn follow(
     tx: Sender,
 ) {
     let mut told: Option<Vec<PodRemains>> = None;
-    let mut looks = 0;
+    let (mut looks, mut failures) = (0, 0);
     loop {
         looks += 1;
         let look = Look {
@@ -75,6 +77,11 @@ async fn follow(
                 None
             }
         };
+        failures = if found.is_some() { 0 } else { failures + 1 };
+        let is_outdated = failures >= FAILURES_MAX && told.take().is_some();
+        if is_outdated && tx.send(observed_now(Fact::PodRemainsUnread)).await.is_err() {
+            return;
+        }
         // What could not be read is no news.
         if looks >= if found.is_none() { KUBELETS_AFTER_FAILURES } else { KUBELETS_AFTER } {
             looks = 0;

@@ -12,7 +12,8 @@ use crate::observation::{BootNs, PodCgroup, PodProcess};
 #[derive(Debug)]
 pub(super) struct Gates<'a> {
     pod: &'a PodOnNode,
-    /// Processes that were killed and are there.
+    /// Processes that are to end, and are there. As long as the containers run, only the first one of a container: others are
+    /// killed for reasons of their own.
     killed: Vec<&'a PodProcess>,
     volumes: Vec<Volume>,
     /// Sandboxes whose `DEL` fails.
@@ -35,9 +36,13 @@ impl<'a> Gates<'a> {
                 volumes.push(volume);
             }
         }
+        let ends = |process: &&PodProcess| {
+            process.killed
+                && (pod.over.is_some() || process.init || is_first_of_container(node, uid, process))
+        };
         Self {
             pod,
-            killed: pod.seen.processes.iter().filter(|process| process.killed).collect(),
+            killed: pod.seen.processes.iter().filter(ends).collect(),
             volumes,
             failing: context
                 .incidents
@@ -65,7 +70,10 @@ impl<'a> Gates<'a> {
 
     /// Since when that should have gone.
     pub(super) fn since(&self, node: &NodeView<'_>) -> Option<BootNs> {
-        let killed = self.pod.killed.iter().map(|(_, _, first)| *first).min();
+        let is_of = |(tgid, start_ns, _): &&(u32, BootNs, BootNs)| {
+            self.killed.iter().any(|process| process.key() == (*tgid, *start_ns))
+        };
+        let killed = self.pod.killed.iter().filter(is_of).map(|(_, _, first)| *first).min();
         let over = self.pod.over_since(node).filter(|_| self.is_shut());
         killed.into_iter().chain(over).min()
     }
@@ -79,7 +87,7 @@ impl<'a> Gates<'a> {
                 _ => ", as it waits in the kernel",
             };
             shut.push(format!(
-                "{} was killed and does not end{why}{}",
+                "{} is to end (SIGKILL) and does not{why}{}",
                 process(first),
                 more(self.killed.len())
             ));
@@ -131,6 +139,12 @@ fn process(process: &PodProcess) -> String {
 
 fn more(number: usize) -> String {
     if number > 1 { format!(" (and {} more)", number - 1) } else { String::new() }
+}
+
+/// Whether it is the first process of a container of the pod, by its runtime.
+fn is_first_of_container(node: &NodeView<'_>, uid: &str, process: &PodProcess) -> bool {
+    let is_it = |id: &str| node.containers.get(id).is_some_and(|facts| facts.tgid == Some(process.tgid));
+    node.containers.all().any(|facts| is_sandbox_of(node, &facts.id, uid) && is_it(&facts.id))
 }
 
 /// Whether a container is a sandbox of this pod.

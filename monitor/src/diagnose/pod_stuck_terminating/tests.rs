@@ -27,7 +27,7 @@ fn stuck(node: &TestNode) -> Vec<Incident> {
 }
 
 fn process(tgid: u32, state: char, killed: bool) -> PodProcess {
-    PodProcess { tgid, start_ns: 7, comm: "etcd".into(), state, killed }
+    PodProcess { tgid, start_ns: 7, comm: "etcd".into(), state, killed, init: true }
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_pod_whose_volume_stays_mounted_is_stuck_and_what_is_behind_it_is_linked() {
     node.run_for(2 * S);
     let incidents = stuck(&node);
     let incident = &incidents[0];
-    assert_eq!((incident.severity, incident.confidence), (Severity::Warning, Confidence::Certain));
+    assert_eq!((incident.severity, incident.confidence), (Severity::Warning, Confidence::Likely));
     assert_eq!(
         incident.summary,
         "pod cam/cam1-78b6fc6bc8-cjsw5 is still on this node, though no container of it has run for 60 s: volume cam-pv-50g \
@@ -106,13 +106,36 @@ fn a_process_that_was_killed_and_waits_in_the_kernel_holds_its_pod() {
     let incidents = stuck(&node);
     assert_eq!(
         incidents[0].summary,
-        "a container of pod cam/cam1-78b6fc6bc8-cjsw5 does not end: process etcd (pid 51) was killed and does not end, as it \
-         waits in the kernel (and 1 more)"
+        "a container of pod cam/cam1-78b6fc6bc8-cjsw5 does not end: process etcd (pid 51) is to end (SIGKILL) and does not, as \
+         it waits in the kernel (and 1 more)"
     );
     assert_eq!(incidents[0].confidence, Confidence::Certain);
     assert_eq!(incidents[0].ruled_out, [""; 0]);
     node.observe(pods_seen(vec![cam_running()]));
     assert_eq!(stuck(&node).len(), 0);
+}
+
+#[test]
+fn a_process_that_was_killed_beside_others_that_run_is_not_the_end_of_its_container() {
+    let mut node = running();
+    let probe = PodProcess { init: false, ..process(51, 'D', true) };
+    node.observe(pods_seen(vec![PodRemains { processes: vec![probe], ..cam_running() }]));
+    node.run_for(3600 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+}
+
+#[test]
+fn what_cannot_be_looked_at_any_more_is_no_news() {
+    let mut node = running();
+    end(&mut node);
+    node.observe(pods_seen(vec![cam_remains(true)]));
+    node.run_for(50 * S);
+    node.observe(Fact::PodRemainsUnread);
+    node.run_for(3600 * S);
+    assert_eq!(node.kinds(), [""; 0], "it may be over");
+    node.observe(pods_seen(vec![cam_remains(true)]));
+    node.run_for(S);
+    assert_eq!(stuck(&node).len(), 1);
 }
 
 #[test]

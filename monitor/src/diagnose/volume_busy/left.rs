@@ -75,6 +75,8 @@ impl VolumeBusy {
     pub(super) fn review_mounted(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let pods = context.node.pods_on_node;
         if context.ready.is_none() || !pods.is_read() {
+            // It is reviewed once that is told.
+            self.mounted.next = None;
             return;
         }
         self.mounted.expire(context.now);
@@ -101,7 +103,7 @@ impl VolumeBusy {
                 Some(busy) if !busy.mounts.is_empty() => busy.left = None,
                 _ => {
                     self.forget(&subject);
-                    findings.close(subject, CloseReason::SubjectGone, None);
+                    findings.close(subject, CloseReason::Resolved, None);
                 }
             }
         }
@@ -254,7 +256,10 @@ impl VolumeBusy {
 
     /// Whether it is mounted still, by its state; then it was heard of now.
     pub(super) fn renew_mounted(&mut self, context: &Context<'_>, subject: &str) -> bool {
-        let Some(busy) = self.busy.get_mut(subject).filter(|busy| busy.left.is_some()) else { return false };
+        let is_seen = context.node.pods_on_node.is_read();
+        let Some(busy) = self.busy.get_mut(subject).filter(|busy| is_seen && busy.left.is_some()) else {
+            return false;
+        };
         busy.last = context.now;
         self.set_timer(subject);
         true

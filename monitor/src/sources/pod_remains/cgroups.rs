@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -41,11 +42,19 @@ pub(super) struct Found {
     pub(super) containers: BTreeSet<String>,
     /// Whether some are in none of these.
     is_elsewhere: bool,
+    /// Whether a group could not be read: there may be more.
+    is_unread: bool,
 }
 
 impl Found {
     fn of(state: PodCgroup) -> Self {
-        Self { state, processes: Vec::new(), containers: BTreeSet::new(), is_elsewhere: false }
+        Self {
+            state,
+            processes: Vec::new(),
+            containers: BTreeSet::new(),
+            is_elsewhere: false,
+            is_unread: false,
+        }
     }
 }
 
@@ -69,7 +78,11 @@ impl PodCgroups {
                 self.is_complete = false;
                 continue;
             }
-            for (name, path) in children(&directory) {
+            let Some(children) = children(&directory) else {
+                self.is_complete = false;
+                continue;
+            };
+            for (name, path) in children {
                 let identity = identify(&format!("/{name}"));
                 if let Some(uid) = identity.pod_uid {
                     self.by_uid.entry(uid).or_default().push((number, path));
@@ -100,6 +113,9 @@ impl PodCgroups {
         if found.is_elsewhere {
             found.containers.clear();
         }
+        if found.is_unread && found.state == PodCgroup::Empty {
+            found.state = PodCgroup::Unknown;
+        }
         found
     }
 }
@@ -109,21 +125,32 @@ fn is_of_users(name: &str) -> bool {
     name == "user.slice" || name.starts_with("user-") || name.starts_with("user@")
 }
 
-/// Directories that root made in one of root's.
-fn children(directory: &Path) -> Vec<(String, PathBuf)> {
-    let Ok(found) = fs::symlink_metadata(directory) else { return Vec::new() };
+/// Directories that root made in one of root's; none of one that is gone. `None` where it cannot be read.
+fn children(directory: &Path) -> Option<Vec<(String, PathBuf)>> {
+    let found = match fs::symlink_metadata(directory) {
+        Ok(found) => found,
+        Err(error) => return is_gone(&error).then(Vec::new),
+    };
     // The kernel counts two and one for each directory (`kernfs_refresh_inode`, fs/kernfs/inode.c).
     if !is_roots(found.uid(), found.mode()) || found.nlink() == 2 {
-        return Vec::new();
+        return Some(Vec::new());
     }
     below(directory)
 }
 
-fn below(directory: &Path) -> Vec<(String, PathBuf)> {
-    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+/// Control groups are removed at any time (kernfs answers ENODEV then, too).
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
+}
+
+fn below(directory: &Path) -> Option<Vec<(String, PathBuf)>> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) => return is_gone(&error).then(Vec::new),
+    };
     let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let named = directories.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
-    named.collect()
+    Some(named.collect())
 }
 
 /// Adds the processes of a control group and of those below; whether there are any.
@@ -139,7 +166,10 @@ fn add_processes(group: &Path, found: &mut Found) -> bool {
     let mut left = vec![(top, group.to_owned())];
     for _ in 0..BELOW_MAX {
         let Some((names, directory)) = left.pop() else { break };
-        let text = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+        let text = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_else(|error| {
+            found.is_unread |= !is_gone(&error);
+            String::new()
+        });
         if !text.is_empty() {
             is_populated = true;
             match container_id(&names).and_then(|id| id.get(..SHORT_ID)) {
@@ -150,7 +180,11 @@ fn add_processes(group: &Path, found: &mut Found) -> bool {
         // One of another process namespace is shown as 0.
         let pids = text.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid != 0);
         found.processes.extend(pids.take(PROCESSES_MAX.saturating_sub(found.processes.len())));
-        left.extend(below(&directory).into_iter().map(|(name, path)| (format!("{names}/{name}"), path)));
+        let Some(groups) = below(&directory) else {
+            found.is_unread = true;
+            continue;
+        };
+        left.extend(groups.into_iter().map(|(name, path)| (format!("{names}/{name}"), path)));
     }
     // What there was no time for may have one.
     found.is_elsewhere |= !left.is_empty();

@@ -25,9 +25,13 @@ fn process(proc: &Proc, pid: u32, all: bool, buffer: &mut Vec<u8>) -> Option<Pod
     if !may_hang && !all {
         return None;
     }
-    let killed = may_hang && is_killed(&proc.dir(pid).ok()?.text(c"status", buffer).ok()?);
+    let (mut killed, mut init) = (false, false);
+    if may_hang {
+        let status = proc.dir(pid).ok()?.text(c"status", buffer).ok()?;
+        (killed, init) = (is_killed(&status), is_init(&status));
+    }
     let process =
-        PodProcess { tgid: pid, start_ns: stat.start_ns, comm: stat.comm, state: stat.state, killed };
+        PodProcess { tgid: pid, start_ns: stat.start_ns, comm: stat.comm, state: stat.state, killed, init };
     // Another one may have its id by now.
     (proc.stat(pid)?.start_ns == stat.start_ns).then_some(process)
 }
@@ -40,9 +44,24 @@ fn is_killed(status: &str) -> bool {
     masks.filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok()).any(|mask| mask & SIGKILL != 0)
 }
 
+/// Whether it is the first one of a process namespace below that of whoever reads.
+fn is_init(status: &str) -> bool {
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    ids.is_some_and(|ids| ids.split_whitespace().skip(1).last() == Some("1"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_process_of_a_namespace_is_known_by_its_last_id() {
+        assert!(is_init("Name:\tx\nNSpid:\t4711\t1\n"));
+        assert!(is_init("NSpid:\t4711\t17\t1\n"));
+        assert!(!is_init("NSpid:\t4711\t12\n"));
+        assert!(!is_init("NSpid:\t1\n"), "that of the node");
+        assert!(!is_init(""));
+    }
 
     #[test]
     fn a_process_is_killed_once_sigkill_is_pending() {

@@ -59,8 +59,12 @@ fn what_a_scan_finds_later_updates_the_incident_and_makes_it_certain() {
     let mut node = terminating();
     node.scan = |id, path| HolderReport { goes_on: true, ..cut(id, path) };
     node.observe(umount(Some(16)));
-    let [Request::Holders { id, path, .. }] = &node.requests[..] else { panic!("{:?}", node.requests) };
-    let found = holders(*id, path);
+    let mut asked = node.requests.iter();
+    let found = asked.find_map(|request| match request {
+        Request::Holders { id, path, .. } => Some(holders(*id, path)),
+        _ => None,
+    });
+    let found = found.expect("a scan is asked for");
     node.run_for(5 * S);
     let last = node.open()[0].last_seen.clone();
     node.observe(Fact::Holders(Box::new(found)));

@@ -55,7 +55,7 @@ fn a_volume_that_stays_mounted_once_no_container_runs_is_found_without_a_refused
     assert_eq!(busy(&node).len(), 0);
     let closed =
         node.incidents().into_iter().map(|(_, incident)| incident).rfind(|it| it.kind == KIND).unwrap();
-    assert_eq!(closed.close_reason, Some(CloseReason::SubjectGone));
+    assert_eq!(closed.close_reason, Some(CloseReason::Resolved));
     assert!(
         closed
             .summary
