@@ -14,19 +14,43 @@ use crate::event::{
 };
 use crate::node::cgroup;
 use crate::node::container_path::{self, ContainerMount};
+use crate::node::containers::Containers;
 use crate::node::kubelet::Kubelets;
+use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::owner::{Names, owner};
 use crate::observation::{BootNs, CopyHolder, MountCopies, MountCopy, NsInum};
 
 impl Core {
     pub(super) fn mount_copies(&mut self, at: BootNs, found: MountCopies) {
         let kernel = found.kernel.clone();
-        let leaks = judge(found, &self.node(), &self.kubelets);
+        let runtimes = Runtimes { directories: &self.runtime_directories, containers: &self.containers };
+        let leaks = judge(found, &self.node(), &self.kubelets, &runtimes);
         self.diagnose(at, &ModelChange::MountCopies(&Leaks { leaks, kernel }));
     }
 }
 
 mod on_demand;
+
+/// What runtimes tell of where they mount. The text of a path proves nothing: FUSE lets a user mount on a directory of his
+/// own, in the namespace of the host, whatever its path looks like.
+struct Runtimes<'a> {
+    directories: &'a RuntimeDirectories,
+    containers: &'a Containers,
+}
+
+impl Runtimes<'_> {
+    /// Whether a runtime mounts at a path what its text tells.
+    fn prove(&self, path: &str, told: &ContainerMount) -> bool {
+        match &told.id {
+            Some(id) => self.directories.id_at(path).or_else(|| self.owner(path)).as_ref() == Some(id),
+            None => self.directories.contains(path) || self.owner(path).is_some(),
+        }
+    }
+
+    fn owner(&self, path: &str) -> Option<String> {
+        Some(self.directories.owner(self.containers, path)?.id.clone())
+    }
+}
 
 /// What a file system was when the host had it mounted.
 #[derive(Debug, Clone)]
@@ -39,18 +63,24 @@ struct Origin {
 #[derive(Debug, Clone)]
 enum Of {
     Volume(Volume),
-    Container { part: ContainerPart, id: Option<String>, cgroup: Option<String> },
+    Container {
+        part: ContainerPart,
+        id: Option<String>,
+        cgroup: Option<String>,
+        /// Whether more than the text of the path tells so.
+        is_proven: bool,
+    },
 }
 
 /// Which of these copies are left of mounts of containers and of volumes of pods.
-fn judge(found: MountCopies, names: &impl Names, kubelets: &Kubelets) -> Vec<Leak> {
+fn judge(found: MountCopies, names: &impl Names, kubelets: &Kubelets, runtimes: &Runtimes<'_>) -> Vec<Leak> {
     let mut of_device: BTreeMap<String, Vec<MountCopy>> = BTreeMap::new();
     for copy in found.copies {
         of_device.entry(copy.mount.device.clone()).or_default().push(copy);
     }
     let mut leaks = Vec::new();
     for copies in of_device.into_values() {
-        let Some(origin) = origin(&copies, kubelets) else { continue };
+        let Some(origin) = origin(&copies, kubelets, Some(runtimes)) else { continue };
         if is_in_use(&copies, &origin, names) {
             continue;
         }
@@ -59,13 +89,13 @@ fn judge(found: MountCopies, names: &impl Names, kubelets: &Kubelets) -> Vec<Lea
     leaks
 }
 
-fn origin(copies: &[MountCopy], kubelets: &Kubelets) -> Option<Origin> {
+fn origin(copies: &[MountCopy], kubelets: &Kubelets, runtimes: Option<&Runtimes<'_>>) -> Option<Origin> {
     let seen =
         copies.iter().filter_map(|copy| copy.original.as_ref()).max_by_key(|original| original.is_certain);
     if let Some(original) = seen {
         let (path, is_certain) = (original.path.clone(), original.is_certain);
         let volume = kubelets.volume(original.seen, original.mntns, &path).map(Of::Volume);
-        let of = volume.or_else(|| of_container(&path, original.root_of.clone()));
+        let of = volume.or_else(|| of_container(&path, original.root_of.clone(), runtimes));
         return of.map(|of| Origin { path, is_certain, of });
     }
     let host: NsInum = kubelets.host_namespaces().next().unwrap_or_default();
@@ -73,18 +103,24 @@ fn origin(copies: &[MountCopy], kubelets: &Kubelets) -> Option<Origin> {
         let path = copy.bind.as_ref()?.on_host(&copy.mount.mountpoint)?;
         let volume = kubelets.volume(0, host, &path).map(Of::Volume);
         // What a runtime within a container mounts is below a volume of that container, and never was on the host.
-        let of = volume.or_else(|| of_container(&path, None).filter(|_| !path.contains("/_data/")))?;
+        let container = || of_container(&path, None, runtimes).filter(|_| !path.contains("/_data/"));
+        let of = volume.or_else(container)?;
         Some(Origin { path, is_certain: false, of })
     })
 }
 
 /// `root_of`: control group of the container whose root directory it was.
-fn of_container(path: &str, root_of: Option<String>) -> Option<Of> {
-    let id = root_of.as_deref().and_then(|path| cgroup::identify(path).container_id);
-    let known = container_path::of_path(path);
-    let part = known.as_ref().map(|known| known.part).or(id.is_some().then_some(ContainerPart::Root))?;
-    let id = id.or(known.and_then(|ContainerMount { id, .. }| id));
-    Some(Of::Container { part, id, cgroup: root_of })
+fn of_container(path: &str, root_of: Option<String>, runtimes: Option<&Runtimes<'_>>) -> Option<Of> {
+    let of_group = root_of.as_deref().and_then(|path| cgroup::identify(path).container_id);
+    let told = container_path::of_path(path);
+    let part = told.as_ref().map(|told| told.part).or(of_group.is_some().then_some(ContainerPart::Root))?;
+    let by_runtime = told.as_ref().zip(runtimes).is_some_and(|(told, runtimes)| runtimes.prove(path, told));
+    let is_proven = of_group.is_some() || by_runtime;
+    let of_path = told.and_then(|ContainerMount { id, .. }| id);
+    // Layers have ids of their own.
+    let of_layer = || runtimes.filter(|_| by_runtime)?.owner(path);
+    let id = of_group.or(of_path).or_else(of_layer);
+    Some(Of::Container { part, id, cgroup: root_of, is_proven })
 }
 
 fn is_in_use(copies: &[MountCopy], origin: &Origin, names: &impl Names) -> bool {
@@ -93,14 +129,27 @@ fn is_in_use(copies: &[MountCopy], origin: &Origin, names: &impl Names) -> bool 
         Of::Volume(volume) => owners.any(|(_, owner)| {
             Pod::confirmed(owner.pod.as_ref()).is_some_and(|pod| pod.uid == volume.pod_uid)
         }),
-        Of::Container { id, .. } => {
+        Of::Container { id, cgroup, .. } => {
             let is_it = |container: &Container| Some(&container.id) == id.as_ref();
+            let pod_uid = pod_uid(names, id.as_deref(), cgroup.as_deref());
+            // Containers of a pod share memory and sandbox, and may outlive the one that they have it from.
+            let is_of_pod = |pod: &Pod| {
+                pod_uid.as_ref() == Some(&pod.uid) || id.is_some() && pod.sandbox_id.as_ref() == id.as_ref()
+            };
             let has_it = owners.any(|(copy, owner)| {
                 owner.container.as_ref().is_some_and(|known| is_it(known) || copy.mount.mountpoint == "/")
+                    || Pod::confirmed(owner.pod.as_ref()).is_some_and(is_of_pod)
             });
             has_it || id.as_deref().is_some_and(|id| is_live(names, id))
         }
     }
+}
+
+/// The pod of a container, or of a control group of one.
+fn pod_uid(names: &impl Names, id: Option<&str>, cgroup: Option<&str>) -> Option<String> {
+    let known = id.and_then(|id| names.container(id)).and_then(|known| known.pod);
+    let by_runtime = Pod::confirmed(known.as_ref()).map(|pod| pod.uid.clone());
+    by_runtime.or_else(|| cgroup::identify(cgroup?).pod_uid)
 }
 
 /// Whether its runtime tells that a container lives.
@@ -117,7 +166,8 @@ fn leak(copy: MountCopy, origin: Option<&Origin>, names: &impl Names) -> Leak {
         Some(Of::Volume(volume)) => {
             (Some(volume.clone()), None, None, Some(names.pod(volume.pod_uid.clone())))
         }
-        Some(Of::Container { part, id, cgroup }) => {
+        Some(Of::Container { part, is_proven: false, .. }) => (None, Some(*part), None, None),
+        Some(Of::Container { part, id, cgroup, is_proven: true }) => {
             let known = id.as_deref().and_then(|id| names.container(id));
             let by_group = cgroup.as_deref().and_then(|path| owner(names, Some(path)).container);
             let (container, pod) = known.map_or((None, None), |known| (Some(known.container), known.pod));
@@ -127,7 +177,9 @@ fn leak(copy: MountCopy, origin: Option<&Origin>, names: &impl Names) -> Leak {
     };
     let mntns = mount.mntns;
     let pid = holder.tgid;
-    let is_certain = origin.is_some_and(|origin| origin.is_certain);
+    let is_certain = origin.is_some_and(|origin| {
+        origin.is_certain && !matches!(origin.of, Of::Container { is_proven: false, .. })
+    });
     let confidence = if is_certain { Confidence::Certain } else { Confidence::Likely };
     let identity = mount.identity().unwrap_or_else(|| crate::observation::MountIdentity {
         unique: mount.unique,

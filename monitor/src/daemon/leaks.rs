@@ -3,14 +3,19 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
+
 use super::Daemon;
+use crate::clock::realtime_offset_ns;
 use crate::event::{Confidence, Event, LeakedMount};
 use crate::holders::leaks::{self, Remembered};
+use crate::observation::BootNs;
 
 impl Daemon {
     /// `previous`: the incidents that the run before left open.
     pub(super) fn follow_leaks(&mut self, previous: &[Event]) {
-        let known = previous.iter().filter_map(|event| event.leaks.as_ref()).flatten().filter_map(remembered);
+        let offset = realtime_offset_ns();
+        let known = previous.iter().flat_map(|event| of_event(event, offset));
         let (readers, tx) = (self.readers.clone(), self.observations.clone());
         self.leaks = Some(leaks::start(readers, tx, Arc::clone(&self.metrics), known.collect()));
     }
@@ -21,12 +26,61 @@ impl Daemon {
     }
 }
 
-fn remembered(leak: &LeakedMount) -> Option<Remembered> {
+/// `offset`: from the boot clock to that of the wall.
+fn of_event(event: &Event, offset: i64) -> impl Iterator<Item = Remembered> {
+    let time = event.time.parse::<Timestamp>().ok().map(Timestamp::as_nanosecond);
+    // All of them were there when the event was told.
+    let told = time.and_then(|time| BootNs::try_from(time - i128::from(offset)).ok()).unwrap_or_default();
+    event.leaks.iter().flatten().filter_map(move |leak| remembered(leak, told))
+}
+
+fn remembered(leak: &LeakedMount, told: BootNs) -> Option<Remembered> {
     Some(Remembered {
         device: leak.identity.device.clone(),
         fstype: leak.fstype.clone(),
         path: leak.path.clone()?,
         container: leak.container.as_ref().map(|container| container.id.clone()),
         unique: leak.identity.unique.filter(|_| leak.confidence == Confidence::Certain),
+        told,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::{MountIdentity, Propagation};
+
+    #[test]
+    fn who_had_a_mount_when_it_was_told_had_it_then() {
+        let identity = MountIdentity {
+            unique: None,
+            mount_id: 7,
+            parent_id: 1,
+            device: "0:50".into(),
+            root: "/".into(),
+            mount_point: "/mem".into(),
+        };
+        let leak = LeakedMount {
+            path: Some("/v".into()),
+            confidence: Confidence::Likely,
+            identity,
+            mntns: 9,
+            pid: 50,
+            fstype: "tmpfs".into(),
+            source: "t".into(),
+            propagation: Propagation::Private,
+            volume: None,
+            part: None,
+            container: None,
+            pod: None,
+            bind: None,
+        };
+        let event = Event {
+            time: "1970-01-01T00:00:12.000000001Z".into(),
+            leaks: Some(vec![leak]),
+            ..crate::tests::sample::deletion()
+        };
+        let told: Vec<BootNs> = of_event(&event, 2_000_000_000).map(|one| one.told).collect();
+        assert_eq!(told, [10_000_000_001]);
+    }
 }

@@ -1,5 +1,5 @@
 //! A mount of a container or of a pod's volume is left in the mount namespace of somebody else after the host has unmounted
-//! it: the file system lives on, its server does not end, its device stays in use, and nothing says so.
+//! it: the file system lives on, its server is not told to end, its device stays in use, and nothing says so.
 //!
 //! Found by state alone, see `holders/leaks/`. One incident for each holder: a container, a unit, a user, a process.
 
@@ -180,6 +180,8 @@ impl MountLeak {
         let of_path = |call: &&Call| leaks.iter().any(|leak| leak.mount.path.as_ref() == Some(&call.path));
         let calls: Vec<&Call> = self.calls.iter().filter(of_path).collect();
         let is_refused = calls.iter().any(|call| call.refused);
+        let is_first = |call: &&Call| first.mount.path.as_ref() == Some(&call.path);
+        let first_refused = calls.iter().copied().filter(is_first).any(|call| call.refused);
         let pins_device = leaks
             .iter()
             .any(|leak| leak.mount.is_of_block_device() && leak.mount.confidence == Confidence::Certain);
@@ -197,7 +199,7 @@ impl MountLeak {
             subject: account.to_owned(),
             severity,
             confidence: first.mount.confidence,
-            summary: wording::summary(leaks, &self.found.kernel, is_refused),
+            summary: wording::summary(leaks, &self.found.kernel, first_refused),
             ruled_out: Some(wording::ruled_out(&self.found.kernel)),
             advice: Some(steps::steps(context, first)),
             objects: IncidentObjects {

@@ -45,7 +45,8 @@ pub struct LeakedMount {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub path: Option<String>,
     /// `certain` where the copy was there while the host had it mounted; `likely` where only what the holder's runtime was
-    /// told to mount tells what it is, or the kernel does not number mounts for good.
+    /// told to mount tells what it is, the kernel does not number mounts for good, or the text of `path` alone tells that it
+    /// was a container's; then none is named.
     pub confidence: Confidence,
     /// The copy.
     pub identity: MountIdentity,
@@ -157,7 +158,7 @@ impl Object for Vec<LeakedMount> {
             let path = leak.path.as_deref().unwrap_or("not known what");
             details.line(label, &format!("{certain}{}", name(path)));
             let bind = leak.bind.as_ref().map_or_else(String::new, |bind| {
-                let propagation = bind.propagation.as_deref().unwrap_or("private");
+                let propagation = bind.propagation.as_deref().unwrap_or(leak.propagation.name());
                 format!(" · by {} at {} ({propagation})", name(&bind.source), name(&bind.destination))
             });
             let (fstype, source) = (name(&leak.fstype), name(&leak.source));

@@ -4,13 +4,13 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 76] = [
+const TENSES: [(&str, &str); 79] = [
     (" is still mounted, though ", " was still mounted, though "),
     (" is still on this node, though ", " was still on this node, though "),
     (" has run for ", " had run for "),
     ("and why is not known", "and why was not known"),
     (" does not end: ", " did not end: "),
-    (" was killed and does not end", " had been killed and did not end"),
+    (" is to end (SIGKILL) and does not", " was to end (SIGKILL) and did not"),
     (", as it waits in the kernel", ", as it waited in the kernel"),
     (", as other threads of it do not", ", as other threads of it did not"),
     (" is left of it, and waits in the kernel", " was left of it, and waited in the kernel"),
@@ -23,7 +23,9 @@ const TENSES: [(&str, &str); 76] = [
     (", though the host has unmounted ", ", though the host had unmounted "),
     (" still has ", " still had "),
     (" stays in use for that", " stayed in use for that"),
-    ("; its file server cannot end for that", "; its file server could not end for that"),
+    ("; its file server is not told to end", "; its file server was not told to end"),
+    (" more that is likely such", " more that was likely such"),
+    (" more that are likely such", " more that were likely such"),
     ("; its file system lives on for that", "; its file system lived on for that"),
     (" refuses to remove its directory ", " refused to remove its directory "),
     (" is still there without its sandbox ", " was still there without its sandbox "),
@@ -62,6 +64,7 @@ const TENSES: [(&str, &str); 76] = [
     (" cannot be removed", " could not be removed"),
     (": held by ", ": it was held by "),
     (" could not be removed, and is dead", " could not be removed, and was dead"),
+    (": what was in the way is gone", ": what had been in the way was gone"),
     (" is being removed, and is still there", " was being removed, and was still there"),
     (" has ended and could not be removed", " had ended and could not be removed"),
     (" a file system is mounted there", " a file system was mounted there"),

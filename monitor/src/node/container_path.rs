@@ -2,8 +2,8 @@
 //!
 //! Docker: `overlay2/LAYER/merged`, `containers/ID/mounts/shm`, `rootfs/SNAPSHOTTER/ID`; containerd:
 //! `io.containerd.runtime.v2.task/NAMESPACE/ID/rootfs`, `io.containerd.grpc.v1.cri/sandboxes/ID/shm`; CRI-O and Podman:
-//! `overlay/LAYER/merged`, `overlay-containers/ID/userdata/shm`. Below which directory is not looked at: who may mount there
-//! on the host is root.
+//! `overlay/LAYER/merged`, `overlay-containers/ID/userdata/shm`. Below which directory is not looked at: whether a path is a runtime's,
+//! the caller must know.
 
 use crate::event::ContainerPart;
 

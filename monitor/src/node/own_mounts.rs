@@ -56,6 +56,23 @@ impl RuntimeDirectories {
         let by_id = directories.find_map(|directory| containers.get(id_below(directory, &path)?));
         by_id.or_else(by_mount)
     }
+
+    /// The id of the container whose directory a path leads to or through, whether anything else is known of it or not.
+    #[must_use]
+    pub fn id_at(&self, path: &str) -> Option<String> {
+        if !is_plain(path) {
+            return None;
+        }
+        let path = run(path);
+        self.by_source.values().flatten().find_map(|directory| id_below(directory, &path)).map(str::to_owned)
+    }
+
+    /// Whether a path is below a directory of a runtime, which belongs to root of the node.
+    #[must_use]
+    pub fn contains(&self, path: &str) -> bool {
+        let path = run(path);
+        is_plain(&path) && self.by_source.values().flatten().any(|directory| is_below(&path, &run(directory)))
+    }
 }
 
 /// A path as a runtime tells it, if it can be compared.
@@ -164,6 +181,19 @@ mod tests {
         ] {
             assert_eq!(owner(&path), None, "{path}");
         }
+    }
+
+    #[test]
+    fn the_directories_of_a_runtime_tell_of_containers_that_are_not_known() {
+        let mut directories = RuntimeDirectories::default();
+        directories.put("docker".into(), vec!["/data/docker".into()]);
+        let shm = |above: &str| directories.id_at(&format!("{above}/containers/{OTHER}/mounts/shm"));
+        assert_eq!(shm("/data/docker").as_deref(), Some(OTHER));
+        assert_eq!(shm("/home/u"), None);
+        assert_eq!(shm("/data/docker/../docker"), None);
+        assert!(directories.contains("/data/docker/overlay2/x/merged"));
+        assert!(!directories.contains("/data/docker2/overlay2/x/merged"));
+        assert!(!directories.contains("/data/docker/../x"));
     }
 
     #[test]

@@ -37,7 +37,7 @@ fn mount(leak: &LeakedMount) -> String {
         text.push_str(&format!("; {was} {}", name(path)));
     }
     if let Some(bind) = &leak.bind {
-        let propagation = bind.propagation.as_deref().unwrap_or("rprivate");
+        let propagation = bind.propagation.as_deref().unwrap_or(leak.propagation.name());
         let (source, destination) = (name(&bind.source), name(&bind.destination));
         text.push_str(&format!("; by {source} at {destination} ({propagation})"));
     }

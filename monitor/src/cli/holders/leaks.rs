@@ -14,7 +14,7 @@ use crate::core::leak::{LeftMounts, left_mounts};
 use crate::core::state::NodeState;
 use crate::escape::to_json;
 use crate::event::{LeakedMount, Unreadable};
-use crate::holders::leaks::look_once;
+use crate::holders::leaks::{OnDemand, UnreadProcess, look_once};
 use crate::privilege;
 use crate::query::filter::IncidentFilter;
 use crate::render;
@@ -30,7 +30,7 @@ const UNREADABLE_MAX: usize = 16;
 
 /// What a daemon knows.
 #[derive(Default)]
-struct Told {
+struct KnownThere {
     node: Option<NodeState>,
     leaks: Vec<LeakedMount>,
 }
@@ -53,17 +53,7 @@ impl HoldersArgs {
         let found = found.map_err(Failure::Look)?;
         let told = told.recv_timeout(DAEMON).unwrap_or_default();
         let known = Known { node: told.node.as_ref(), kubelets: kubelets.as_ref() };
-        let proc = Proc::default();
-        let unreadable = |pid: &u32| Unreadable {
-            pid: Some(*pid),
-            comm: proc.stat(*pid).map(|stat| stat.comm),
-            reason: "its mount namespace could not be read".to_owned(),
-        };
-        let mut unread: Vec<Unreadable> = found.unread.iter().take(UNREADABLE_MAX).map(unreadable).collect();
-        if !found.is_complete {
-            let reason = "not all mounts of all namespaces could be looked at".to_owned();
-            unread.push(Unreadable { pid: None, comm: None, reason });
-        }
+        let unread = unreadable(&found);
         let left = LeftMounts {
             leaks: left_mounts(found.copies, known, &told.leaks),
             complete: unread.is_empty(),
@@ -84,7 +74,7 @@ impl HoldersArgs {
     }
 
     /// Asks a daemon that runs, by a thread: it is not waited for.
-    fn told(&self) -> Receiver<Told> {
+    fn told(&self) -> Receiver<KnownThere> {
         let (send, receive) = sync_channel(1);
         let client = self.client.clone();
         thread::spawn(move || {
@@ -94,7 +84,7 @@ impl HoldersArgs {
             let incidents = source.incidents(&filter).unwrap_or_default();
             let leaks = incidents.into_iter().filter_map(|view| view.leaks).flatten().collect();
             // The receiver may wait no longer.
-            let _ = send.send(Told { node, leaks });
+            let _ = send.send(KnownThere { node, leaks });
         });
         receive
     }
@@ -106,5 +96,36 @@ impl HoldersArgs {
         };
         let mut out = std::io::stdout().lock();
         out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::Write)
+    }
+}
+
+/// What is missing. A process that could not be read is not read here either, since that may not end.
+fn unreadable(found: &OnDemand) -> Vec<Unreadable> {
+    let of_process = |process: &UnreadProcess| Unreadable {
+        pid: Some(process.pid),
+        comm: process.comm.clone(),
+        reason: "its mount namespace could not be read".to_owned(),
+    };
+    let mut unread: Vec<Unreadable> = found.unread.iter().take(UNREADABLE_MAX).map(of_process).collect();
+    if !found.is_complete {
+        let reason = "not all mounts of all namespaces could be looked at".to_owned();
+        unread.push(Unreadable { pid: None, comm: None, reason });
+    }
+    unread
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::MountCopies;
+
+    #[test]
+    fn a_process_that_could_not_be_read_is_not_read_for_its_name() {
+        let named = UnreadProcess { pid: 7, comm: Some("etcd".into()) };
+        let hangs = UnreadProcess { pid: std::process::id(), comm: None };
+        let found =
+            OnDemand { copies: MountCopies::default(), is_complete: true, unread: vec![named, hangs] };
+        let names: Vec<Option<String>> = unreadable(&found).into_iter().map(|it| it.comm).collect();
+        assert_eq!(names, [Some("etcd".to_owned()), None]);
     }
 }

@@ -38,7 +38,7 @@ pub fn left_mounts(found: MountCopies, known: Known<'_>, told: &[LeakedMount]) -
     for copies in of_device.into_values() {
         // One mount of a file system tells of all.
         let told = copies.iter().find_map(|copy| told.get(&copy.mount.unique?).copied());
-        let origin = origin(&copies, &kubelets);
+        let origin = origin(&copies, &kubelets, None);
         let is_used = origin.as_ref().is_some_and(|origin| is_in_use(&copies, origin, &known));
         if told.is_none() && (is_used || origin.is_none() && !is_shared(&copies)) {
             continue;

@@ -3,14 +3,23 @@
 use super::super::advice::{advice, of_process, replace_in_pod, restart};
 use super::super::{Context, advice::in_namespace};
 use super::{KIND, Leak};
-use crate::event::{Advice, Pod, form};
+use crate::event::{Advice, Confidence, ContainerPart, Pod, form};
 use crate::observation::Propagation;
 
 pub(super) fn steps(context: &Context<'_>, leak: &Leak) -> Vec<Advice> {
     let look = advice(form::SHOW_LEAKS, "see all mounts that are left", &["kevtmon", "holders", "--leaks"]);
+    // Nothing is ended for what is only likely, or is shared as it was asked for.
+    if leak.mount.confidence != Confidence::Certain || is_shared_memory(leak) {
+        return vec![look];
+    }
     let release = release(context, leak);
     let links = in_namespace("mnt", leak.mount.mntns);
     vec![look, of_process(release, leak.holder.pid, context.now, links)]
+}
+
+/// Whether a container has the shared memory of another one as its own: both were told to share it.
+fn is_shared_memory(leak: &Leak) -> bool {
+    leak.mount.part == Some(ContainerPart::Shm) && leak.mount.identity.mount_point == "/dev/shm"
 }
 
 /// How to make the holder let go, in the least disruptive way.
@@ -18,8 +27,9 @@ fn release(context: &Context<'_>, leak: &Leak) -> Advice {
     let node = context.node;
     let actor = &leak.holder;
     let is_private = leak.mount.propagation == Propagation::Private;
-    let later = match (&leak.mount.bind, is_private) {
-        (Some(_), true) => {
+    let later = match &leak.mount.bind {
+        // What is mounted below a directory is unmounted there with that propagation, the directory itself is not.
+        Some(bind) if is_private && bind.destination != leak.mount.identity.mount_point => {
             "; with mount propagation HostToContainer (rslave) it would have been unmounted there, too"
         }
         _ => "",
@@ -48,6 +58,10 @@ fn release(context: &Context<'_>, leak: &Leak) -> Advice {
         Some(unit) => {
             advice(form::RESTART_UNIT, "restart the service that has it", &["systemctl", "restart", unit])
         }
-        None => advice(form::END_PROCESS, "end the process that has it", &["kill", &actor.pid.to_string()]),
+        None => advice(
+            form::END_PROCESS,
+            "end the process that has it; it is gone with the last process of that mount namespace",
+            &["kill", &actor.pid.to_string()],
+        ),
     }
 }

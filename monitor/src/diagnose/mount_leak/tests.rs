@@ -2,6 +2,7 @@
 
 use crate::core::Resume;
 use crate::diagnose::tests::harness::*;
+use crate::event::past::{past, present};
 use crate::event::{CloseReason, Confidence, Incident, Kind, Severity};
 use crate::observation::*;
 
@@ -106,6 +107,10 @@ fn opened(copies: &[MountCopy]) -> Vec<Incident> {
     node.open()
 }
 
+fn commands(incident: &Incident) -> Vec<&str> {
+    incident.advice.iter().map(|step| step.command.as_str()).collect()
+}
+
 fn closed(node: &TestNode) -> Option<CloseReason> {
     let (kind, incident) = *node.incidents().last().unwrap();
     assert_eq!(kind, Kind::IncidentClosed);
@@ -127,14 +132,13 @@ fn a_volume_that_a_container_still_has_is_an_incident_until_it_is_gone() {
         format!(
             "container exporter of pod monitoring/node-exporter-x7 still has volume cam-pv-50g \
              (kubernetes.io/glusterfs) of pod {CAM_UID} mounted at /mem, though the host has unmounted it; it came by \
-             {path}, mounted at /mem (rprivate); its file server cannot end for that"
+             {path}, mounted at /mem (rprivate); its file server is not told to end"
         )
     );
     assert_eq!(incident.ruled_out, ["no unmount or removal is refused for it alone by Linux 6.18"]);
-    let commands: Vec<&str> = incident.advice.iter().map(|step| step.command.as_str()).collect();
     let delete = "kubectl -n monitoring delete pod node-exporter-x7";
-    assert_eq!(commands, ["kevtmon holders --leaks", delete]);
-    assert!(incident.advice[1].text.contains("HostToContainer"), "{:?}", incident.advice);
+    assert_eq!(commands(incident), ["kevtmon holders --leaks", delete]);
+    assert!(!incident.advice[1].text.contains("HostToContainer"), "of the directory itself that is not so");
     let event = node.last_incident();
     assert_eq!(event.actor.as_ref().unwrap().pid, 4711);
     assert_eq!(event.target.as_ref().unwrap().pod.as_ref().unwrap().uid, CAM_UID);
@@ -154,7 +158,7 @@ fn a_volume_that_a_container_still_has_is_an_incident_until_it_is_gone() {
     assert_eq!(closed(&node), Some(CloseReason::Resolved));
     let event = node.last_incident();
     assert!(event.message.contains(" still had volume cam-pv-50g "), "{}", event.message);
-    assert!(event.message.contains("its file server could not end for that"), "{}", event.message);
+    assert!(event.message.contains("its file server was not told to end"), "{}", event.message);
 }
 
 #[test]
@@ -187,6 +191,7 @@ fn the_root_directory_of_a_container_is_left_once_that_has_ended() {
     let words = "still has the root file system of container web mounted at /host/overlay2/353abb";
     assert!(incident.summary.contains(words), "{}", incident.summary);
     assert!(incident.summary.ends_with("; its file system lives on for that"), "{}", incident.summary);
+    assert!(incident.advice[1].text.contains("HostToContainer"), "{:?}", incident.advice);
     let mut lives = node();
     lives.observe(Fact::Container(Box::new(container(WEB, "web", ContainerState::Running))));
     lives.events.clear();
@@ -215,6 +220,7 @@ fn what_only_the_runtime_of_the_holder_tells_is_likely() {
     by_bind.original = None;
     let incident = &opened(&[by_bind.clone()])[0];
     assert_eq!(incident.confidence, Confidence::Likely);
+    assert_eq!(commands(incident), ["kevtmon holders --leaks"], "nothing is ended for that");
     assert!(incident.summary.contains("still has what is likely volume cam-pv-50g"), "{}", incident.summary);
     by_bind.bind = None;
     assert_eq!(opened(&[by_bind.clone()]), [], "nobody knows what it is");
@@ -337,6 +343,7 @@ fn a_process_of_root_is_one_by_itself() {
     let incident = &opened(&[of_shell])[0];
     assert!(incident.summary.starts_with("node_exporter (pid 4711) still has "), "{}", incident.summary);
     assert_eq!(incident.advice[1].command, "kill 4711");
+    assert!(incident.advice[1].text.contains("with the last process of that mount namespace"));
 }
 
 #[test]
@@ -356,4 +363,134 @@ fn what_the_run_before_has_told_is_closed_only_once_it_is_known_to_be_gone() {
     assert!(!next.kinds().contains(&"incident.opened"), "{:?}", next.kinds());
     found(&mut next, &[]);
     assert_eq!(closed(&next), Some(CloseReason::Resolved));
+}
+
+/// The shared memory of the container web, which the host had at this path.
+fn shm_at(unique: u64, path: &str) -> MountCopy {
+    let mut copy = copy(unique);
+    (copy.mount.fstype, copy.mount.source) = ("tmpfs".into(), "shm".into());
+    copy.mount.mountpoint = format!("/host{path}");
+    copy.original = original(path, true);
+    copy.bind = Some(BindMount {
+        source: "/".into(),
+        destination: "/host".into(),
+        propagation: Some("rslave".into()),
+    });
+    copy
+}
+
+fn docker_shm() -> String {
+    format!("/var/lib/docker/containers/{WEB}/mounts/shm")
+}
+
+fn with_directories() -> TestNode {
+    let mut node = node();
+    let directories = vec!["/var/lib/docker".into()];
+    node.observe(Fact::RuntimeDirectories { source: "docker".into(), directories });
+    node
+}
+
+#[test]
+fn a_path_names_a_container_only_below_the_directory_of_its_runtime() {
+    for (path, is_proven) in [(docker_shm(), true), (format!("/home/u/containers/{WEB}/x/shm"), false)] {
+        let mut node = with_directories();
+        found(&mut node, &[shm_at(50, &path)]);
+        node.run_for(11 * S);
+        let incident = &node.open()[0];
+        let expected = if is_proven { Confidence::Certain } else { Confidence::Likely };
+        assert_eq!(incident.confidence, expected, "{path}");
+        let event = node.last_incident();
+        let leak = &event.leaks.as_ref().unwrap()[0];
+        assert_eq!((leak.container.is_some(), event.target.is_some()), (is_proven, is_proven), "{path}");
+        assert_eq!(incident.summary.contains("container web"), is_proven, "{}", incident.summary);
+        assert_eq!(incident.summary.contains("what is likely "), !is_proven, "{}", incident.summary);
+    }
+}
+
+#[test]
+fn a_layer_is_one_of_a_runtime_only_below_its_directory() {
+    for (path, expected) in [
+        (LAYER.to_owned(), Confidence::Certain),
+        (LAYER.replace("/var/lib/docker", "/home/u"), Confidence::Likely),
+    ] {
+        let mut node = with_directories();
+        let mut layer = root_of_web(50);
+        layer.original = original(&path, true);
+        found(&mut node, &[layer]);
+        node.run_for(11 * S);
+        assert_eq!(node.open()[0].confidence, expected, "{path}");
+    }
+}
+
+#[test]
+fn what_is_certain_of_one_mount_is_not_said_of_others() {
+    let by_bind = |unique| MountCopy { original: None, ..copy(unique) };
+    let second = MountCopy { original: original(&volume_path(), true), ..copy(51) };
+    let incident = &opened(&[by_bind(52), copy(50), by_bind(53), second])[0];
+    let words =
+        ", and 1 more such mount, though the host has unmounted them, and 2 more that are likely such; ";
+    assert!(incident.summary.contains(words), "{}", incident.summary);
+    let incident = &opened(&[by_bind(52), copy(50)])[0];
+    let words = " mounted at /mem, though the host has unmounted it, and 1 more that is likely such; ";
+    assert!(incident.summary.contains(words), "{}", incident.summary);
+    for others in [&[by_bind(52)][..], &[by_bind(52), by_bind(53)]] {
+        let past = past(&opened(&[&[copy(50)], others].concat())[0].summary);
+        assert_eq!(present(&past), [""; 0], "{past}");
+    }
+    let incident = &opened(&[by_bind(52), by_bind(53)])[0];
+    assert!(incident.summary.contains("more such mount, though the host does not have them mounted;"));
+}
+
+#[test]
+fn a_refusal_of_another_one_is_not_said_of_the_first() {
+    let mut node = node();
+    node.observe(task(30_001, "/usr/bin/umount"));
+    node.observe(umount(Some(16)));
+    node.run_for(2 * S);
+    let other = volume_path().replace("cam-pv-50g", "a");
+    let first = MountCopy { original: original(&other, true), bind: None, ..copy(49) };
+    let refused = MountCopy { original: None, ..copy(50) };
+    found(&mut node, &[first, refused]);
+    node.run_for(11 * S);
+    let open = node.open();
+    let incident = open.iter().find(|incident| incident.kind == super::KIND).unwrap();
+    assert!(incident.summary.contains("volume a ("), "{}", incident.summary);
+    assert!(!incident.summary.contains("EBUSY"), "{}", incident.summary);
+}
+
+#[test]
+fn without_a_word_of_the_runtime_the_kernel_tells_the_propagation() {
+    let mut silent = copy(50);
+    silent.propagation = Propagation::Slave;
+    silent.bind.as_mut().unwrap().propagation = None;
+    let incident = &opened(&[silent])[0];
+    assert!(incident.summary.contains("mounted at /mem (slave); "), "{}", incident.summary);
+}
+
+#[test]
+fn the_containers_of_a_pod_share_the_memory_of_its_sandbox() {
+    let mut node = with_directories();
+    let pod = exporter().pod;
+    let sandbox = ContainerFacts { pod, ..container(WEB, "web", ContainerState::Exited) };
+    node.observe(Fact::Container(Box::new(sandbox)));
+    node.events.clear();
+    let mut shared = shm_at(50, &docker_shm());
+    shared.mount.mountpoint = "/dev/shm".into();
+    found(&mut node, &[shared]);
+    node.run_for(11 * S);
+    assert_eq!(node.open(), []);
+}
+
+#[test]
+fn nothing_is_ended_for_memory_that_containers_were_told_to_share() {
+    let mut node = with_directories();
+    let mut shared = shm_at(50, &docker_shm());
+    shared.mount.mountpoint = "/dev/shm".into();
+    let (source, destination) = (docker_shm(), "/dev/shm".into());
+    shared.bind = Some(BindMount { source, destination, propagation: Some("rprivate".into()) });
+    found(&mut node, &[shared]);
+    node.run_for(11 * S);
+    let incident = &node.open()[0];
+    assert_eq!(incident.confidence, Confidence::Certain);
+    assert_eq!(commands(incident), ["kevtmon holders --leaks"]);
 }

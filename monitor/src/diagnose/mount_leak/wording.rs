@@ -5,29 +5,36 @@ use crate::escape::name;
 use crate::event::{Confidence, LeakedMount, leak_holder};
 use crate::observation::KernelMounts;
 
-/// One sentence: who has what, by what it came, what stays in use for it.
+/// One sentence: who has what, by what it came, what stays in use for it. `leaks`: the surest first. `is_refused`: for the
+/// first of them.
 pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, is_refused: bool) -> String {
     let Some(first) = leaks.first() else { return String::new() };
     let mount = &first.mount;
     let (what, at) = (mount.phrase(), name(&mount.identity.mount_point));
-    let more = match leaks.len() - 1 {
+    let alike = leaks.iter().filter(|leak| leak.mount.confidence == mount.confidence).count();
+    let more = match alike - 1 {
         0 => String::new(),
         1 => ", and 1 more such mount".to_owned(),
         more => format!(", and {more} more such mounts"),
     };
-    let them = if leaks.len() == 1 { "it" } else { "them" };
+    let them = if alike == 1 { "it" } else { "them" };
     let mut text = format!("{} still has {what} mounted at {at}{more}", leak_holder(&first.holder));
     // Of what is only likely it, nobody has seen that.
     text.push_str(&match mount.confidence {
         Confidence::Certain => format!(", though the host has unmounted {them}"),
         _ => format!(", though the host does not have {them} mounted"),
     });
+    match leaks.len() - alike {
+        0 => {}
+        1 => text.push_str(", and 1 more that is likely such"),
+        others => text.push_str(&format!(", and {others} more that are likely such")),
+    }
     if let Some(bind) = &mount.bind {
-        let propagation = bind.propagation.as_deref().unwrap_or("rprivate");
+        let propagation = bind.propagation.as_deref().unwrap_or(mount.propagation.name());
         let (source, destination) = (name(&bind.source), name(&bind.destination));
         text.push_str(&format!("; it came by {source}, mounted at {destination} ({propagation})"));
     }
-    text.push_str(&format!("; {} for that", stays(mount)));
+    text.push_str(&format!("; {}", stays(mount)));
     if is_refused {
         text.push_str("; an unmount or removal of it was refused (EBUSY)");
     }
@@ -45,12 +52,12 @@ pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, is_refused: bool) 
 fn stays(mount: &LeakedMount) -> String {
     if mount.is_of_block_device() {
         let (device, source) = (&mount.identity.device, name(&mount.source));
-        return format!("its device {source} ({device}) stays in use");
+        return format!("its device {source} ({device}) stays in use for that");
     }
     if mount.is_of_file_server() {
-        return "its file server cannot end".to_owned();
+        return "its file server is not told to end".to_owned();
     }
-    "its file system lives on".to_owned()
+    "its file system lives on for that".to_owned()
 }
 
 /// What such a copy does not do.

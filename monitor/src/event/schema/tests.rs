@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::event::{
-    Advice, AncestorRef, CloseReason, Confidence, Incident, Kind, LinkPeer, NamedProcess, ProcessLink, Risk,
-    Serves, Severity,
+    Advice, AncestorRef, CloseReason, Confidence, ContainerPart, Incident, Kind, LeakedMount, LinkPeer,
+    NamedProcess, ProcessLink, Risk, Serves, Severity,
 };
 use crate::tests::sample;
 use crate::tests::schema::{assert_valid, errors};
@@ -129,11 +129,27 @@ fn extremes() -> Event {
     event.holders_age_ms = busy.holders_age_ms;
     (event.holders_complete, event.holders_verdict) = (busy.holders_complete, busy.holders_verdict);
     event.holders_unreadable = busy.holders_unreadable;
+    event.leaks = Some(leaks(&container, &pod));
     event.throttled = of(|event| event.throttled.is_some()).throttled;
     event.throttled.as_mut().unwrap().container = Some(container);
     event.completes = Some(41);
     event.incident = Some(Box::new(closed_incident(&event)));
     event
+}
+
+fn leaks(container: &crate::event::Container, pod: &crate::event::Pod) -> Vec<LeakedMount> {
+    let written = reviewed().into_iter().find(|event| event["leaks"].is_array()).unwrap();
+    let mut leaks: Vec<LeakedMount> = serde_json::from_value(written["leaks"].clone()).unwrap();
+    for leak in &mut leaks {
+        leak.part = Some(ContainerPart::Shm);
+        leak.volume = Some(crate::event::Volume {
+            pod_uid: pod.uid.clone(),
+            plugin: "kubernetes.io/rbd".into(),
+            name: "data".into(),
+        });
+        (leak.container, leak.pod) = (Some(container.clone()), Some(pod.clone()));
+    }
+    leaks
 }
 
 fn server(container: &crate::event::Container, pod: &crate::event::Pod) -> crate::event::MountServer {

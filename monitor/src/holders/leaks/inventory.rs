@@ -9,9 +9,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::bundle;
+use crate::clock::boot_now;
 use crate::holders::mntns_index::{Member, MntnsIndex, mounts, namespace as mount_namespace};
 use crate::holders::{Deadline, own_tgid, thread_time};
-use crate::observation::{BindMount, CopyHolder, MountCopy, NsInum, Propagation};
+use crate::observation::{BindMount, BootNs, CopyHolder, MountCopy, NsInum, Propagation};
 use crate::sources::procfs::dir::Buffer;
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below};
 use crate::sources::procfs::readers::{Answer, Job};
@@ -29,6 +30,8 @@ const HOST_MAX: usize = 8192;
 const NAMESPACES_OF_USER: usize = 64;
 /// Members of a namespace of which it is looked at whether they are of a runtime.
 const MEMBERS_LOOKED_AT: usize = 16;
+/// Processes that could not be looked at and of which each is named.
+const NAMED_MAX: usize = 16;
 /// File systems that a container has of its own, or that keep nothing.
 const OF_THE_KERNEL: [&str; 20] = [
     "autofs",
@@ -74,10 +77,18 @@ pub(in crate::holders) struct Found {
     pub(super) omitted: u32,
     /// Mounts with this unique id, or a lower one, were there when those of the host were read.
     pub(super) bound: Option<u64>,
+    /// A time just before the mounts of the host were read.
+    pub(super) before: BootNs,
+    /// All namespaces, where there was time to look up every process.
+    pub(super) indexed: Option<BTreeSet<NsInum>>,
     /// Namespaces all of whose mounts were read.
     pub(super) read: BTreeSet<NsInum>,
+    /// Namespaces of which not all is told: they could not be read, or have too many mounts.
+    pub(super) missed: BTreeSet<NsInum>,
     /// Processes that could not be looked at.
     pub(super) unread: BTreeSet<u32>,
+    /// Command names of some of those, where that can be read.
+    pub(super) names: BTreeMap<u32, String>,
     /// Whether there was time for all.
     pub(super) finished: bool,
     /// Processor time that it took.
@@ -109,9 +120,18 @@ impl Job for Inventory {
     fn run(&self, proc: &Proc) -> Answer<Found> {
         let before = thread_time();
         let mut found = look(proc, &Deadline::after(self.budget));
+        if !self.in_background {
+            found.names = names(proc, &found.unread);
+        }
         found.took = thread_time().saturating_sub(before);
         found.into()
     }
+}
+
+/// Those of them that were set aside are not read.
+fn names(proc: &Proc, unread: &BTreeSet<u32>) -> BTreeMap<u32, String> {
+    let named = |tgid: &u32| Some((*tgid, proc.stat(*tgid)?.comm));
+    unread.iter().take(NAMED_MAX).filter_map(named).collect()
 }
 
 fn look(proc: &Proc, deadline: &Deadline) -> Found {
@@ -119,8 +139,10 @@ fn look(proc: &Proc, deadline: &Deadline) -> Found {
     let mut look = Look { proc, bundles: HashMap::new(), found: Found::default() };
     look.found.unread.extend(&index.unreadable);
     look.found.finished = index.finished;
+    look.found.indexed = index.finished.then(|| index.namespaces.keys().copied().collect());
     let namespaces = look.sorted(&index);
     look.found.bound = namespaces.iter().filter_map(|namespace| newest(proc, &namespace.members)).max();
+    look.found.before = boot_now();
     let mut host: BTreeMap<String, HostMount> = BTreeMap::new();
     for namespace in namespaces.iter().filter(|namespace| namespace.whose == Whose::Host) {
         if let Some(shown) = mounts(proc, namespace.members.iter().copied(), |_| true) {
@@ -136,7 +158,7 @@ fn look(proc: &Proc, deadline: &Deadline) -> Found {
             let read = of_owner.entry(owner).or_default();
             *read += 1;
             if *read > NAMESPACES_OF_USER {
-                look.found.unread.extend(namespace.members.iter().map(|member| member.tgid));
+                look.miss(namespace);
                 continue;
             }
         }
@@ -207,8 +229,7 @@ impl Look<'_> {
 
     fn namespace(&mut self, namespace: &Namespace, host: &mut BTreeMap<String, HostMount>) {
         let Some(shown) = mounts(self.proc, namespace.members.iter().copied(), |_| true) else {
-            self.found.unread.extend(namespace.members.iter().map(|member| member.tgid));
-            return;
+            return self.miss(namespace);
         };
         if shown.hidden_from.is_none() {
             self.found.read.insert(namespace.inum);
@@ -227,14 +248,31 @@ impl Look<'_> {
         let most = COPIES_OF_ONE.min(COPIES_MAX.saturating_sub(self.found.copies.len()));
         let omitted = copies.len().saturating_sub(most);
         self.found.omitted = self.found.omitted.saturating_add(omitted.try_into().unwrap_or(u32::MAX));
+        if omitted > 0 {
+            // What is not told is not gone.
+            self.found.read.remove(&namespace.inum);
+            self.found.missed.insert(namespace.inum);
+        }
         copies.truncate(most);
         self.add(namespace, &copies);
     }
 
+    fn miss(&mut self, namespace: &Namespace) {
+        self.found.unread.extend(namespace.members.iter().map(|member| member.tgid));
+        self.found.missed.insert(namespace.inum);
+    }
+
     fn add(&mut self, namespace: &Namespace, copies: &[&Mount]) {
-        let Some((member, holder)) =
-            namespace.members.iter().find_map(|member| self.holder(*member, namespace))
-        else {
+        // The oldest tells best since when the namespace is there.
+        let (first, others) = namespace.members.split_at(namespace.members.len().min(MEMBERS_LOOKED_AT));
+        let mut first = first.to_vec();
+        first.sort_by_cached_key(|member| {
+            self.proc.stat(member.tgid).map_or(BootNs::MAX, |stat| stat.start_ns)
+        });
+        let mut members = first.iter().chain(others);
+        let Some((member, holder)) = members.find_map(|member| self.holder(*member, namespace)) else {
+            self.found.read.remove(&namespace.inum);
+            self.found.missed.insert(namespace.inum);
             return;
         };
         let binds = self.binds(member.tgid, holder.cgroup.as_deref());
@@ -321,5 +359,35 @@ fn propagation(mount: &Mount) -> Propagation {
         (Some(_), _) => Propagation::Shared,
         (None, Some(_)) => Propagation::Slave,
         (None, None) => Propagation::Private,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_was_set_aside_is_not_read_for_its_name() {
+        let own = std::process::id();
+        let proc = Proc::default();
+        assert!(names(&proc, &[own].into()).contains_key(&own));
+        assert_eq!(names(&proc.without(vec![own]), &[own].into()), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_namespace_with_more_mounts_than_are_told_does_not_count_as_read() {
+        let proc = Proc::default();
+        let own = std::process::id();
+        let inum = proc.ns(own, "mnt").unwrap();
+        let members = vec![Member { tgid: own, tid: own }];
+        let namespace = Namespace { inum, members, whose: Whose::Root };
+        let mut look = Look { proc: &proc, bundles: HashMap::new(), found: Found::default() };
+        look.namespace(&namespace, &mut BTreeMap::new());
+        assert!(look.found.read.contains(&inum) && look.found.missed.is_empty());
+        let one = look.found.copies[0].clone();
+        look.found = Found { copies: vec![one; COPIES_MAX], ..Found::default() };
+        look.namespace(&namespace, &mut BTreeMap::new());
+        assert!(look.found.omitted > 0 && !look.found.read.contains(&inum));
+        assert_eq!(look.found.missed, [inum].into());
     }
 }

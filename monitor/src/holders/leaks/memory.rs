@@ -29,6 +29,8 @@ pub struct Remembered {
     pub container: Option<String>,
     /// The unique id of a copy of it, if it is certain that it is one.
     pub unique: Option<u64>,
+    /// When it was told: whoever had it was there.
+    pub told: BootNs,
 }
 
 /// What is remembered.
@@ -43,6 +45,8 @@ pub(super) struct Memory {
 struct Seen {
     mount: HostMount,
     at: BootNs,
+    /// A time just before it was seen on the host last.
+    before: BootNs,
     bound: Option<u64>,
 }
 
@@ -59,8 +63,10 @@ impl Memory {
                 mntns: 0,
                 root_of: one.container.map(|id| format!("/{id}")),
             };
-            let known = memory.by_device.entry(one.device).or_insert(Seen { mount, at: 0, bound: None });
+            let new = Seen { mount, at: 0, before: 0, bound: None };
+            let known = memory.by_device.entry(one.device).or_insert(new);
             known.bound = known.bound.max(one.unique);
+            known.before = known.before.max(one.told);
         }
         memory
     }
@@ -75,19 +81,27 @@ impl Memory {
         let mntns =
             host.iter().find(|mount| mount.path == "/").or(host.first()).map_or(0, |mount| mount.mntns);
         let has_copy: BTreeSet<String> = found.copies.iter().map(|copy| copy.mount.device.clone()).collect();
-        let is_complete = found.finished;
+        let missed: BTreeSet<&str> = self
+            .told
+            .iter()
+            .filter(|(copy, _)| is_missed(copy, &found))
+            .map(|(copy, _)| copy.mount.device.as_str())
+            .collect();
+        let is_complete = found.finished && found.omitted == 0;
         let present: BTreeSet<&str> = host.iter().map(|mount| mount.device.as_str()).collect();
         self.by_device.retain(|device, seen| {
             // A look that missed some copies may have missed all of this one.
-            let is_kept = has_copy.contains(device) || !is_complete && seen.bound.is_some();
-            is_kept || present.contains(device.as_str())
+            let may_be_left = !is_complete && (seen.bound.is_some() || found.omitted > 0);
+            let is_kept = has_copy.contains(device) || missed.contains(device.as_str());
+            is_kept || may_be_left || present.contains(device.as_str())
         });
         for mut mount in host {
             let known = self.by_device.remove(&mount.device);
             let known =
                 known.filter(|known| known.mount.path == mount.path && known.mount.fstype == mount.fstype);
             mount.root_of = mount.root_of.or(known.and_then(|known| known.mount.root_of));
-            self.by_device.insert(mount.device.clone(), Seen { mount, at, bound: found.bound });
+            self.by_device
+                .insert(mount.device.clone(), Seen { mount, at, before: found.before, bound: found.bound });
         }
         self.forget_oldest(at);
         let copies = self.identified(&found, mntns);
@@ -126,7 +140,8 @@ impl Memory {
             let seen = self.by_device.get(device).filter(|_| !replaced.contains(device))?;
             // Where mounts have numbers for good, one that was made since may be of the next file system with this device.
             let is_certain = certain.contains(device);
-            (is_certain || copy.mount.unique.is_none() || seen.bound.is_none()).then(|| OriginalMount {
+            let has_no_number = copy.mount.unique.is_none() || seen.bound.is_none();
+            (is_certain || has_no_number && self.may_be_of(copy, seen)).then(|| OriginalMount {
                 path: seen.mount.path.clone(),
                 mntns: if seen.mount.mntns == 0 { mntns } else { seen.mount.mntns },
                 seen: seen.at,
@@ -136,11 +151,12 @@ impl Memory {
         };
         let with_original = |copy: &MountCopy| MountCopy { original: original(copy), ..copy.clone() };
         let mut copies: Vec<MountCopy> = found.copies.iter().map(with_original).collect();
+        let is_complete = found.finished && found.omitted == 0;
         let gone: Vec<String> = self
             .by_device
             .iter()
             .filter(|(device, seen)| {
-                let is_of_host = seen.at != 0 && found.finished && !certain.contains(device.as_str());
+                let is_of_host = seen.at != 0 && is_complete && !certain.contains(device.as_str());
                 let has_number = seen.bound.is_some() && found.bound.is_some();
                 is_of_host && has_number && copies.iter().any(|copy| copy.mount.device == **device)
             })
@@ -158,6 +174,13 @@ impl Memory {
         copies
     }
 
+    /// Whether a copy without a number for good may be of what the host had. Device numbers are given anew, and who started
+    /// since then has rather what came after.
+    fn may_be_of(&self, copy: &MountCopy, seen: &Seen) -> bool {
+        copy.holder.start_ns <= seen.before
+            || self.told.iter().any(|(told, _)| told.original.is_some() && is_same(told, copy))
+    }
+
     /// Those that were found, and of those before the ones that this look may have missed.
     fn keep(&mut self, at: BootNs, copies: Vec<MountCopy>, found: &Found) {
         let before = std::mem::take(&mut self.told);
@@ -166,9 +189,7 @@ impl Memory {
         };
         let mut told: Vec<_> = copies.into_iter().map(|copy| (since(&copy), copy)).collect();
         for (copy, since) in &before {
-            let is_missed = !found.read.contains(&copy.mount.mntns)
-                && (!found.finished || found.unread.contains(&copy.holder.tgid));
-            if is_missed && !told.iter().any(|(_, known)| is_same(known, copy)) {
+            if is_missed(copy, found) && !told.iter().any(|(_, known)| is_same(known, copy)) {
                 told.push((*since, copy.clone()));
             }
         }
@@ -187,6 +208,17 @@ impl Memory {
             self.by_device.retain(|_, seen| seen.at >= oldest);
         }
     }
+}
+
+/// Whether a look that did not find a copy may have missed it. A namespace that no process is in is gone with its mounts.
+fn is_missed(copy: &MountCopy, found: &Found) -> bool {
+    let namespace = &copy.mount.mntns;
+    let may_be_there = match &found.indexed {
+        Some(indexed) => !found.finished && indexed.contains(namespace),
+        None => true,
+    };
+    let is_unread = found.missed.contains(namespace) || found.unread.contains(&copy.holder.tgid);
+    !found.read.contains(namespace) && (may_be_there || is_unread)
 }
 
 /// Whether both are one mount.
@@ -247,6 +279,8 @@ mod tests {
             host: Some([&[host("8:1", "/")], hosts].concat()),
             copies: copies.to_vec(),
             bound,
+            before: 10,
+            indexed: Some([1, 9].into()),
             read: [1, 9].into(),
             finished: true,
             ..Found::default()
@@ -255,11 +289,7 @@ mod tests {
 
     fn originals(memory: &mut Memory, at: BootNs, found: Found) -> Vec<(String, bool)> {
         let copies = memory.apply(at, found).copies;
-        copies
-            .into_iter()
-            .filter_map(|copy| Some(copy.original?))
-            .map(|it| (it.path, it.is_certain))
-            .collect()
+        copies.into_iter().filter_map(|copy| copy.original).map(|it| (it.path, it.is_certain)).collect()
     }
 
     #[test]
@@ -312,8 +342,53 @@ mod tests {
         assert_eq!(originals(&mut memory, 4, hidden).len(), 1, "its process cannot be read");
         let blind = Found { host: None, ..left() };
         assert_eq!(originals(&mut memory, 5, blind).len(), 1);
-        let gone = Found { copies: Vec::new(), read: [1].into(), ..left() };
+        let gone = Found { copies: Vec::new(), indexed: Some([1].into()), read: [1].into(), ..left() };
         assert_eq!(originals(&mut memory, 6, gone), [], "no process is in that namespace any more");
+    }
+
+    #[test]
+    fn a_process_that_has_started_since_has_no_copy_that_is_known_by_its_device_alone() {
+        let young = |start_ns| {
+            let mut found = found(&[], &[copy("0:50", None)], None);
+            found.copies[0].holder.start_ns = start_ns;
+            found
+        };
+        let mut memory = Memory::default();
+        originals(&mut memory, 11, found(&[host("0:50", VOLUME)], &[], None));
+        assert_eq!(originals(&mut memory, 12, young(11)), []);
+        assert_eq!(originals(&mut memory, 13, young(10)).len(), 1);
+        assert_eq!(
+            originals(&mut memory, 14, young(11)).len(),
+            1,
+            "it is the same mount, another process of it"
+        );
+    }
+
+    #[test]
+    fn a_namespace_without_a_process_is_gone_though_looks_do_not_finish() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        let left = || found(&[], &[copy("0:50", Some(100))], Some(200));
+        assert_eq!(originals(&mut memory, 2, left()).len(), 1);
+        let late =
+            |indexed| Found { copies: Vec::new(), indexed, read: [1].into(), finished: false, ..left() };
+        assert_eq!(originals(&mut memory, 3, late(None)).len(), 1, "not all processes were looked up");
+        assert_eq!(originals(&mut memory, 4, late(Some([1, 9].into()))).len(), 1, "it was not read");
+        assert_eq!(originals(&mut memory, 5, late(Some([1].into()))), []);
+    }
+
+    #[test]
+    fn what_there_was_no_room_for_is_neither_gone_nor_forgotten() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        let left = || found(&[], &[copy("0:50", Some(100))], Some(200));
+        let full =
+            || Found { copies: Vec::new(), omitted: 1, missed: [9].into(), read: [1].into(), ..left() };
+        assert_eq!(originals(&mut memory, 2, full()), [], "none has been found yet");
+        for at in 3..7 {
+            let look = if at % 2 == 0 { full() } else { left() };
+            assert_eq!(originals(&mut memory, at, look), [(VOLUME.to_owned(), true)], "{at}");
+        }
     }
 
     #[test]
@@ -324,12 +399,18 @@ mod tests {
             path: VOLUME.into(),
             container: Some("a".into()),
             unique: Some(100),
+            told: 1,
         };
-        let mut memory = Memory::of(vec![remembered]);
+        let mut memory = Memory::of(vec![remembered.clone()]);
         let copies = memory.apply(1, found(&[], &[copy("0:50", Some(100))], Some(200))).copies;
         let original = copies[0].original.clone().unwrap();
         assert_eq!((original.path.as_str(), original.is_certain, original.mntns), (VOLUME, true, 1));
         assert_eq!(original.root_of.as_deref(), Some("/a"));
+        // Where mounts have no numbers for good, whoever had it then has it on.
+        let likely = Remembered { unique: None, told: 1, ..remembered };
+        let mut memory = Memory::of(vec![likely]);
+        let left = || found(&[], &[copy("0:50", None)], None);
+        assert_eq!(originals(&mut memory, 1, left()), [(VOLUME.to_owned(), false)]);
     }
 
     #[test]

@@ -138,7 +138,8 @@ pub async fn look_once(readers: &Readers, patience: Duration) -> Result<OnDemand
     let inventory = Inventory { budget: patience, in_background: false };
     let Answer { reply, .. } = readers.ask(inventory, patience).await?;
     let is_complete = reply.host.is_some() && reply.finished && reply.omitted == 0;
-    let unread = reply.unread.iter().copied().collect();
+    let named = |pid: &u32| UnreadProcess { pid: *pid, comm: reply.names.get(pid).cloned() };
+    let unread = reply.unread.iter().map(named).collect();
     let copies = MountCopies { copies: reply.copies, omitted: reply.omitted, kernel: kernel() };
     Ok(OnDemand { copies, is_complete, unread })
 }
@@ -151,5 +152,14 @@ pub struct OnDemand {
     /// Whether there was time for all namespaces, and room for all mounts.
     pub is_complete: bool,
     /// Processes that could not be read.
-    pub unread: Vec<u32>,
+    pub unread: Vec<UnreadProcess>,
+}
+
+/// A process that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnreadProcess {
+    /// Process id.
+    pub pid: u32,
+    /// Command name, if the reader could have it.
+    pub comm: Option<String>,
 }

@@ -271,6 +271,7 @@ impl Inner {
         let Some(incident) = event.incident.as_deref() else { return };
         let (actor, target) = (event.actor.as_deref().cloned(), event.target.as_deref().cloned());
         let view = IncidentView::new(incident.clone(), actor, target, event.boot_id.clone(), event.seq);
+        let view = IncidentView { leaks: event.leaks.clone(), ..view };
         self.incidents.insert(view.episode(), (event.charge.clone(), Arc::new(view)));
         while self.incidents.len() > INCIDENTS && self.forget_incident() {}
     }
