@@ -59,6 +59,8 @@ const BATCH: usize = 256;
 const NETNS_QUEUE: usize = 1024;
 /// Interval of the core's heartbeat, for health checks and expiry.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Between two ticks of the core: a deadline that a mistake leaves in the past costs no processor.
+const TICK_PAUSE: Duration = Duration::from_millis(1);
 /// How long the remaining records of the probes are read at shutdown.
 const READ_DRAIN: Duration = Duration::from_millis(500);
 /// How long sinks may write their queues at shutdown.
@@ -280,11 +282,10 @@ impl Daemon {
         let mut reload = Reload::new(reload);
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut earliest = Instant::now();
         loop {
-            let deadline = self
-                .core
-                .deadline()
-                .map(|at| Instant::now() + Duration::from_nanos(at.saturating_sub(boot_now())));
+            let in_time = |at: u64| Instant::now() + Duration::from_nanos(at.saturating_sub(boot_now()));
+            let deadline = self.core.deadline().map(|at| in_time(at).max(earliest));
             tokio::select! {
                 () = async { if batch.is_empty() { rx.recv_many(&mut batch, BATCH).await; } } => {
                     let mut later = Vec::new();
@@ -304,7 +305,10 @@ impl Daemon {
                 () = async { match deadline {
                     Some(deadline) => sleep_until(deadline).await,
                     None => std::future::pending().await,
-                } } => self.observe(observed_now(Fact::Tick)),
+                } } => {
+                    self.observe(observed_now(Fact::Tick));
+                    earliest = Instant::now() + TICK_PAUSE;
+                }
                 _ = heartbeat.tick() => self.heartbeat(),
                 Some(question) = questions.recv() => {
                     // The client may have disconnected.

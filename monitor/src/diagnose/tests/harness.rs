@@ -228,8 +228,10 @@ impl TestNode {
 
     /// Lets time pass: ticks come exactly when they are due.
     pub(in crate::diagnose) fn run_until(&mut self, until: BootNs) {
+        let mut at_once = 0;
         while let Some(deadline) = self.core.deadline().filter(|deadline| *deadline <= until) {
-            assert!(deadline + S >= self.now, "a deadline that is never met: {deadline}");
+            at_once = if deadline <= self.now { at_once + 1 } else { 0 };
+            assert!(at_once < 100, "a deadline that is never met: {deadline}");
             self.now = self.now.max(deadline);
             self.observe_now(Fact::Tick);
         }
