@@ -123,6 +123,8 @@ fn a_volume_that_stays_mounted_after_the_containers_of_its_pod_is_found_without_
         incident(&daemon, &stuck).list("/caused_by").iter().any(|cause| *cause == *busy),
         "what is behind it is linked"
     );
+    let shown = carry_out(&daemon, &stuck, "pod-stuck-terminating/show-users").stdout;
+    assert!(shown.contains(&holder.pid().to_string()), "{shown}");
     let told = carry_out(&daemon, &stuck, "pod-stuck-terminating/tell-pod").stdout;
     assert!(told.contains("is still mounted"), "{told}");
     // A daemon that starts now finds both.

@@ -48,9 +48,12 @@ pub enum Command {
     Bundle(BundleArgs),
     /// List the processes that hold a mount, or use what lies below a path: as `fuser -vm`, but it never hangs
     ///
-    /// One line a process: user, pid, how it holds it (fd, cwd, root, exe, mmap), command, container or systemd unit, and pod.
+    /// One line a process: user, pid, how it holds it (fd, cwd, root, exe, mmap, socket; with `?` it only may), command, container or systemd unit, and pod.
     /// Processes in other mount namespaces are found, too. A copy of the mount in another mount namespace keeps the file
     /// system in use, but refuses no unmount. Of a path that is no mount point, the users of what lies below it are listed.
+    ///
+    /// Loop devices, swap files and NFS exports have a line of their own. With --leaks: mounts that others still have after the
+    /// host has unmounted them.
     ///
     /// Works without a daemon; with one, containers and pods have names. Nothing at PATH is opened or looked at.
     ///

@@ -136,8 +136,10 @@ fn is_in_use(copies: &[MountCopy], origin: &Origin, names: &impl Names) -> bool 
             let is_of_pod = |pod: &Pod| {
                 pod_uid.as_ref() == Some(&pod.uid) || id.is_some() && pod.sandbox_id.as_ref() == id.as_ref()
             };
+            // Whoever may make namespaces of his own can have anything as his root there.
+            let is_root = |copy: &MountCopy| copy.mount.mountpoint == "/" && !copy.holder.in_userns;
             let has_it = owners.any(|(copy, owner)| {
-                owner.container.as_ref().is_some_and(|known| is_it(known) || copy.mount.mountpoint == "/")
+                owner.container.as_ref().is_some_and(|known| is_it(known) || is_root(copy))
                     || Pod::confirmed(owner.pod.as_ref()).is_some_and(is_of_pod)
             });
             has_it || id.as_deref().is_some_and(|id| is_live(names, id))

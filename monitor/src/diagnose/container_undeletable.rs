@@ -12,6 +12,7 @@ use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, IncidentKey, ModelChange, SECOND, STARTUP_GRACE, seconds};
 use crate::event::{CloseReason, Confidence, Event, Kind, MountHolder, Severity};
+use crate::node::mounts::MountKey;
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{BootNs, ContainerFacts, ContainerState, PodIdentity, Request};
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -249,7 +250,7 @@ impl ContainerUndeletable {
             summary: wording::summary(&target, facts, refusal, victim.is_cleared),
             ruled_out: None,
             advice: Some(wording::advice_for(node, &target, refusal)),
-            caused_by: causes(context, holders),
+            caused_by: causes(context, id, holders),
             objects: IncidentObjects {
                 target: Some(Box::new(target)),
                 ..refusal.map(|refusal| refusal.objects.clone()).unwrap_or_default()
@@ -264,8 +265,8 @@ impl ContainerUndeletable {
     }
 
     /// Counts an attempt that has no event.
-    fn attempt(&mut self, context: &Context<'_>, path: &str, attempts: u64, findings: &mut Findings) {
-        let is_it = |victim: &Victim| victim.refusal.as_ref().is_some_and(|refusal| refusal.is_of(path));
+    fn attempt(&mut self, context: &Context<'_>, key: &MountKey, attempts: u64, findings: &mut Findings) {
+        let is_it = |victim: &Victim| victim.refusal.as_ref().is_some_and(|refusal| refusal.is_of(key));
         let Some((id, victim)) = self.victims.iter_mut().find(|(_, victim)| is_it(victim)) else { return };
         let Some(refusal) = &mut victim.refusal else { return };
         refusal.last = refusal.last.max(context.now);
@@ -330,11 +331,11 @@ impl Diagnosis for ContainerUndeletable {
                 self.check_all(context, findings);
             }
             ModelChange::MountGone(mount) => {
-                let is_it = |refusal: &Refusal| refusal.is_of(&mount.key.path);
+                let is_it = |refusal: &Refusal| refusal.is_of(&mount.key);
                 self.cleared(context, is_it, findings);
             }
             ModelChange::Refused(mount) => {
-                self.attempt(context, &mount.key.path, mount.attempts(), findings);
+                self.attempt(context, &mount.key, mount.attempts(), findings);
             }
             _ => {}
         }
@@ -394,14 +395,15 @@ fn is_known(node: &NodeView<'_>, id: &str) -> bool {
     }
 }
 
-/// The open incidents about mounts that containers hold which hold this one.
-fn causes(context: &Context<'_>, holders: &[MountHolder]) -> Vec<IncidentKey> {
+/// The open incidents about mounts of this container that others still have, and about mounts that those have who hold it.
+fn causes(context: &Context<'_>, id: &str, holders: &[MountHolder]) -> Vec<IncidentKey> {
     let holding: BTreeSet<&str> =
         holders.iter().filter_map(|holder| Some(holder.container.as_ref()?.id.as_str())).collect();
     let is_of = |objects: &IncidentObjects| {
-        let target = objects.target.as_ref().and_then(|target| target.container.as_ref());
         let actor = objects.actor.as_ref().and_then(|actor| actor.container.as_ref());
-        target.or(actor).is_some_and(|container| holding.contains(container.id.as_str()))
+        let mut left = objects.leaks.iter().flatten().filter_map(|leak| leak.container.as_ref());
+        actor.is_some_and(|container| holding.contains(container.id.as_str()))
+            || left.any(|container| container.id == id)
     };
     let leaks = context.incidents.iter().filter(|open| open.kind() == LEAK && is_of(open.objects()));
     leaks

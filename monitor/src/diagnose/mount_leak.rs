@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
 use crate::event::{Actor, CloseReason, Confidence, Event, Kind, LEAKS_MAX, LeakedMount, Severity, Target};
-use crate::node::{cgroup, charge, container_path};
+use crate::node::{cgroup, charge};
 use crate::observation::{BootNs, KernelMounts, Request};
 use crate::settings::{Thresholds, Unit, thresholds};
 
@@ -250,7 +250,8 @@ impl Diagnosis for MountLeak {
             findings.request(Request::MountCopies);
         }
         let Some(mount) = event.mount.as_deref().filter(|_| event.incident.is_none()) else { return };
-        let is_of_somebody = mount.volume.is_some() || container_path::of_path(&mount.path).is_some();
+        // The text of a path tells neither: anybody has mounts at such a one.
+        let is_of_somebody = mount.volume.is_some() || mount.container_id.is_some();
         if !is_of_somebody || !context.node.kubelets.mounts_in(mount.mntns) {
             return;
         }

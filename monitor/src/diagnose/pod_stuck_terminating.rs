@@ -14,7 +14,8 @@ use super::volume_busy::mount_object;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, cni_teardown_failing, seconds};
 use super::{umount_hung, volume_busy};
 use crate::event::wording::{pod_label, target_label};
-use crate::event::{CloseReason, Confidence, Event, Pod, Severity, Target, form};
+use crate::event::{Advice, CloseReason, Confidence, Event, Pod, Severity, Target, form};
+use crate::node::kubelet::Way;
 use crate::node::pod_remains::PodOnNode;
 use crate::observation::{BootNs, Request};
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -67,7 +68,15 @@ impl PodStuckTerminating {
         let after = seconds(self.thresholds.get(&AFTER));
         let (mut stuck, mut next) = (BTreeSet::new(), None::<BootNs>);
         let mut wake = |at: BootNs| next = Some(next.map_or(at, |next| next.min(at)));
-        for (uid, pod) in pods.iter() {
+        let any_failing = context.incidents.iter().any(|open| open.kind() == cni_teardown_failing::KIND);
+        // Most pods have nothing that could be left: all the rest costs more with each container of the node.
+        let may_be_stuck = |pod: &PodOnNode| {
+            any_failing
+                || !pod.seen.mounts.is_empty()
+                || !pod.seen.processes.is_empty()
+                || pod.has_left_processes()
+        };
+        for (uid, pod) in pods.iter().filter(|(_, pod)| may_be_stuck(pod)) {
             let gates = Gates::of(context, uid, pod);
             let is_open = self.open.contains_key(uid);
             // One that an earlier run found needs no time to be believed, as long as its gate is shut.
@@ -135,11 +144,7 @@ impl PodStuckTerminating {
             confidence: confidence(gates),
             summary,
             ruled_out: Some(ruled_out),
-            advice: Some(vec![advice(
-                form::TELL_POD,
-                "show what is known of the pod",
-                &["kevtmon", "why", &label(&target, uid)],
-            )]),
+            advice: Some(steps(context, &label(&target, uid), pod)),
             objects: IncidentObjects {
                 target: Some(Box::new(target)),
                 mount: volume.map(|(volume, facts)| Box::new(mount_object(facts, volume))),
@@ -165,6 +170,18 @@ impl PodStuckTerminating {
             None => format!("a container of {label} does not end: {shut}"),
         }
     }
+}
+
+fn steps(context: &Context<'_>, label: &str, pod: &PodOnNode) -> Vec<Advice> {
+    let mut steps = Vec::new();
+    if let Some((_, mount)) = pod.volumes().next()
+        && context.node.kubelets.way(mount.mntns) == Way::Host
+    {
+        let command = ["kevtmon", "holders", &mount.mountpoint];
+        steps.push(advice(form::SHOW_USERS, "see who holds its volume", &command));
+    }
+    steps.push(advice(form::TELL_POD, "show what is known of the pod", &["kevtmon", "why", label]));
+    steps
 }
 
 /// How a pod is named in a query.

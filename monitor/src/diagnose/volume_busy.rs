@@ -407,7 +407,9 @@ impl Diagnosis for VolumeBusy {
         if self.mounted.is_due(context.now) {
             self.review_mounted(context, findings);
         }
-        while let Some(subject) = self.timers.take_due(context.now) {
+        // Of each its timer may be due again at once.
+        let due: Vec<String> = std::iter::from_fn(|| self.timers.take_due(context.now)).collect();
+        for subject in due {
             let Some(busy) = self.busy.get(&subject) else { continue };
             if context.ready.is_none() {
                 self.timers.set(&subject, context.now + STARTUP_GRACE);

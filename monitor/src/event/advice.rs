@@ -145,7 +145,7 @@ pub mod form {
         STOP_BY_CRICTL = "stop-by-crictl", Restart, "crictl [--runtime-endpoint SOCKET] stop CONTAINER",
             ["volume-busy", "mount-leak"];
         SHOW_USERS = "show-users", Read, "kevtmon holders PATH",
-            ["volume-busy", "container-undeletable"];
+            ["volume-busy", "container-undeletable", "pod-stuck-terminating"];
         SHOW_LEAKS = "show-leaks", Read, "kevtmon holders --leaks", ["mount-leak"];
         TELL_VOLUME = "tell-volume", Read, "kevtmon why PATH", ["volume-busy"];
         UNMOUNT = "unmount", Destructive, "umount PATH", ["volume-busy", "container-undeletable"];

@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 79] = [
+const TENSES: [(&str, &str); 81] = [
     (" is still mounted, though ", " was still mounted, though "),
     (" is still on this node, though ", " was still on this node, though "),
     (" has run for ", " had run for "),
@@ -64,6 +64,7 @@ const TENSES: [(&str, &str); 79] = [
     (" cannot be removed", " could not be removed"),
     (": held by ", ": it was held by "),
     (" could not be removed, and is dead", " could not be removed, and was dead"),
+    (": what is in the way was not found", ": what was in the way was not found"),
     (": what was in the way is gone", ": what had been in the way was gone"),
     (" is being removed, and is still there", " was being removed, and was still there"),
     (" has ended and could not be removed", " had ended and could not be removed"),
@@ -71,7 +72,7 @@ const TENSES: [(&str, &str); 79] = [
     (" a file system is mounted on the same directory", " a file system was mounted on the same directory"),
     (", which serves a volume of ", ", which served a volume of "),
     (", which likely serves a volume of ", ", which likely served a volume of "),
-    (": another file system is mounted below it", ": another file system was mounted below it"),
+    ("another file system is mounted below it", "another file system was mounted below it"),
     ("; possibly it is held by ", "; possibly it was held by "),
     (", whose backing file is ", ", whose backing file was "),
     (": no process was found to hold it, so the kernel or a socket may", ": no process was found to hold it"),
@@ -88,7 +89,8 @@ const TENSES: [(&str, &str); 79] = [
     (" and has not ended after ", " and had not ended after "),
     (" is stopped", " was stopped"),
     (" is running", " was running"),
-    (" processes that may serve it do not run: ", " processes that may serve it did not run: "),
+    (" processes that may serve it do not run: ", " processes that may have served it did not run: "),
+    (" processes that may serve it, ", " processes that may have served it, "),
     (" is held by a tracer", " was held by a tracer"),
 ];
 

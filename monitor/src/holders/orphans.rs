@@ -19,8 +19,8 @@ use crate::sources::procfs::statmount::MountNamespace;
 
 /// The time for them in a part of a scan: users can have as many as they like, and those are not to delay what else is looked at.
 const TIME: Duration = Duration::from_millis(100);
-/// Mounts that one of them may have.
-const MOUNTS_MAX: usize = 100_000;
+/// Mounts that one of them may have: users can have as many as the kernel lets them, and nobody needs to look through those.
+const MOUNTS_MAX: usize = 8192;
 
 /// A process that keeps a namespace by an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

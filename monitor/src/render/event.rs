@@ -158,6 +158,9 @@ impl Pretty {
         }
         let verdict = match event.holders_verdict {
             Some(Verdict::MountNamespace) => "only copies in other mount namespaces are left",
+            Some(Verdict::ChildMount) if event.mount.as_ref().is_some_and(|mount| !mount.is_umount()) => {
+                "a mount on that directory refuses it, whoever uses that"
+            }
             Some(Verdict::ChildMount) => "only mounts below it hold it",
             Some(Verdict::Kernel) if users(holders).next().is_some() => return Ok(()),
             Some(Verdict::Kernel) => {

@@ -102,9 +102,9 @@ async fn follow(
     }
 }
 
-/// Whether something is there that should go.
+/// Whether something is there that should go: what is mounted for a pod that has had no container yet is for what is to come.
 fn is_unfinished(pod: &PodRemains) -> bool {
-    !pod.mounts.is_empty() || !pod.processes.is_empty()
+    pod.started && !pod.mounts.is_empty() || !pod.processes.is_empty()
 }
 
 /// Looks at all pods.

@@ -67,7 +67,7 @@ impl HoldersArgs {
             return Ok(exit::QUERY);
         }
         if left.leaks.is_empty() {
-            remark("no mounts are left");
+            remark("no leaked mounts found");
             return Ok(exit::FAILED);
         }
         Ok(exit::OK)

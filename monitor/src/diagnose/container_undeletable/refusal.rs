@@ -6,6 +6,7 @@ use crate::diagnose::finding::IncidentObjects;
 use crate::diagnose::volume_busy::confidence;
 use crate::event::{Actor, Confidence, Event, Mount};
 use crate::node::components::is_one_of;
+use crate::node::mounts::MountKey;
 use crate::node::view::NodeView;
 use crate::observation::BootNs;
 
@@ -69,8 +70,9 @@ impl Refusal {
         self.objects.mount.as_ref().map(|mount| mount.path.as_str())
     }
 
-    pub(super) fn is_of(&self, path: &str) -> bool {
-        self.path() == Some(path)
+    /// Whether it was refused at this path: in another mount namespace that is another place.
+    pub(super) fn is_of(&self, key: &MountKey) -> bool {
+        self.objects.mount.as_ref().is_some_and(|mount| mount.path == key.path && mount.mntns == key.mntns)
     }
 
     /// Whether it was refused for this mount.

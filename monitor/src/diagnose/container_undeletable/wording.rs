@@ -75,11 +75,13 @@ pub(super) fn advice_for(node: &NodeView<'_>, target: &Target, refusal: Option<&
         }
         // It is the reason by itself, whoever uses it.
         if is_here && !mount.is_umount() {
-            let text = match mount.confidence {
-                None => "unmount what is in the way",
-                Some(_) => "unmount what is likely in the way",
+            let likely = if mount.confidence.is_some() { "likely " } else { "" };
+            let first = match users(holders).next() {
+                Some(_) => ", once whoever holds it has let go: before, that is refused",
+                None => "",
             };
-            steps.push(advice(form::UNMOUNT, text, &["umount", point]));
+            let text = format!("unmount what is {likely}in the way{first}");
+            steps.push(advice(form::UNMOUNT, &text, &["umount", point]));
         }
     }
     let again = target.container.as_ref().and_then(|container| remove(node, container, false));

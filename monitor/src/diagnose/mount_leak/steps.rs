@@ -41,7 +41,7 @@ fn release(context: &Context<'_>, leak: &Leak) -> Advice {
         // Its successor would lose its network.
         && !node.cni.has_failing_of(namespace, name)
     {
-        let text = format!("delete the pod that has it; its controller makes a new one{later}");
+        let text = format!("delete the pod that has it; without a controller it does not come back{later}");
         return advice(form::DELETE_POD, &text, &["kubectl", "-n", namespace, "delete", "pod", name]);
     }
     let in_pod = actor.container.as_ref().filter(|_| pod.is_some());

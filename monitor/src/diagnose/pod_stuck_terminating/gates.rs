@@ -37,8 +37,9 @@ impl<'a> Gates<'a> {
             }
         }
         let ends = |process: &&PodProcess| {
-            process.killed
-                && (pod.over.is_some() || process.init || is_first_of_container(node, uid, process))
+            // A tracer can keep the first thread of a process as a zombie for as long as it likes.
+            let is_first = process.state == 'D' && process.init || is_first_of_container(node, uid, process);
+            process.killed && (pod.over.is_some() || is_first)
         };
         Self {
             pod,

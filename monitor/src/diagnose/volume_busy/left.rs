@@ -81,7 +81,8 @@ impl VolumeBusy {
         }
         self.mounted.expire(context.now);
         let mut there = BTreeSet::new();
-        for (_, pod) in pods.iter().filter(|(_, pod)| pod.over.is_some()) {
+        let has_some = |pod: &PodOnNode| pod.over.is_some() && pod.volumes().next().is_some();
+        for (_, pod) in pods.iter().filter(|(_, pod)| has_some(pod)) {
             let since = pod.over_since(context.node);
             for (volume, facts) in pod.volumes() {
                 let subject = subject(&volume);
@@ -216,7 +217,6 @@ impl VolumeBusy {
         let Some(volume) = volume.filter(|_| is_same && busy.mounts.is_empty()) else { return };
         let (subject, first) = (subject.clone(), busy.first);
         let holders = found.holders.as_deref().unwrap_or_default();
-        let is_used = users(holders).next().is_some();
         let verdict = found.holders_verdict.unwrap_or(Verdict::Skipped);
         // Nobody has said that it is busy.
         let verdict = match verdict {
@@ -226,8 +226,8 @@ impl VolumeBusy {
         let target = context.node.target_of_pod(&volume.pod_uid);
         let summary = self.sentence(&volume, &target, &reason(holders, verdict));
         let mount = mount_object(mount, volume);
-        let advised = if is_used { verdict } else { Verdict::NotAMount };
-        let steps = release::steps(context.node, &mount, holders, Some(advised), context.now);
+        // Nobody was refused anything: nothing is ended or detached for it.
+        let steps = vec![release::look(&mount, holders, context.node.kubelets.way(mount.mntns))];
         if let Some(busy) = self.busy.get_mut(&subject) {
             busy.summary.clone_from(&summary);
             busy.last = context.now;
@@ -301,8 +301,11 @@ impl VolumeBusy {
 
 /// Why, as far as that is known.
 fn reason(holders: &[MountHolder], verdict: Verdict) -> String {
-    if users(holders).next().is_some() || verdict == Verdict::ChildMount {
-        return holders_phrase(holders, verdict);
+    let first = users(holders).next();
+    if first.is_some() || verdict == Verdict::ChildMount {
+        let serves = first.and_then(|holder| holder.serves.as_ref());
+        let serves = serves.map_or_else(String::new, super::wording::serves_phrase);
+        return format!("{}{serves}", holders_phrase(holders, verdict));
     }
     let copies = copies_phrase(holders)
         .map_or_else(String::new, |copies| format!("; a copy is also mounted in {copies}"));

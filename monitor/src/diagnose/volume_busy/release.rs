@@ -73,7 +73,7 @@ fn umount(
 }
 
 /// How to see what holds it. What `kevtmon holders` looks at by itself is the mount namespace of process 1.
-fn look(mount: &Mount, holders: &[MountHolder], way: Way) -> Advice {
+pub(super) fn look(mount: &Mount, holders: &[MountHolder], way: Way) -> Advice {
     let is_held = !holders.is_empty() || !mount.child_mounts.is_empty();
     if way == Way::Host && is_held {
         return advice(form::SHOW_USERS, "see who holds it now", &["kevtmon", "holders", &mount.path]);

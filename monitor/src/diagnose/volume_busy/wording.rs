@@ -5,8 +5,13 @@ use crate::escape::name;
 use crate::event::wording::{
     holders_phrase, mount_point_phrase, owner_phrase, pod_label, repeated_actor_phrase, users,
 };
-use crate::event::{Event, Mount, MountHolder, Volume};
+use crate::event::{Event, Mount, MountHolder, Serves, Volume};
 use crate::observation::Verdict;
+
+/// Whose volume a holder serves.
+pub(super) fn serves_phrase(serves: &Serves) -> String {
+    format!(", which {} a volume of pod {}", serves.verb(), pod_label(&serves.pod))
+}
 
 /// `known`: who holds it as found earlier, where this event does not tell.
 pub(super) fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Option<&Known>) -> String {
@@ -19,10 +24,8 @@ pub(super) fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Opti
     let is_umount = mount.is_umount();
     let held = |holders: &[MountHolder], verdict| {
         let serves = users(holders).next().and_then(|holder| holder.serves.as_ref());
-        let serves =
-            serves.filter(|serves| serves.mountpoint != mount.path).map_or_else(String::new, |serves| {
-                format!(", which {} a volume of pod {}", serves.verb(), pod_label(&serves.pod))
-            });
+        let serves = serves.filter(|serves| serves.mountpoint != mount.path);
+        let serves = serves.map_or_else(String::new, serves_phrase);
         let phrase =
             if is_umount { holders_phrase(holders, verdict) } else { mount_point_phrase(mount, holders) };
         format!("{phrase}{serves}")

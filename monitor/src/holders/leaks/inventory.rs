@@ -24,6 +24,8 @@ use crate::sources::programs::is_of_runtime;
 /// Mounts of one namespace, and of all, that are told.
 const COPIES_OF_ONE: usize = 256;
 const COPIES_MAX: usize = 2048;
+/// Bytes of what is told of one: all of it is what whoever made the mount likes.
+const TEXT_MAX: usize = 2048;
 /// File systems of the host that are told.
 const HOST_MAX: usize = 8192;
 /// Mount namespaces of one owner that are read, of those in user namespaces: he can make very many.
@@ -138,10 +140,14 @@ fn look(proc: &Proc, deadline: &Deadline) -> Found {
     let Ok(index) = MntnsIndex::build(proc, deadline) else { return Found::default() };
     let mut look = Look { proc, bundles: HashMap::new(), found: Found::default() };
     look.found.unread.extend(&index.unreadable);
+    // Threads of theirs may have namespaces of their own that were not looked up.
+    look.found.unread.extend(&index.crowded);
     look.found.finished = index.finished;
     look.found.indexed = index.finished.then(|| index.namespaces.keys().copied().collect());
     let namespaces = look.sorted(&index);
-    look.found.bound = namespaces.iter().filter_map(|namespace| newest(proc, &namespace.members)).max();
+    // Those of users come last: without them the number is only lower, and fewer copies are known.
+    let in_time = namespaces.iter().take_while(|_| !deadline.is_over());
+    look.found.bound = in_time.filter_map(|namespace| newest(proc, &namespace.members)).max();
     look.found.before = boot_now();
     let mut host: BTreeMap<String, HostMount> = BTreeMap::new();
     for namespace in namespaces.iter().filter(|namespace| namespace.whose == Whose::Host) {
@@ -245,8 +251,10 @@ impl Look<'_> {
         if copies.is_empty() {
             return;
         }
+        let all = copies.len();
+        copies.retain(|mount| mount.mountpoint.len() + mount.root.len() + mount.source.len() <= TEXT_MAX);
         let most = COPIES_OF_ONE.min(COPIES_MAX.saturating_sub(self.found.copies.len()));
-        let omitted = copies.len().saturating_sub(most);
+        let omitted = all - copies.len().min(most);
         self.found.omitted = self.found.omitted.saturating_add(omitted.try_into().unwrap_or(u32::MAX));
         if omitted > 0 {
             // What is not told is not gone.

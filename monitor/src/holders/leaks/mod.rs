@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use crate::clock::boot_now;
 use crate::metrics::Metrics;
@@ -38,6 +38,8 @@ const INTERVAL: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(1);
 /// Shortest time between two looks.
 const PAUSE: Duration = Duration::from_secs(4);
+/// What a look that failed counts for: what made it fail may cost as much again.
+const FAILED: Duration = Duration::from_millis(600);
 /// After a look there is a rest of so many times the processor time that it took.
 const RESTS: u32 = 500;
 
@@ -106,9 +108,8 @@ impl Follower {
         {
             Ok(Answer { reply, .. }) => reply,
             Err(error) => {
-                tracing::debug!(%error, "cannot look at the mounts of other namespaces");
-                sleep(PAUSE).await;
-                return Ok(Duration::ZERO);
+                tracing::warn!(%error, "cannot look at the mounts of other namespaces");
+                return Ok(FAILED);
             }
         };
         self.metrics.mount_inventory();

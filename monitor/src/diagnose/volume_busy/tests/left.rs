@@ -1,7 +1,7 @@
 //! Volumes that are mounted though no container of their pod runs.
 
 use super::*;
-use crate::event::{Confidence, Incident};
+use crate::event::{Advice, Confidence, Incident, Risk};
 
 /// A node with cam/cam1-…, whose sandbox is in this state.
 fn node(resume: Resume, state: ContainerState) -> TestNode {
@@ -42,8 +42,11 @@ fn a_volume_that_stays_mounted_once_no_container_runs_is_found_without_a_refused
     assert_eq!(
         incident.summary,
         "volume cam-pv-50g (kubernetes.io/glusterfs) of pod cam/cam1-78b6fc6bc8-cjsw5 is still mounted, though no container \
-         of the pod has run for 180 s: held by glusterfs (pid 94549) with an open file"
+         of the pod has run for 180 s: held by glusterfs (pid 94549) with an open file, which serves a volume of pod \
+         0b7a2f50-9d1c-4a3e-8f6d-2c5b1e0a9d84"
     );
+    let is_look = |step: &Advice| step.risk == Risk::Read;
+    assert!(incident.advice.iter().all(is_look), "nobody was refused: nothing is ended for it");
     assert_eq!(incident.ruled_out, ["no process is in the control group of the pod"]);
     let event = node.last_incident();
     assert_eq!(event.holders.as_ref().unwrap()[0].pid, 94_549);
