@@ -21,6 +21,8 @@ use crate::sources::procfs::statmount::MountNamespace;
 use crate::sources::procfs::{Proc, dir};
 use crate::sources::programs::is_of_runtime;
 
+/// Mounts that a namespace of a user may have.
+const MOUNTS_OF_USER: usize = 4096;
 /// Mounts of one namespace, and of all, that are told.
 const COPIES_OF_ONE: usize = 256;
 const COPIES_MAX: usize = 2048;
@@ -144,7 +146,9 @@ fn look(proc: &Proc, deadline: &Deadline) -> Found {
     look.found.unread.extend(&index.crowded);
     look.found.finished = index.finished;
     look.found.indexed = index.finished.then(|| index.namespaces.keys().copied().collect());
-    let namespaces = look.sorted(&index);
+    let (namespaces, large): (Vec<_>, Vec<_>) =
+        look.sorted(&index).into_iter().partition(|namespace| !is_large(proc, namespace));
+    large.iter().for_each(|namespace| look.miss(namespace));
     // Those of users come last: without them the number is only lower, and fewer copies are known.
     let in_time = namespaces.iter().take_while(|_| !deadline.is_over());
     look.found.bound = in_time.filter_map(|namespace| newest(proc, &namespace.members)).max();
@@ -322,6 +326,17 @@ impl Look<'_> {
         self.bundles.insert(cgroup.to_owned(), binds.clone());
         binds
     }
+}
+
+/// Whether a user has made more mounts in it than anybody needs, where the kernel tells: to read them may take longer than a
+/// reader has, and all that it has found would be lost.
+fn is_large(proc: &Proc, namespace: &Namespace) -> bool {
+    if !matches!(namespace.whose, Whose::User(_)) {
+        return false;
+    }
+    let process = namespace.members.iter().take(MEMBERS_LOOKED_AT).find_map(|member| member.dir(proc));
+    let shown = process.and_then(|process| MountNamespace::of(&process).ok());
+    shown.is_some_and(|shown| shown.has_more_than(MOUNTS_OF_USER).unwrap_or(false))
 }
 
 /// The unique id of the newest mount of a namespace, where the kernel tells.

@@ -159,6 +159,26 @@ impl MountNamespace {
         Ok(newest)
     }
 
+    /// Whether it has more mounts than this. The kernel is asked for no more: of those that are mounted on one another, each
+    /// costs it a walk through all below.
+    ///
+    /// # Errors
+    /// Where the kernel does not tell.
+    pub fn has_more_than(&self, most: usize) -> io::Result<bool> {
+        let (mut count, mut after) = (0, 0);
+        loop {
+            let ids = self.list(after)?;
+            count += ids.len();
+            if count > most {
+                return Ok(true);
+            }
+            match ids.last().filter(|_| ids.len() == LISTED) {
+                Some(last) => after = *last,
+                None => return Ok(false),
+            }
+        }
+    }
+
     fn each_page(&self, mut each: impl FnMut(&[u64])) -> io::Result<()> {
         let mut after = 0;
         loop {
@@ -299,6 +319,8 @@ mod tests {
         let index = mounts.iter().position(|mount| mount.id == root.id).unwrap();
         assert_eq!(all[index], Some(unique));
         assert!(own.newest().unwrap() >= all.iter().copied().flatten().max().unwrap());
+        assert!(own.has_more_than(0).unwrap() && own.has_more_than(ids.len() - 1).unwrap());
+        assert!(!own.has_more_than(100_000).unwrap());
         assert_eq!(own.has(unique), Some(true));
         assert_eq!(own.has(u64::MAX - 1), Some(false));
         let through_proc = MountNamespace::of(&Proc::default().dir(std::process::id()).unwrap());
