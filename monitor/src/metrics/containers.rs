@@ -27,9 +27,8 @@ impl ContainerMetrics {
             "Containers of pods that were made instead of others.",
             &["reason"],
         )?;
-        for reason in RecreationReason::ALL {
-            recreations.with_label_values(&[reason.name()]);
-        }
+        // The others have a series once they are seen: an idle node has few.
+        recreations.with_label_values(&[RecreationReason::Exited.name()]);
         Ok(Self {
             recreations,
             containers: registrar.gauges(
