@@ -38,10 +38,12 @@ const INTERVAL: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(1);
 /// Shortest time between two looks.
 const PAUSE: Duration = Duration::from_secs(4);
-/// What a look that failed counts for: what made it fail may cost as much again.
-const FAILED: Duration = Duration::from_millis(600);
-/// After a look there is a rest of so many times the processor time that it took.
+/// The rest after a look that failed: what made it fail may cost as much again.
+const AFTER_FAILURE: Duration = Duration::from_secs(120);
+/// After a look there is a rest of so many times the processor time that it took, but no longer than this: where mounts of
+/// the host change all the time, a node with very many namespaces pays for that with a twentieth of a core.
 const RESTS: u32 = 500;
+const REST_MAX: Duration = Duration::from_secs(10);
 
 /// Follows such mounts until the receiver of observations is gone. What is sent to it asks for a look soon. `remembered`:
 /// what an earlier run of the daemon in this boot has found.
@@ -81,9 +83,9 @@ impl Follower {
         let mut is_asked = true;
         let mut had_any = false;
         loop {
-            let Ok(took) = self.look(is_asked || had_any).await else { return };
+            let Ok(rest) = self.look(is_asked || had_any).await else { return };
             (is_asked, had_any) = (false, self.memory.has_any());
-            let rest = Instant::now() + (took * RESTS).max(PAUSE);
+            let rest = Instant::now() + rest;
             let next =
                 if self.memory.is_young(boot_now()) { rest } else { rest.max(Instant::now() + INTERVAL) };
             tokio::select! {
@@ -101,25 +103,25 @@ impl Follower {
         }
     }
 
-    /// Looks once, and tells what it found if that is anything, or if it is to be `told` anyway; the processor time that it
-    /// took.
+    /// Looks once, and tells what it found if that is anything, or if it is to be `told` anyway; how long to rest
+    /// after it.
     async fn look(&mut self, told: bool) -> Result<Duration, Closed> {
         let found = match self.readers.ask(Inventory { budget: BUDGET, in_background: true }, PATIENCE).await
         {
             Ok(Answer { reply, .. }) => reply,
             Err(error) => {
                 tracing::warn!(%error, "cannot look at the mounts of other namespaces");
-                return Ok(FAILED);
+                return Ok(AFTER_FAILURE);
             }
         };
         self.metrics.mount_inventory();
-        let took = found.took;
+        let rest = (found.took * RESTS).clamp(PAUSE, REST_MAX);
         let copies = MountCopies { kernel: self.kernel.clone(), ..self.memory.apply(boot_now(), found) };
         if told || self.memory.has_any() {
             let fact = Fact::MountCopies(Box::new(copies));
             self.tx.send(observed_now(fact)).await.map_err(|_| Closed)?;
         }
-        Ok(took)
+        Ok(rest)
     }
 }
 
