@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, IncidentKey, ModelChange, SECOND, STARTUP_GRACE, seconds};
+use super::{
+    CAPACITY, Context, Diagnosis, IncidentKey, ModelChange, SECOND, STARTUP_GRACE, mount_leak, seconds,
+};
 use crate::event::{CloseReason, Confidence, Event, Kind, MountHolder, Severity};
 use crate::node::mounts::MountKey;
 use crate::node::view::{NodeView, RuntimeAvailability};
@@ -23,8 +25,6 @@ mod wording;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "container-undeletable";
-/// The kind of what may be the cause.
-const LEAK: &str = "mount-leak";
 
 /// What is there at the start was not seen to begin.
 const START_DELAY: BootNs = 5 * SECOND;
@@ -55,9 +55,9 @@ struct Victim {
     is_claimed: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refusal: Option<Box<Refusal>>,
-    /// What was refused last was in the way, and is gone.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    is_cleared: bool,
+    /// What was refused last was in the way, and is gone: how surely.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cleared: Option<Confidence>,
     /// When the runtime was asked last, before it is judged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     asked: Option<BootNs>,
@@ -103,7 +103,7 @@ impl ContainerUndeletable {
             return;
         }
         let Some(victim) = self.victims.get_mut(id) else { return };
-        victim.is_cleared = false;
+        victim.cleared = None;
         match &mut victim.refusal {
             Some(refusal) => refusal.repeat(event),
             None => victim.refusal = Some(Box::new(Refusal::of(event))),
@@ -135,7 +135,7 @@ impl ContainerUndeletable {
             found_at_start,
             is_claimed,
             refusal: None,
-            is_cleared: false,
+            cleared: None,
             asked: None,
             is_open: false,
         };
@@ -239,15 +239,15 @@ impl ContainerUndeletable {
         let Some((victim, facts)) = open.zip(node.containers.get(id)) else { return };
         let target = node.target_of(facts);
         let refusal = victim.refusal.as_deref();
-        let told = refusal.map_or(Confidence::Certain, |refusal| refusal.confidence);
         let holders = refusal.and_then(|refusal| refusal.objects.holders.as_deref()).unwrap_or_default();
         findings.report(Report {
             severity: Severity::Warning,
-            confidence: match of_state(facts.state) {
-                Removal::Failed | Removal::GoesOn => told,
-                Removal::Refused | Removal::None => told.min(refusal.map_or(Confidence::Likely, |_| told)),
+            confidence: match (refusal, of_state(facts.state)) {
+                (Some(refusal), _) => refusal.confidence,
+                (None, Removal::Failed | Removal::GoesOn) => victim.cleared.unwrap_or(Confidence::Certain),
+                (None, Removal::Refused | Removal::None) => Confidence::Likely,
             },
-            summary: wording::summary(&target, facts, refusal, victim.is_cleared),
+            summary: wording::summary(&target, facts, refusal, victim.cleared),
             ruled_out: None,
             advice: Some(wording::advice_for(node, &target, refusal)),
             caused_by: causes(context, id, holders),
@@ -277,14 +277,21 @@ impl ContainerUndeletable {
         }
     }
 
-    /// A mount is gone: it is in nobody's way any more.
-    fn cleared(&mut self, context: &Context<'_>, is_it: impl Fn(&Refusal) -> bool, findings: &mut Findings) {
+    /// A mount is gone: it is in nobody's way any more. `is_likely`: only that one, as far as is known.
+    fn cleared(
+        &mut self,
+        context: &Context<'_>,
+        is_it: impl Fn(&Refusal) -> bool,
+        is_likely: bool,
+        findings: &mut Findings,
+    ) {
+        let how = if is_likely { Confidence::Likely } else { Confidence::Certain };
         let is_of = |victim: &Victim| victim.refusal.as_ref().is_some_and(|refusal| is_it(refusal));
         let ids: Vec<String> =
             self.victims.iter().filter(|(_, victim)| is_of(victim)).map(|(id, _)| id.clone()).collect();
         for id in ids {
             if let Some(victim) = self.victims.get_mut(&id) {
-                (victim.refusal, victim.is_cleared) = (None, true);
+                (victim.refusal, victim.cleared) = (None, Some(how));
             }
             // Of a runtime that does not tell, nothing is left that shows a removal.
             self.check(context, &id, findings);
@@ -311,7 +318,8 @@ impl Diagnosis for ContainerUndeletable {
             Kind::MountBusy => self.refused(context, event, findings),
             Kind::MountReleased | Kind::MountDetached => {
                 if let Some(mount) = event.mount.as_deref() {
-                    self.cleared(context, |refusal| refusal.is_about(mount), findings);
+                    let is_likely = mount.confidence.is_some();
+                    self.cleared(context, |refusal| refusal.is_about(mount), is_likely, findings);
                 }
             }
             Kind::ContainerRemoved => {
@@ -332,7 +340,7 @@ impl Diagnosis for ContainerUndeletable {
             }
             ModelChange::MountGone(mount) => {
                 let is_it = |refusal: &Refusal| refusal.is_of(&mount.key);
-                self.cleared(context, is_it, findings);
+                self.cleared(context, is_it, mount.is_likely, findings);
             }
             ModelChange::Refused(mount) => {
                 self.attempt(context, &mount.key, mount.attempts(), findings);
@@ -358,7 +366,7 @@ impl Diagnosis for ContainerUndeletable {
             first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
             found_at_start: incident.found_at_start,
             is_claimed: event.target.as_ref().is_some_and(|target| target.is_claimed()),
-            is_cleared: false,
+            cleared: None,
             refusal: Refusal::resume(event, context.clock.boot_ns(&incident.last_seen)).map(Box::new),
             asked: None,
             is_open: true,
@@ -405,10 +413,11 @@ fn causes(context: &Context<'_>, id: &str, holders: &[MountHolder]) -> Vec<Incid
         actor.is_some_and(|container| holding.contains(container.id.as_str()))
             || left.any(|container| container.id == id)
     };
-    let leaks = context.incidents.iter().filter(|open| open.kind() == LEAK && is_of(open.objects()));
+    let leaks =
+        context.incidents.iter().filter(|open| open.kind() == mount_leak::KIND && is_of(open.objects()));
     leaks
         .take(CAUSES_MAX)
-        .map(|open| IncidentKey { kind: LEAK, subject: open.subject().to_owned() })
+        .map(|open| IncidentKey { kind: mount_leak::KIND, subject: open.subject().to_owned() })
         .collect()
 }
 

@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 81] = [
+const TENSES: [(&str, &str); 82] = [
     (" is still mounted, though ", " was still mounted, though "),
     (" is still on this node, though ", " was still on this node, though "),
     (" has run for ", " had run for "),
@@ -65,6 +65,7 @@ const TENSES: [(&str, &str); 81] = [
     (": held by ", ": it was held by "),
     (" could not be removed, and is dead", " could not be removed, and was dead"),
     (": what is in the way was not found", ": what was in the way was not found"),
+    (": what was in the way is likely gone", ": what had been in the way was likely gone"),
     (": what was in the way is gone", ": what had been in the way was gone"),
     (" is being removed, and is still there", " was being removed, and was still there"),
     (" has ended and could not be removed", " had ended and could not be removed"),

@@ -301,6 +301,23 @@ fn what_was_in_the_way_is_no_reason_once_it_is_gone() {
 }
 
 #[test]
+fn what_is_likely_gone_is_not_said_to_be() {
+    let mut node = started(web(ContainerState::Exited));
+    node.scan = |id, path| HolderReport { mount_is_likely: true, ..holders(id, path) };
+    node.observe(refused(&shm()));
+    tell(&mut node, web(ContainerState::Dead));
+    node.run_for(10 * S);
+    let Fact::Umount(mut attempt) = refused_to(1_300, MountSyscall::Umount2, &shm()) else { unreachable!() };
+    attempt.errno = None;
+    node.mounted = false;
+    node.observe(Fact::Umount(attempt));
+    node.run_for(S);
+    let open = &node.open()[0];
+    assert!(open.summary.contains(": what was in the way is likely gone; "), "{}", open.summary);
+    assert_eq!(open.confidence, Confidence::Likely);
+}
+
+#[test]
 fn what_holds_it_is_no_surer_than_the_search_for_it() {
     let mut node = started(web(ContainerState::Exited));
     node.scan = |id, path| HolderReport::skipped(id, path);

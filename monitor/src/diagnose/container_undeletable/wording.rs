@@ -8,17 +8,17 @@ use crate::escape::name;
 use crate::event::wording::{
     container_label, holders_phrase, mount_point_phrase, repeated_actor_phrase, target_label, users,
 };
-use crate::event::{Advice, MountHolder, ProcessLink, Target, form};
+use crate::event::{Advice, Confidence, MountHolder, ProcessLink, Target, form};
 use crate::node::kubelet::Way;
 use crate::node::view::NodeView;
 use crate::observation::{ContainerFacts, Verdict};
 
-/// `is_cleared`: what was refused last was in the way, and is gone.
+/// `cleared`: what was refused last was in the way, and is gone; how surely.
 pub(super) fn summary(
     target: &Target,
     facts: &ContainerFacts,
     refusal: Option<&Refusal>,
-    is_cleared: bool,
+    cleared: Option<Confidence>,
 ) -> String {
     let owner = target_label(target).unwrap_or_else(|| "a container".to_owned());
     let subject = match (&target.container, target.confirmed_pod()) {
@@ -33,10 +33,11 @@ pub(super) fn summary(
     };
     let said = facts.removal_error.as_deref();
     let said = said.map(|error| format!("; the runtime says {}", name(error))).unwrap_or_default();
-    let reason = match refusal {
-        Some(refusal) => refused(refusal),
-        None if is_cleared => "what was in the way is gone".to_owned(),
-        None => "what refused that was not seen".to_owned(),
+    let reason = match (refusal, cleared) {
+        (Some(refusal), _) => refused(refusal),
+        (None, Some(Confidence::Certain)) => "what was in the way is gone".to_owned(),
+        (None, Some(_)) => "what was in the way is likely gone".to_owned(),
+        (None, None) => "what refused that was not seen".to_owned(),
     };
     format!("{subject} {state}: {reason}{said}")
 }

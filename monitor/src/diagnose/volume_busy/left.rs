@@ -12,7 +12,7 @@ use crate::diagnose::finding::{Count, Findings, IncidentObjects, Report};
 use crate::diagnose::{CAPACITY, Context, SECOND, seconds};
 use crate::escape::name;
 use crate::event::wording::{copies_phrase, holders_phrase, owner_phrase, users};
-use crate::event::{CloseReason, Confidence, Event, Mount, MountHolder, Severity, Target, Volume};
+use crate::event::{Advice, CloseReason, Confidence, Event, Mount, MountHolder, Severity, Target, Volume};
 use crate::node::pod_remains::PodOnNode;
 use crate::observation::{BootNs, MountFacts, MountIdentity, PodCgroup, Rank, Request, Share, Verdict};
 
@@ -162,7 +162,7 @@ impl VolumeBusy {
             confidence: Confidence::Likely,
             summary,
             ruled_out: Some(ruled_out(pod)),
-            advice: Some(release::steps(context.node, &mount, &[], Some(Verdict::NotAMount), context.now)),
+            advice: Some(look(context, &mount, &[])),
             objects: IncidentObjects {
                 target: Some(Box::new(target)),
                 mount: Some(Box::new(mount)),
@@ -226,8 +226,7 @@ impl VolumeBusy {
         let target = context.node.target_of_pod(&volume.pod_uid);
         let summary = self.sentence(&volume, &target, &reason(holders, verdict));
         let mount = mount_object(mount, volume);
-        // Nobody was refused anything: nothing is ended or detached for it.
-        let steps = vec![release::look(&mount, holders, context.node.kubelets.way(mount.mntns))];
+        let steps = look(context, &mount, holders);
         if let Some(busy) = self.busy.get_mut(&subject) {
             busy.summary.clone_from(&summary);
             busy.last = context.now;
@@ -297,6 +296,11 @@ impl VolumeBusy {
              {reason}"
         )
     }
+}
+
+/// Nobody was refused anything: nothing is ended or detached for it.
+fn look(context: &Context<'_>, mount: &Mount, holders: &[MountHolder]) -> Vec<Advice> {
+    vec![release::look(mount, holders, context.node.kubelets.way(mount.mntns))]
 }
 
 /// Why, as far as that is known.

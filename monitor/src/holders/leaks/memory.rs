@@ -223,6 +223,9 @@ fn is_missed(copy: &MountCopy, found: &Found) -> bool {
 
 /// Whether both are one mount.
 fn is_same(one: &MountCopy, other: &MountCopy) -> bool {
+    if let (Some(one), Some(other)) = (one.mount.unique, other.mount.unique) {
+        return one == other;
+    }
     one.mount.mntns == other.mount.mntns
         && one.mount.identity().zip(other.mount.identity()).is_some_and(|(one, other)| one.is_same(&other))
 }

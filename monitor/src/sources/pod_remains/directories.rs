@@ -113,9 +113,13 @@ impl<'n> Place<'n> {
             None => Some(MountNamespace::own()),
             Some(pid) => proc.dir(pid).and_then(|process| MountNamespace::of(&process)).ok(),
         };
-        let unique = |mount: &Mount| ids.as_ref().and_then(|ids| ids.unique_id(mount));
-        let told = mounts.iter().take(MOUNTS_MAX);
-        let facts = told.map(|mount| mount.facts(self.namespace.mntns, unique(mount))).collect();
+        let told = &mounts[..mounts.len().min(MOUNTS_MAX)];
+        let unique = ids.map_or_else(|| vec![None; told.len()], |ids| ids.unique_ids(told));
+        let facts = told
+            .iter()
+            .zip(unique)
+            .map(|(mount, unique)| mount.facts(self.namespace.mntns, unique))
+            .collect();
         Some((facts, u32::try_from(mounts.len().saturating_sub(MOUNTS_MAX)).unwrap_or(u32::MAX)))
     }
 }
