@@ -184,7 +184,7 @@ fn an_incident_that_is_open_while_nothing_is_wrong_is_told_as_that_and_closed_wi
     }
     // Nobody sees whether that lasts.
     in_lull(&daemon, &container, |_| Some(()));
-    daemon.stop();
+    stop_and_account(&mut daemon);
     let last = daemon.events().into_iter().rfind(|event| event.text("/incident/id") == incident.text("/id"));
     let last = last.expect("it was told");
     assert_eq!(last.kind(), "incident.closed", "{last}");
