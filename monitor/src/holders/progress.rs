@@ -78,9 +78,16 @@ pub(super) struct Progress {
     pub(super) is_kernel_done: bool,
     /// By mount namespace without a process: who keeps it.
     pub(super) keepers: BTreeMap<NsInum, Keeper>,
+    /// The unix sockets of processes that can hide files in nothing else; others are looked at as a whole for that.
+    pub(super) sockets: BTreeMap<u32, Vec<u32>>,
 }
 
 impl Progress {
+    /// Whether it is known that a process hides nothing from the lists of open files.
+    pub(super) fn hides_nothing(&self, tgid: u32) -> bool {
+        self.sockets.get(&tgid).is_some_and(Vec::is_empty)
+    }
+
     /// Goes on to a stage.
     pub(super) fn enter(&mut self, stage: Stage) {
         if self.stage != stage {

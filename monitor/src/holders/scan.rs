@@ -320,7 +320,10 @@ impl<'p> Scan<'p> {
         let is_wanted = |tgid: &u32| near.contains(tgid) || !matches!(stage, Stage::Crowds | Stage::Rest);
         let may_be_far = !self.is_explained();
         let left = left.into_iter().filter(|tgid| may_be_far || is_wanted(tgid));
-        let left: Vec<u32> = left.filter(|tgid| !self.progress.done.contains(tgid)).collect();
+        let is_done = |tgid: &u32| {
+            self.progress.done.contains(tgid) || stage == Stage::Hidden && self.progress.hides_nothing(*tgid)
+        };
+        let left: Vec<u32> = left.filter(|tgid| !is_done(tgid)).collect();
         let mut looked = false;
         for tgid in index.by_turns(left) {
             // One at least, so that each part gets on.
@@ -354,8 +357,10 @@ impl<'p> Scan<'p> {
             Stage::Own | Stage::Near | Stage::Far => (self.visitor.links(tgid, process, targets), true),
             Stage::NearFiles | Stage::FarFiles => {
                 let found = self.visitor.files(tgid, process, targets, (Rest::ALL, Extent::First));
-                let (visit, rest) = found.map_or((None, None), |(visit, rest)| (Some(visit), rest));
+                let (mut visit, rest) = found.map_or((None, None), |(visit, rest)| (Some(visit), rest));
                 self.progress.rest.extend(rest.map(|rest| (tgid, rest)));
+                let sockets = visit.as_mut().and_then(|visit| visit.sockets.take());
+                self.progress.sockets.extend(sockets.map(|sockets| (tgid, sockets)));
                 (visit, true)
             }
             Stage::Crowds => {
@@ -374,8 +379,11 @@ impl<'p> Scan<'p> {
                 self.progress.rest.extend(rest.map(|rest| (tgid, rest)));
                 (visit, is_done)
             }
-            Stage::Hidden if !is_near => (self.visitor.sockets(tgid, process, &deadline), true),
-            Stage::Hidden => (self.visitor.hidden(tgid, process, targets, &deadline), true),
+            Stage::Hidden => {
+                let known = self.progress.sockets.get(&tgid).map(Vec::as_slice);
+                let of_rings = is_near.then_some(targets);
+                (self.visitor.hidden((tgid, process), known, of_rings, &deadline), true)
+            }
         };
         if let Some(visit) = visit {
             self.take(tgid, process, visit, is_near);

@@ -48,7 +48,11 @@ impl Rest {
     pub(in crate::holders) const NONE: Self = Self { fd: None, threads: BTreeMap::new(), maps: false };
 
     pub(in crate::holders) fn is_any(&self) -> bool {
-        self.fd.is_some() || !self.threads.is_empty() || self.maps
+        self.has_descriptors() || self.maps
+    }
+
+    pub(super) fn has_descriptors(&self) -> bool {
+        self.fd.is_some() || !self.threads.is_empty()
     }
 }
 
@@ -159,6 +163,9 @@ impl Visitor {
             Extent::First => {
                 let mut tables = self.tables(owner.tid);
                 let tids = threads(owner.tgid, process, &mut self.buffer);
+                if tids.len() > MAX_THREADS {
+                    visit.hiding.add_unread();
+                }
                 for tid in tids.into_iter().take(MAX_THREADS).filter(|tid| *tid != owner.tid) {
                     self.own_table(process, Owner { tid, ..owner }, targets, (&mut tables, left), visit);
                 }
@@ -260,6 +267,7 @@ impl Visitor {
         let path = match files.list.link(name.as_c_str(), &mut self.buffer) {
             Ok(path) if files.targets.selects(&path) => Some(path.into_owned()),
             Ok(path) => {
+                visit.hiding.add_ring(&path);
                 if let Some(inode) = sockets::inode(&path) {
                     self.socket(files, (fd, inode), visit);
                 } else if let Some(kept) = self.namespaces.of(&path) {

@@ -2,10 +2,12 @@
 //! in a socket (`SCM_RIGHTS`).
 //!
 //! Of rings the kernel tells only the names, of files in a socket only how many (since 5.10): who has such is a possible holder.
+//! Both are looked at after all lists: whoever has sent a file and closed it before his list was read is not missed then. Where
+//! a list showed all that can hide files, it is not read again.
 
 use std::borrow::Cow;
 
-use super::descriptors::FDS_PER_LOOK;
+use super::descriptors::{FDS_PER_LOOK, Owner};
 use super::{Pin, Visit, Visitor};
 use crate::holders::Deadline;
 use crate::holders::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
@@ -21,18 +23,64 @@ const REGISTERED: &str = "UserFiles:";
 /// A place of its table that is free.
 const NO_FILE: &str = "<none>";
 
+/// Unix sockets of one process that are remembered; one with more is listed again.
+const MAX_SOCKETS: usize = 64;
+
+/// What of the descriptors of a process can hide files.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Hiding {
+    /// The unix sockets in the table that the directory of the process shows.
+    sockets: Vec<u32>,
+    /// Whether there is more.
+    is_more: bool,
+}
+
+impl Hiding {
+    pub(super) fn add_socket(&mut self, owner: Owner, fd: u32) {
+        if owner.apart().is_some() || self.sockets.len() == MAX_SOCKETS {
+            self.is_more = true;
+        } else {
+            self.sockets.push(fd);
+        }
+    }
+
+    /// Whether what a link leads to is a ring.
+    pub(super) fn add_ring(&mut self, link: &str) {
+        self.is_more |= link == RING;
+    }
+
+    /// There are tables that were not read.
+    pub(super) fn add_unread(&mut self) {
+        self.is_more = true;
+    }
+
+    /// The sockets, if they are all that there is.
+    pub(super) fn known(self) -> Option<Vec<u32>> {
+        (!self.is_more).then_some(self.sockets)
+    }
+}
+
 impl Visitor {
-    /// Looks at the sockets of a process whose other files were looked at: whoever has sent a file may be gone.
-    pub(in crate::holders) fn sockets(
+    /// Looks at all that in a process whose other files were looked at. `known`: its sockets, if it can hide nothing else;
+    /// `targets`: none where the files of rings do not matter.
+    pub(in crate::holders) fn hidden(
         &mut self,
-        tgid: u32,
-        process: &Dir,
+        (tgid, process): (u32, &Dir),
+        known: Option<&[u32]>,
+        targets: Option<&ScanTargets<'_>>,
         deadline: &Deadline,
     ) -> Option<Visit> {
         let mut visit = Visit::default();
-        self.each_table((tgid, process), deadline, &mut visit, |visitor, task, visit| {
-            visitor.find_sent_files(task, deadline, visit);
-        })?;
+        match known {
+            Some([]) => {}
+            Some(sockets) => self.find_in_sockets(process, sockets, &mut visit),
+            None => self.each_table((tgid, process), deadline, &mut visit, |visitor, task, visit| {
+                visitor.find_all(task, targets, deadline, visit);
+            })?,
+        }
+        if !visit.pins.is_empty() {
+            visit.ns = visit.read(namespace(process, &mut self.buffer)).flatten().unwrap_or_default();
+        }
         Some(visit)
     }
 
@@ -62,23 +110,53 @@ impl Visitor {
         Some(())
     }
 
-    /// Finds out whether files wait in a socket of the process, of which anybody can have as many as he likes.
-    fn find_sent_files(&mut self, main: &Dir, deadline: &Deadline, visit: &mut Visit) {
-        let (Some(list), Some(infos)) = (visit.read(main.at(c"fd")), visit.read(main.at(c"fdinfo"))) else {
+    /// Finds out whether files wait in one of these sockets.
+    fn find_in_sockets(&mut self, task: &Dir, sockets: &[u32], visit: &mut Visit) {
+        let Some(infos) = visit.read(task.at(c"fdinfo")) else { return };
+        for fd in sockets {
+            self.find_sent_files(&infos, *fd, visit);
+            if visit.is_sent_files {
+                return;
+            }
+        }
+    }
+
+    /// Finds out whether files wait in a socket.
+    fn find_sent_files(&mut self, infos: &Dir, fd: u32, visit: &mut Visit) {
+        let info = infos.text(NumberName::new(fd).as_c_str(), &mut self.text);
+        if info.is_ok_and(|info| sent_files(&info) > 0) {
+            visit.is_sent_files = true;
+            visit.add(Pin { fd: Some(fd), possible: true, ..Pin::of(Access::InFlight, None::<String>) });
+        }
+    }
+
+    /// Looks at all descriptors of a table, of which anybody can have as many as he likes.
+    fn find_all(
+        &mut self,
+        task: &Dir,
+        targets: Option<&ScanTargets<'_>>,
+        deadline: &Deadline,
+        visit: &mut Visit,
+    ) {
+        let (Some(list), Some(infos)) = (visit.read(task.at(c"fd")), visit.read(task.at(c"fdinfo"))) else {
             return;
         };
         let mut fds = Vec::new();
         let _ = visit.read(list.numbers(&mut self.buffer, &mut fds));
         for (count, fd) in (1_u32..).zip(fds) {
-            let name = NumberName::new(fd);
-            let is_socket =
-                list.link(name.as_c_str(), &mut self.buffer).is_ok_and(|link| link.starts_with("socket:["));
-            if is_socket
-                && infos.text(name.as_c_str(), &mut self.text).is_ok_and(|info| sent_files(&info) > 0)
+            let link = list.link(NumberName::new(fd).as_c_str(), &mut self.buffer);
+            let (is_socket, is_ring) =
+                link.map_or((false, false), |link| (link.starts_with("socket:["), link == RING));
+            if is_socket && !visit.is_sent_files {
+                self.find_sent_files(&infos, fd, visit);
+            }
+            if let Some(targets) = targets
+                && is_ring
+                && !visit.is_named_by_ring
+                && let Some(path) = self.named_by_ring(&infos, fd, targets)
             {
-                visit.is_sent_files = true;
-                visit.add(Pin { fd: Some(fd), possible: true, ..Pin::of(Access::InFlight, None::<String>) });
-                return;
+                visit.is_named_by_ring = true;
+                visit.add(Pin { fd: Some(fd), possible: true, ..Pin::of(Access::IoUring, path) });
             }
             if count % FDS_PER_LOOK == 0 && deadline.is_over() {
                 visit.has_more_sockets = true;
@@ -87,48 +165,12 @@ impl Visitor {
         }
     }
 
-    /// Looks at all that.
-    pub(in crate::holders) fn hidden(
-        &mut self,
-        tgid: u32,
-        process: &Dir,
-        targets: &ScanTargets<'_>,
-        deadline: &Deadline,
-    ) -> Option<Visit> {
-        let mut visit = Visit::default();
-        visit.ns = visit.read(namespace(process, &mut self.buffer)).flatten().unwrap_or_default();
-        self.each_table((tgid, process), deadline, &mut visit, |visitor, task, visit| {
-            if let Some((fd, path)) = visitor.named_by_ring(task, targets, visit) {
-                visit.is_named_by_ring = true;
-                visit.add(Pin { fd: Some(fd), possible: true, ..Pin::of(Access::IoUring, path) });
-            }
-            visitor.find_sent_files(task, deadline, visit);
-        })?;
-        Some(visit)
-    }
-
-    /// A ring with which a file is registered whose name may be on a searched mount, and that name.
-    fn named_by_ring(
-        &mut self,
-        task: &Dir,
-        targets: &ScanTargets<'_>,
-        visit: &mut Visit,
-    ) -> Option<(u32, Option<String>)> {
-        let list = visit.read(task.at(c"fd"))?;
-        let mut fds = Vec::new();
-        visit.read(list.numbers(&mut self.buffer, &mut fds))?;
-        fds.into_iter().find_map(|fd| {
-            let name = NumberName::new(fd);
-            let is_ring = list.link(name.as_c_str(), &mut self.buffer).is_ok_and(|link| link == RING);
-            if !is_ring {
-                return None;
-            }
-            let info = task.at(c"fdinfo").ok()?;
-            let info = info.text(name.as_c_str(), &mut self.text).ok()?;
-            let mut files = registered(&info);
-            let may_be = files.find(|path| path.as_ref().is_none_or(|path| targets.selects(path)))?;
-            Some((fd, may_be.map(Cow::into_owned)))
-        })
+    /// Whether a file that is registered with a ring has a name that may be on a searched mount, and that name.
+    fn named_by_ring(&mut self, infos: &Dir, ring: u32, targets: &ScanTargets<'_>) -> Option<Option<String>> {
+        let info = infos.text(NumberName::new(ring).as_c_str(), &mut self.text).ok()?;
+        let mut files = registered(&info);
+        let may_be = files.find(|path| path.as_ref().is_none_or(|path| targets.selects(path)))?;
+        Some(may_be.map(Cow::into_owned))
     }
 }
 
@@ -163,10 +205,35 @@ mod tests {
         let over = Deadline { used: Duration::MAX, latest: Instant::now() };
         let ample = Deadline { used: Duration::MAX, latest: Instant::now() + Duration::from_secs(60) };
         for (deadline, has_more) in [(over, true), (ample, false)] {
-            let visit = Visitor::default().sockets(std::process::id(), &process, &deadline).unwrap();
+            let process = (std::process::id(), &process);
+            let visit = Visitor::default().hidden(process, None, None, &deadline).unwrap();
             assert_eq!((visit.has_more_sockets, visit.is_sent_files), (has_more, false));
         }
         drop(copies);
+    }
+
+    #[test]
+    fn of_known_sockets_only_those_are_looked_at() {
+        use std::io::IoSlice;
+        use std::os::fd::AsRawFd as _;
+        use std::time::{Duration, Instant};
+
+        use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+
+        let (from, to) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let rights = [from.as_raw_fd()];
+        let rights = [ControlMessage::ScmRights(&rights)];
+        sendmsg::<()>(from.as_raw_fd(), &[IoSlice::new(b"f")], &rights, MsgFlags::empty(), None).unwrap();
+        let process = crate::sources::procfs::Proc::default().dir(std::process::id()).unwrap();
+        let ample = Deadline { used: Duration::MAX, latest: Instant::now() + Duration::from_secs(60) };
+        let [from, to] = [from.as_raw_fd(), to.as_raw_fd()].map(|fd| u32::try_from(fd).unwrap());
+        for (known, is_sent_files) in
+            [(None, true), (Some(&[from, to][..]), true), (Some(&[from]), false), (Some(&[]), false)]
+        {
+            let process = (std::process::id(), &process);
+            let visit = Visitor::default().hidden(process, known, None, &ample).unwrap();
+            assert_eq!(visit.is_sent_files, is_sent_files, "{known:?}");
+        }
     }
 
     #[test]

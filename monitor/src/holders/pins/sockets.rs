@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::descriptors::{Files, Owner};
 use super::{Pin, Visit, Visitor};
 use crate::observation::Access;
-use crate::sources::procfs::dir::{Dir, NumberName};
+use crate::sources::procfs::dir::{Dir, NumberName, is_gone};
 use crate::sources::procfs::pidfd::PidFd;
 use crate::sources::procfs::readers::reading_none;
 use crate::sources::unix_sockets::{self, Binding, BoundFile};
@@ -59,12 +59,17 @@ pub(in crate::holders) fn bound_file(
 impl Visitor {
     /// Looks at a socket.
     pub(super) fn socket(&mut self, files: &mut Files<'_>, (fd, inode): (u32, u32), visit: &mut Visit) {
-        if visit.has(Access::Socket) {
-            return;
-        }
         if !files.is_netns_listed {
             files.is_netns_listed = true;
             self.list_sockets(files.task);
+        }
+        let is_listed = self.sockets.bindings.contains_key(&inode);
+        let is_unix = if is_listed { Some(true) } else { self.is_unix(files, fd) };
+        if is_unix != Some(false) {
+            visit.hiding.add_socket(files.owner, fd);
+        }
+        if is_unix != Some(true) || visit.has(Access::Socket) {
+            return;
         }
         // Whether it may be bound to such a file, where it cannot be asked.
         let is_likely = match self.sockets.bindings.get(&inode) {
@@ -76,12 +81,7 @@ impl Visitor {
                 // Nearly always one that is no file.
                 first => first != Some(b'@'),
             },
-            None => {
-                if !self.is_unix(files, fd) {
-                    return;
-                }
-                true
-            }
+            None => true,
         };
         match bound_file(self.own.as_deref(), (files.task, files.owner), fd) {
             Ok(Some(file)) if files.targets.has(file.mount, Some(&file.path)) => {
@@ -95,10 +95,16 @@ impl Visitor {
         }
     }
 
-    fn is_unix(&mut self, files: &Files<'_>, fd: u32) -> bool {
+    /// Whether it is a unix socket; `None` where it does not tell.
+    fn is_unix(&mut self, files: &Files<'_>, fd: u32) -> Option<bool> {
         let own = self.own.clone().unwrap_or_else(|| PathBuf::from("/proc/self"));
         let protocol = files.list.socket_protocol(&own, NumberName::new(fd), &mut self.buffer);
-        protocol.is_ok_and(|protocol| protocol.starts_with("UNIX"))
+        match protocol {
+            Ok(protocol) => Some(protocol.starts_with("UNIX")),
+            // Closed, or another file has its number.
+            Err(error) if is_gone(&error) || error.raw_os_error() == Some(libc::ENOTSUP) => Some(false),
+            Err(_) => None,
+        }
     }
 
     /// Lists the sockets in the network namespace of a thread, once.
