@@ -400,8 +400,17 @@ impl Daemon {
                 self.answer(self.scanner.presence(request, share));
             }
             Request::MountAt { id, mntns, tgid, path, origin, follow, identity, share } => {
-                let at =
-                    ScanRequest { id, mntns, tgid, path, origin, follow, mount_only: true, on_demand: false };
+                let at = ScanRequest {
+                    id,
+                    mntns,
+                    tgid,
+                    path,
+                    origin,
+                    follow,
+                    mount_only: true,
+                    on_demand: false,
+                    near_suffices: false,
+                };
                 let request = PresenceRequest { id, mntns, tgid, identity, at: Some(Box::new(at)) };
                 self.answer(self.scanner.presence(request, share));
             }
@@ -410,8 +419,17 @@ impl Daemon {
                 self.answer(self.scanner.still_held(request, share));
             }
             Request::Holders { id, mntns, tgid, path, origin, follow, mount_only, share } => {
-                let request =
-                    ScanRequest { id, mntns, tgid, path, origin, follow, mount_only, on_demand: false };
+                let request = ScanRequest {
+                    id,
+                    mntns,
+                    tgid,
+                    path,
+                    origin,
+                    follow,
+                    mount_only,
+                    on_demand: false,
+                    near_suffices: false,
+                };
                 self.answer(self.scanner.request(request, share));
             }
         }

@@ -16,8 +16,9 @@ use crate::core::held::{Held, Known, View};
 use crate::core::state::NodeState;
 use crate::error_chain::chain;
 use crate::escape::{name, to_json};
+use crate::event::MountHolder;
 use crate::holders::{self, Caller, ScanRequest, Whose};
-use crate::observation::{HolderReport, KubeletFacts};
+use crate::observation::{Access, HolderReport, KubeletFacts};
 use crate::privilege;
 use crate::regular_file;
 use crate::render;
@@ -49,6 +50,10 @@ pub struct HoldersArgs {
     /// Show the mounts of containers and pods that others still have after the host has unmounted them
     #[arg(long, conflicts_with_all = ["path", "here"])]
     pub leaks: bool,
+    /// Be content with the holders that see the mount, if there are any: processes in other mount namespaces can hold it, too,
+    /// and to look at all of them takes longer
+    #[arg(long, conflicts_with = "leaks")]
+    pub near: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -180,6 +185,7 @@ impl HoldersArgs {
                 follow: true,
                 mount_only: false,
                 on_demand: true,
+                near_suffices: self.near,
             };
             let mut report = holders::ask(&readers, request, SCAN).await;
             if known.is_none() {
@@ -213,6 +219,10 @@ impl HoldersArgs {
         if held.exists == Some(false) {
             remark(&format!("{} does not exist", name(&held.path)));
             return exit::QUERY;
+        }
+        let is_user = |holder: &MountHolder| holder.access != Access::Mount && !holder.possible;
+        if self.near && held.holders.iter().any(is_user) {
+            return exit::OK;
         }
         if !held.holders_complete {
             if held.mount.is_none() {

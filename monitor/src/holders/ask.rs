@@ -2,10 +2,12 @@
 //! was over, comes out. Without the rests and the places of the [worker](super::worker): whoever asks waits for it.
 
 use std::io;
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::halves::{self, Half};
 use super::jobs::{Measured, Scan, Scanned, Terms};
 use super::progress::Progress;
 use super::{ScanRequest, own_tgid};
@@ -19,9 +21,23 @@ const PART: Duration = Duration::from_millis(500);
 
 /// Scans, for at most about this time. A report to whose end there was no time says so, and has what was found until then.
 pub async fn ask(readers: &Readers, request: ScanRequest, limit: Duration) -> HolderReport {
+    // Few processes see a mount as a rule, and then a second reader would only list all of them once more.
+    if request.near_suffices || available_parallelism().is_ok_and(|processors| processors.get() == 1) {
+        return ask_of(readers, &request, Progress::default(), limit).await;
+    }
+    let [one, other] = Half::BOTH.map(|half| ask_of(readers, &request, Progress::of(Some(half)), limit));
+    let (one, other) = tokio::join!(one, other);
+    halves::joined(one, other, request.most_listed())
+}
+
+async fn ask_of(
+    readers: &Readers,
+    request: &ScanRequest,
+    mut progress: Progress,
+    limit: Duration,
+) -> HolderReport {
     let end = Instant::now() + limit;
     let terms = Terms { budget: PART, in_background: false };
-    let mut progress = Progress::default();
     let mut found = None;
     loop {
         let job = Scan { request: request.clone(), progress, terms };

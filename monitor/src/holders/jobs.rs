@@ -77,7 +77,8 @@ impl Job for Scan {
 
     fn go_on(&mut self, note: &[u8]) {
         // What cannot be read begins anew.
-        self.progress = serde_json::from_slice(note).unwrap_or_default();
+        let anew = |_| Progress::of(self.progress.half);
+        self.progress = serde_json::from_slice(note).unwrap_or_else(anew);
     }
 }
 

@@ -10,7 +10,7 @@
 //! stays open after it was read. Containers and pods are joined by the core, by cgroup.
 //!
 //! [`scan`] tells in which order processes are looked into, and how a scan goes on whose time ran out; [`worker`] whose
-//! request comes first.
+//! request comes first; [`halves`] how two readers share one scan on demand.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -27,6 +27,7 @@ pub use still_held::StillHeldRequest;
 
 mod ask;
 mod file_server;
+mod halves;
 mod jobs;
 mod kernel;
 pub mod leaks;
@@ -80,6 +81,9 @@ pub struct ScanRequest {
     /// no mount point those of what lies below it, and nothing is known to be busy.
     #[serde(default)]
     pub on_demand: bool,
+    /// Whether it is enough to know those who use it from a mount namespace that sees it, if there are any.
+    #[serde(default)]
+    pub near_suffices: bool,
 }
 
 impl ScanRequest {

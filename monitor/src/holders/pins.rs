@@ -18,13 +18,14 @@ use super::{Deadline, file_server};
 use crate::observation::{Access, Holder, NsInum};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir, is_gone};
+use crate::sources::procfs::procmap::maps_any;
 
 mod descriptors;
 mod hidden;
 mod sockets;
 
-use descriptors::FIRST_MAPS;
 pub(super) use descriptors::{Extent, Owner, Rest};
+use descriptors::{FIRST_MAPPINGS, FIRST_MAPS};
 use hidden::Hiding;
 use sockets::Sockets;
 pub(super) use sockets::{bound_file, is_closed};
@@ -272,6 +273,12 @@ impl Visitor {
         targets: &ScanTargets<'_>,
         visit: &mut Visit,
     ) -> bool {
+        // Nearly no process maps any, and the text takes the kernel several times as long.
+        if let Some(file_systems) = targets.file_systems()
+            && let Ok(Some(false)) = maps_any(main, &file_systems, FIRST_MAPPINGS)
+        {
+            return true;
+        }
         let Some((maps, is_all)) = visit.read(main.beginning(c"maps", most, &mut self.text)) else {
             return true;
         };

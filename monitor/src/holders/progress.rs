@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::halves::Half;
 use super::orphans::Keeper;
 use super::pins::Rest;
 use crate::observation::{HolderReport, NsInum};
@@ -60,6 +61,8 @@ impl Stage {
 /// How far a scan came.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Progress {
+    /// Which processes it is about; all without that.
+    pub(super) half: Option<Half>,
     /// What was found; none until the mount is found.
     pub(super) found: Option<Box<HolderReport>>,
     /// Mount namespaces that were read, and whether they have a copy of the mount.
@@ -83,6 +86,16 @@ pub(super) struct Progress {
 }
 
 impl Progress {
+    /// Nothing yet, of these processes.
+    pub(super) fn of(half: Option<Half>) -> Self {
+        Self { half, ..Self::default() }
+    }
+
+    /// Whether it is about a process.
+    pub(super) fn is_about(&self, tgid: u32) -> bool {
+        self.half.is_none_or(|half| half.has(tgid))
+    }
+
     /// Whether it is known that a process hides nothing from the lists of open files.
     pub(super) fn hides_nothing(&self, tgid: u32) -> bool {
         self.sockets.get(&tgid).is_some_and(Vec::is_empty)

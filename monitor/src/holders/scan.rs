@@ -32,7 +32,10 @@ const STAGES_MIN: u32 = 4;
 const NOTE_EVERY: Duration = Duration::from_millis(100);
 
 mod doubts;
+mod wanted;
 mod without_process;
+
+use wanted::{NEAR_ALONE, wants_all};
 
 /// What a part of a scan found, and how to go on if it is not done.
 #[derive(Debug)]
@@ -57,8 +60,10 @@ pub(super) struct Scan<'p> {
     proc: &'p Proc,
     visitor: Visitor,
     own: Option<u32>,
-    /// Whether all holders are looked for.
+    /// Whether somebody wants to know who holds it though no unmount was refused.
     on_demand: bool,
+    /// Whether all holders are looked for, rather than the reason why it is busy.
+    wants_all: bool,
     most_listed: usize,
     progress: Progress,
     pub(super) report: HolderReport,
@@ -99,6 +104,7 @@ impl<'p> Scan<'p> {
             visitor: Visitor::new(own_directory(proc)),
             own,
             on_demand: request.on_demand,
+            wants_all: wants_all(request, progress.stage, &report),
             most_listed: request.most_listed(),
             progress,
             elapsed_before: report.elapsed_ns,
@@ -187,7 +193,8 @@ impl<'p> Scan<'p> {
             is_done = self.stages(request, index, &views, scope, &copies);
         }
         let is_done = is_done && has_all;
-        if is_fuse(&target.fstype) && (is_done || self.report.servers.is_empty()) {
+        let is_due = is_done || self.report.servers.is_empty();
+        if is_fuse(&target.fstype) && is_due && self.tells_common() {
             self.deadline.allow(budget / STAGES_MIN);
             let order = |tgids| index.by_turns(tgids);
             let Serving { servers, is_unserved } = serving(self.proc, target, order, &self.deadline);
@@ -219,16 +226,26 @@ impl<'p> Scan<'p> {
         let has_copies = mounts.len() > 1;
         let targets =
             ScanTargets { mounts, tables: views.iter().map(|view| (view.ns, &view.table)).collect() };
-        self.look_at_kernel(index, views, &targets);
+        if self.tells_common() {
+            self.look_at_kernel(index, views, &targets);
+        }
         let searched: BTreeSet<NsInum> = targets.mounts.iter().map(|searched| searched.ns).collect();
         let near = self.processes_of(index, |ns| searched.contains(&ns));
         let mut far = self.processes_of(index, |ns| !searched.contains(&ns));
         far.retain(|tgid| !near.contains(tgid));
         let begun = self.progress.stage;
         for stage in Stage::ALL.into_iter().skip_while(|stage| *stage < begun) {
-            if stage == Stage::Own || stage.is_last_resort() && self.is_explained() {
+            if stage == Stage::Own {
                 continue;
             }
+            if stage.is_last_resort() && self.is_explained() {
+                if self.on_demand {
+                    self.report.blind_spot(None, NEAR_ALONE);
+                }
+                continue;
+            }
+            // None of those who see it holds it, or all are wanted anyway.
+            self.wants_all |= self.on_demand && stage.is_far();
             let was_own = self.progress.stage == Stage::Own;
             let done = std::mem::take(&mut self.progress.done);
             self.progress.enter(stage);
@@ -252,12 +269,6 @@ impl<'p> Scan<'p> {
             }
         }
         true
-    }
-
-    fn processes_of(&self, index: &MntnsIndex, which: impl Fn(NsInum) -> bool) -> BTreeSet<u32> {
-        let namespaces = index.namespaces.iter().filter(|(ns, _)| which(**ns));
-        let tgids = namespaces.flat_map(|(_, members)| members).map(|member| member.tgid);
-        tgids.filter(|tgid| Some(*tgid) != self.own).collect()
     }
 
     /// The target's namespace, and all others in which its file system is mounted; whether there was time for all.
@@ -298,11 +309,6 @@ impl<'p> Scan<'p> {
         (views, is_whole)
     }
 
-    /// Whether it is known why the mount is busy: then those are not looked for who use it from elsewhere.
-    fn is_explained(&self) -> bool {
-        !self.on_demand && self.report.is_explained()
-    }
-
     /// Does what is left of a stage; false when there is no time for all of it.
     fn stage(
         &mut self,
@@ -313,7 +319,10 @@ impl<'p> Scan<'p> {
     ) -> bool {
         let stage = self.progress.stage;
         let left: Vec<u32> = match stage {
-            Stage::Crowds => index.crowded.clone(),
+            Stage::Crowds => {
+                let crowded = index.crowded.iter().copied();
+                crowded.filter(|tgid| self.progress.is_about(*tgid)).collect()
+            }
             Stage::Rest => self.progress.rest.keys().copied().collect(),
             _ => tgids.iter().copied().collect(),
         };

@@ -83,6 +83,16 @@ impl ScanTargets<'_> {
         self.mounts.iter().any(|searched| unix_sockets::device(&searched.mount.device) == Some(device))
     }
 
+    /// The numbers of the file systems of the searched mounts; `None` where mappings of their files show other ones.
+    pub(super) fn file_systems(&self) -> Option<Vec<(u32, u32)>> {
+        let number = |searched: &SearchedMount<'_>| {
+            let (major, minor) = searched.mount.device.split_once(':')?;
+            let numbers = (major.parse().ok()?, minor.parse().ok()?);
+            (!is_layered(&searched.mount.fstype)).then_some(numbers)
+        };
+        self.mounts.iter().map(number).collect()
+    }
+
     /// Whether a mapping, by its name and the device in hexadecimal, may be of a file on a searched mount.
     pub(super) fn maps(&self, ns: NsInum, path: &str, device: &str) -> bool {
         let own = self.names(ns, path);
@@ -150,6 +160,7 @@ mod tests {
         assert!(targets.maps(7, "/v/x", "00:09"));
         assert!(targets.maps(8, "/v/x", "00:09"), "a mapping that came from the namespace of the mount");
         assert!(!targets.maps(7, "/v/x", "00:08") && !targets.maps(7, "/v/in/x", "00:09"));
+        assert_eq!(targets.file_systems(), Some(vec![(0, 9)]));
     }
 
     #[test]
@@ -183,5 +194,6 @@ mod tests {
         };
         assert!(targets.maps(7, "/v/x", "08:01"));
         assert!(!targets.maps(8, "/v/x", "08:01"));
+        assert_eq!(targets.file_systems(), None);
     }
 }

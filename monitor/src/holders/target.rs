@@ -123,6 +123,7 @@ mod tests {
             follow: true,
             mount_only: false,
             on_demand: false,
+            near_suffices: false,
         }
     }
 

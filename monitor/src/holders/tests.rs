@@ -39,7 +39,17 @@ fn own_mntns() -> NsInum {
 fn request(path: &Path) -> ScanRequest {
     let (id, tgid, path, origin) = (7, std::process::id(), path.to_str().unwrap().to_owned(), None);
     let (follow, mount_only, on_demand) = (true, false, false);
-    ScanRequest { id, mntns: own_mntns(), tgid, path, origin, follow, mount_only, on_demand }
+    ScanRequest {
+        id,
+        mntns: own_mntns(),
+        tgid,
+        path,
+        origin,
+        follow,
+        mount_only,
+        on_demand,
+        near_suffices: false,
+    }
 }
 
 /// A scan of one part.
@@ -325,7 +335,17 @@ const VOL: u64 = 900_002;
 
 fn fake_request() -> ScanRequest {
     let (path, origin) = ("/vol".to_owned(), None);
-    ScanRequest { id: 1, mntns: 1, tgid: 99, path, origin, follow: true, mount_only: false, on_demand: false }
+    ScanRequest {
+        id: 1,
+        mntns: 1,
+        tgid: 99,
+        path,
+        origin,
+        follow: true,
+        mount_only: false,
+        on_demand: false,
+        near_suffices: false,
+    }
 }
 
 impl FakeProc {

@@ -26,6 +26,8 @@ const MAX_GAPS: u64 = 8;
 const FIRST_FDS: u32 = 256;
 /// Some 2,500 mappings.
 pub(super) const FIRST_MAPS: u64 = 256 << 10;
+/// As many, where they are counted.
+pub(super) const FIRST_MAPPINGS: u32 = 2500;
 
 /// Tables of one process that a thread is compared with.
 const MAX_TABLES: usize = 8;

@@ -26,7 +26,9 @@ impl Scan<'_> {
     /// either, could be what is looked for.
     pub(super) fn count_unreadable(&mut self, index: &MntnsIndex, scope: &Scope<'_>) {
         let own = self.own;
-        for tgid in index.unreadable.iter().copied().filter(|tgid| Some(*tgid) != own) {
+        let unreadable = index.unreadable.iter().copied();
+        let unreadable = unreadable.filter(|tgid| Some(*tgid) != own && self.progress.is_about(*tgid));
+        for tgid in unreadable.collect::<Vec<_>>() {
             let blind = match mntns_index::mounts_of_unreadable(self.proc, tgid) {
                 Ok(table) => table.iter().any(|mount| scope.touches(mount)),
                 Err(error) if is_gone(&error) => continue,

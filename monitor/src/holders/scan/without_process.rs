@@ -67,7 +67,8 @@ impl Scan<'_> {
         index: &MntnsIndex,
     ) -> Vec<Holder> {
         let mut mountpoints: BTreeMap<NsInum, Vec<String>> = BTreeMap::new();
-        for copy in copies.filter(|copy| copy.ns != own) {
+        let is_told = |ns| self.tells_common() || self.progress.keepers.contains_key(&ns);
+        for copy in copies.filter(|copy| copy.ns != own && is_told(copy.ns)) {
             mountpoints.entry(copy.ns).or_default().push(copy.mount.mountpoint.clone());
         }
         let mut holders = Vec::new();

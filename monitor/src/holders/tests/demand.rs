@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::holders::ask::ask;
+use crate::holders::halves::{Half, joined};
 use crate::sources::procfs::readers::Readers;
 
 fn on_demand(path: &str) -> ScanRequest {
@@ -35,6 +36,53 @@ fn holders_in_other_namespaces_are_looked_for_however_many_were_found() {
     fake.open(20, 3, "/vol/f", &format!("mnt_id:\t{VOL}\n"));
     assert_eq!(pids(&scan_on_demand(&fake, "/vol")), [10, 20]);
     assert_eq!(pids(&fake.scan()), [10], "which is enough to explain a refusal");
+}
+
+#[test]
+fn where_those_suffice_who_see_the_mount_others_are_looked_for_only_if_none_of_them_holds_it() {
+    let fake = FakeProc::new();
+    let near = ScanRequest { near_suffices: true, ..on_demand("/vol") };
+    let scan_near = |fake: &FakeProc| scan(&Proc::new(fake.0.path()), &near, AMPLE);
+    fake.process(20, 2, "5 0 8:7 / / rw - ext4 d rw\n");
+    fake.open(20, 3, "/vol/f", &format!("mnt_id:\t{VOL}\n"));
+    let report = scan_near(&fake);
+    assert_eq!((pids(&report), report.complete), (vec![20], true), "{:?}", report.blind_spots);
+    fake.open(10, 3, "/vol/f", &format!("mnt_id:\t{VOL}\n"));
+    let report = scan_near(&fake);
+    assert_eq!((pids(&report), report.verdict, report.complete), (vec![10], Verdict::Processes, false));
+    assert_eq!(report.blind_spots.len(), 1, "{:?}", report.blind_spots);
+}
+
+#[test]
+fn two_halves_find_what_one_scan_finds() {
+    let fake = FakeProc::new();
+    let both = format!("{}9 1 0:9 / /copy rw - tmpfs t rw\n", fake_table());
+    for tgid in 11..40 {
+        fake.process(tgid, 1 + tgid % 3, &both);
+        if tgid % 2 == 0 {
+            fake.open(tgid, 3, "/vol/f", &format!("mnt_id:\t{VOL}\n"));
+        }
+    }
+    fake.refuse(13, "cwd");
+    fake.refuse(14, "cwd");
+    let (proc, request) = (Proc::new(fake.0.path()), on_demand("/vol"));
+    let [one, other] =
+        Half::BOTH.map(|half| scan_part(&proc, &request, Progress::of(Some(half)), AMPLE).report);
+    assert!([&one, &other].iter().all(|half| !pids(half).is_empty()), "each finds some");
+    let joined = joined(one, other, 4096);
+    let whole = scan(&proc, &request, AMPLE);
+    let told = |report: &HolderReport| {
+        let holders = report.holders.iter();
+        let mut holders: Vec<_> =
+            holders.map(|holder| (holder.tgid, holder.access, holder.path.clone(), holder.fd)).collect();
+        holders.sort_unstable();
+        let mut reasons: Vec<_> =
+            report.blind_spots.iter().map(|spot| (spot.tgid, spot.reason.clone())).collect();
+        reasons.sort_unstable();
+        (holders, reasons, report.verdict, report.complete, report.unreadable, report.mount.clone())
+    };
+    assert_eq!(told(&joined), told(&whole));
+    assert_eq!(whole.unreadable, 2, "{:?}", whole.blind_spots);
 }
 
 #[test]

@@ -19,6 +19,7 @@ pub mod kcmp;
 pub mod mountinfo;
 pub mod own;
 pub mod pidfd;
+pub mod procmap;
 pub mod readers;
 pub mod root;
 pub mod statmount;
