@@ -181,6 +181,30 @@ fn a_path_is_that_of_process_1_unless_it_is_asked_for_here() {
 }
 
 #[test]
+fn who_holds_it_from_another_namespace_is_found_and_left_out_where_those_suffice_who_see_it() {
+    let ran = alone(
+        "touch \"$1/file\"; (exec 7<\"$1/file\"; exec unshare --mount sh -c 'umount \"$1\"; exec sleep 1000000' sh \"$1\") & far=$!\n\
+         until grep -q sleep /proc/$far/comm; do :; done\n\
+         holders --near \"$1\"; echo \"code $code: $far\"\n\
+         in_it \"$1\"; holders \"$1\"; echo \"code $code: $far and $pid\"\n\
+         holders --near \"$1\"; echo \"code $code: $pid\"",
+    );
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    let parts: Vec<&[&str]> = lines.split_inclusive(|line| line.starts_with("code ")).collect();
+    let [alone, all, near] = parts[..] else { unreachable!("{lines:?}") };
+    for (part, is_all) in [(alone, true), (all, true), (near, false)] {
+        let (end, answer) = part.split_last().expect("a code");
+        let pids = end.strip_prefix("code 0: ").unwrap_or_else(|| unreachable!("{part:?}"));
+        for pid in pids.split(" and ") {
+            assert!(answer.iter().any(|line| line.contains(&format!("  {pid}  "))), "{pid} in {answer:?}");
+        }
+        let incomplete = answer.iter().filter(|line| line.starts_with("incomplete: ")).count();
+        assert_eq!(incomplete, usize::from(!is_all), "{answer:?}");
+        assert_eq!(answer.len(), 2 + pids.split(" and ").count() + incomplete, "{answer:?}");
+    }
+}
+
+#[test]
 fn the_json_has_the_holders_as_events_have_them() {
     let mount = Mount::new();
     let (first, second) = (hold_by_cwd(mount.point()), hold_by_fd(&mount.file()));

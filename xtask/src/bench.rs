@@ -4,6 +4,7 @@ mod churn;
 mod environment;
 mod exec;
 mod flood;
+mod holders;
 mod idle;
 mod latency;
 mod neighbors;
@@ -31,6 +32,8 @@ enum Name {
     Exec,
     /// What three processes of an unprivileged user at full speed cost, and what they hide of others
     Flood,
+    /// How fast the holders of a mount are named among 100 to 10,000 processes, beside fuser and lsof
+    Holders,
     /// Processor time and memory on a node with 20 containers where nothing happens, and after a storm
     Idle,
     /// Kernel time stamp to JSON line, at 1,000 neighbor deletions a second
@@ -74,6 +77,9 @@ pub(crate) fn bench(options: &Options) -> Result<()> {
     }
     if wanted(Name::Flood) {
         flood::flood(&daemon)?;
+    }
+    if wanted(Name::Holders) {
+        holders::holders(&daemon)?;
     }
     if wanted(Name::Latency) {
         latency::latency(&daemon)?;

@@ -1,0 +1,85 @@
+//! Whom a program names as a user of a mount, and how long that takes it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kevtmon_tests::daemon::program;
+use kevtmon_tests::process::finish;
+use serde_json::Value;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Program {
+    Kevtmon,
+    /// Is content with those who see the mount, if they hold it.
+    KevtmonNear,
+    Fuser,
+    Lsof,
+}
+
+impl Program {
+    /// Ours come first.
+    pub(crate) const ALL: [Self; 4] = [Self::Kevtmon, Self::KevtmonNear, Self::Fuser, Self::Lsof];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Kevtmon => "kevtmon holders",
+            Self::KevtmonNear => "kevtmon holders --near",
+            Self::Fuser => "fuser -vm",
+            Self::Lsof => "lsof",
+        }
+    }
+
+    fn command(self, mount: &Path) -> Vec<String> {
+        let own = program().to_string_lossy().into_owned();
+        // Without a daemon: what there is of names is the same for all.
+        let alone =
+            [own.as_str(), "holders", "--json", "--socket", "/nonexistent", "--state-dir", "/nonexistent"];
+        let words = match self {
+            Self::Kevtmon => alone.to_vec(),
+            Self::KevtmonNear => [&alone[..], &["--near"][..]].concat(),
+            Self::Fuser => vec!["fuser", "-vm"],
+            Self::Lsof => vec!["lsof", "-w", "--"],
+        };
+        let path = mount.to_string_lossy().into_owned();
+        words.into_iter().map(str::to_owned).chain([path]).collect()
+    }
+
+    fn pids(self, output: &str) -> BTreeSet<u32> {
+        match self {
+            Self::Kevtmon | Self::KevtmonNear => {
+                let answer: Value = serde_json::from_str(output).unwrap_or_default();
+                let holders = answer["holders"].as_array().cloned().unwrap_or_default();
+                let pids = holders.iter().filter_map(|holder| holder["pid"].as_u64()?.try_into().ok());
+                pids.collect()
+            }
+            Self::Fuser => output.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect(),
+            Self::Lsof => {
+                let pid = |line: &str| line.split_ascii_whitespace().nth(1)?.parse().ok();
+                output.lines().skip(1).filter_map(pid).collect()
+            }
+        }
+    }
+}
+
+pub(crate) struct Answer {
+    pub(crate) pids: BTreeSet<u32>,
+    pub(crate) seconds: f64,
+    /// Whether it ended by itself.
+    pub(crate) has_ended: bool,
+}
+
+/// Asks; within a time, after which it is killed.
+pub(crate) fn ask(program: Program, mount: &Path, within: Option<Duration>) -> Answer {
+    let limit = within.map(|within| ["timeout".into(), "--signal=KILL".into(), within.as_secs().to_string()]);
+    let words: Vec<String> = limit.into_iter().flatten().chain(program.command(mount)).collect();
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).stdin(Stdio::null());
+    let began = Instant::now();
+    let ran = finish(&mut command, words[0].as_ref());
+    let seconds = began.elapsed().as_secs_f64();
+    // timeout(1) kills itself, too.
+    let has_ended = ran.status.code().is_some_and(|code| code != 137);
+    Answer { pids: program.pids(&ran.stdout), seconds, has_ended }
+}

@@ -1,0 +1,108 @@
+//! How fast `kevtmon holders` names who holds a mount, beside fuser(1) and lsof(8): among processes in one mount namespace, and
+//! in a hundred of which one sees the mount; how fast the daemon does; and what they do where the server of a mount is stopped.
+//! `cargo bench --bench holders 2000/100 stopped` is a part of it.
+#![expect(
+    clippy::print_stdout,
+    clippy::expect_used,
+    reason = "it prints figures, and a set-up that fails must end it"
+)]
+
+mod answer;
+mod crowd;
+mod stopped;
+
+use std::collections::BTreeSet;
+use std::{env, io};
+
+use answer::{Program, ask};
+use crowd::Crowd;
+use kevtmon_tests::daemon::launch;
+use kevtmon_tests::mount::{Mount, is_about};
+use kevtmon_tests::process::{hold_by_cwd, hold_by_fd};
+use kevtmon_tests::random::rounds;
+
+const NAMESPACES: usize = 100;
+/// Processes, and rounds unless `KEVTMON_TEST_ROUNDS` says otherwise.
+const SIZES: [(usize, u64); 3] = [(100, 15), (2_000, 9), (10_000, 3)];
+
+fn main() -> io::Result<()> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match arguments.split_first() {
+        Some((act, rest)) if act == "crowd" => return crowd::be(rest),
+        Some((act, rest)) if act == "serve" => return stopped::serve(rest),
+        _ => {}
+    }
+    // Cargo adds `--bench`.
+    let wanted: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with("--")).collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| *wanted == name);
+    for (processes, count) in SIZES {
+        for namespaces in [1, NAMESPACES] {
+            if is_wanted(&format!("{processes}/{namespaces}")) {
+                side_by_side(processes, namespaces, rounds(count));
+            }
+        }
+    }
+    if is_wanted("stopped") {
+        stopped::measure();
+    }
+    Ok(())
+}
+
+/// Asks all of them in turn, and then the daemon.
+fn side_by_side(processes: usize, namespaces: usize, rounds: u64) {
+    let _crowd = Crowd::start(processes, namespaces);
+    let mount = Mount::new();
+    let holders = [hold_by_fd(&mount.file()), hold_by_cwd(mount.point())];
+    let expected: BTreeSet<u32> = holders.iter().map(|holder| holder.pid()).collect();
+    println!(
+        "{processes} processes in {namespaces} mount namespaces, {rounds} rounds in turn (seconds: min / median / max)"
+    );
+    let mut times = Program::ALL.map(|program| (program, Vec::new()));
+    for _ in 0..rounds {
+        let mut found = Vec::new();
+        for (program, seconds) in &mut times {
+            let answer = ask(*program, mount.point(), None);
+            assert!(answer.pids.is_superset(&expected), "{program:?} named {:?}", answer.pids);
+            seconds.push(answer.seconds);
+            found.push(answer.pids);
+        }
+        assert!(found.iter().all(|pids| pids.is_subset(&found[0])), "others named more: {found:?}");
+    }
+    let medians = times.map(|(program, mut seconds)| {
+        let (least, median, most) = spread(&mut seconds);
+        println!("  {:22} {least:.3} / {median:.3} / {most:.3}", program.name());
+        median
+    });
+    let [own, near, fuser, lsof] = medians;
+    let scan = scan_of_daemon(&mount, &expected, rounds.min(3));
+    println!("  a scan of the daemon   {scan:.3} in the median, until it names them");
+    println!("  all name the holders; how many times as long the others take:");
+    for (name, seconds) in [("kevtmon holders", own), ("kevtmon holders --near", near), ("the daemon", scan)]
+    {
+        println!("    {name:22} fuser {:.2}, lsof {:.2}", fuser / seconds, lsof / seconds);
+    }
+}
+
+/// Seconds that a scan of the daemon takes after a refused unmount, in the median.
+fn scan_of_daemon(mount: &Mount, expected: &BTreeSet<u32>, rounds: u64) -> f64 {
+    let mut seconds: Vec<f64> = (0..rounds)
+        .map(|_| {
+            let mut daemon = launch().start();
+            mount.umount_refused();
+            daemon.wait_for("the holders of the mount", |event| {
+                let holders = event.list("/holders");
+                is_about(event, "mount.busy", mount.point())
+                    && expected.iter().all(|pid| holders.iter().any(|holder| holder["pid"] == *pid))
+            });
+            daemon.metrics().count("kevtmon_holders_scan_seconds_sum", &[])
+        })
+        .collect();
+    spread(&mut seconds).1
+}
+
+/// The least, the median and the greatest.
+fn spread(values: &mut [f64]) -> (f64, f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().saturating_sub(1);
+    (values[0], values[last / 2], values[last])
+}
