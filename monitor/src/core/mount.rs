@@ -34,10 +34,12 @@ mod lookup;
 mod names;
 mod outlived;
 mod queue;
+mod recheck;
 mod repeat;
 mod whose;
 
 const EBUSY: u16 = 16;
+const MS: BootNs = 1_000_000;
 /// At most one scan of a mount in this time: a runtime retries 50 times in 5 s.
 const SCAN_INTERVAL_NS: u64 = 10_000_000_000;
 /// An event is held back this long for one answer; a scan has a shorter time budget of its own.
@@ -78,6 +80,8 @@ pub(super) struct HolderScans {
     /// Scans that are not done, by the id of their request.
     unfinished: BTreeMap<u64, late::Unfinished>,
     queue: UmountQueue,
+    /// Mounts that are looked at again, since nobody was found.
+    rechecks: recheck::Rechecks,
     /// Time of the newest observation of unmounts; an unmount may wait long for its turn.
     now: BootNs,
     last_scan: u64,
@@ -137,6 +141,9 @@ struct QueuedUmount {
     /// Why it is only likely the mount that it meant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     doubt: Option<String>,
+    /// Those who had been found to hold the mount have let go.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    let_go: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     awaits: Option<Awaited>,
 }
@@ -187,7 +194,8 @@ impl QueuedUmount {
 
 impl HolderScans {
     pub(super) fn deadline(&self) -> Option<BootNs> {
-        self.queue.deadline().into_iter().chain(self.next_lookup).chain(self.next_suspicion()).min()
+        let others = self.next_lookup.into_iter().chain(self.next_suspicion()).chain(self.rechecks.due());
+        self.queue.deadline().into_iter().chain(others).min()
     }
 
     /// The newest scan of a mount.
@@ -216,6 +224,7 @@ impl HolderScans {
     /// A busy mount has ended.
     fn forget(&mut self, mount: BusyId) -> Option<Scan> {
         self.failed.remove(&mount);
+        self.rechecks.forget(mount);
         self.newest.remove(&mount)
     }
 
@@ -262,7 +271,8 @@ impl Core {
         let key = MountKey::new(attempt.mntns, &attempt.place());
         let (caller, account) = (self.caller(&attempt), self.account(&attempt));
         let (source, task) = (self.source, self.tasks.copy(&attempt.actor));
-        let (is_one_of_several, unless_held, outlived, doubt, awaits) = (false, None, None, None, None);
+        let (is_one_of_several, unless_held, let_go) = (false, None, false);
+        let (outlived, doubt, awaits) = (None, None, None);
         self.submit(QueuedUmount {
             at,
             source,
@@ -276,6 +286,7 @@ impl Core {
             unless_held,
             outlived,
             doubt,
+            let_go,
             awaits,
         });
     }

@@ -22,6 +22,7 @@ mod runtimes;
 pub(crate) mod saved;
 mod status;
 mod unheard;
+mod transient;
 mod which_mount;
 
 const HOST: NsInum = 1;

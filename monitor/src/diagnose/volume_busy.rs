@@ -16,7 +16,7 @@ use crate::event::past::UNDETERMINED;
 use crate::event::wording::copies_phrase;
 use crate::event::{CloseReason, Event, Kind, Mount, Severity, Volume};
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
-use crate::observation::{BootNs, MountIdentity};
+use crate::observation::{BootNs, MountIdentity, Verdict};
 use crate::settings::{Thresholds, Unit, thresholds};
 use known::Known;
 pub(super) use known::confidence;
@@ -314,6 +314,9 @@ impl VolumeBusy {
         let summary = match (reason, copies) {
             (CloseReason::Detached, _) => event.message.clone(),
             (_, Some(copies)) => format!("{summary}; its file system stayed mounted in {copies}"),
+            _ if event.holders_verdict == Some(Verdict::Transient) => {
+                format!("{summary}; it was unmounted later, since whoever held it had let go")
+            }
             (_, None) => return findings.close(subject, reason, Some(event.seq)),
         };
         findings.close_with(subject, reason, Some(event.seq), summary, IncidentObjects::of(event));

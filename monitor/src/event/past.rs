@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 82] = [
+const TENSES: [(&str, &str); 83] = [
     (" is still mounted, though ", " was still mounted, though "),
     (" is still on this node, though ", " was still on this node, though "),
     (" has run for ", " had run for "),
@@ -77,7 +77,8 @@ const TENSES: [(&str, &str); 82] = [
     ("; possibly it is held by ", "; possibly it was held by "),
     (", whose backing file is ", ", whose backing file was "),
     (": no process was found to hold it, so the kernel or a socket may", ": no process was found to hold it"),
-    (": whoever did has let go, or the kernel does", ": whoever did had let go, or the kernel did"),
+    (": the kernel does, or somebody now and then", ": the kernel did, or somebody now and then"),
+    (": whoever held it has let go", ": whoever held it had let go"),
     ("; a copy is also mounted in ", "; a copy was also mounted in "),
     (", which alone refuses nothing", ", which alone refused nothing"),
     (" claims to be pod ", " claimed to be pod "),

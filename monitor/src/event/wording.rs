@@ -204,14 +204,17 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
     let Some(first) = users(holders).next() else {
         let reason = match verdict {
             Verdict::ChildMount => "another file system is mounted below it",
-            Verdict::Kernel => "no process was found to hold it: whoever did has let go, or the kernel does",
-            Verdict::Transient => "no process was found to hold it before it went",
+            Verdict::Kernel => {
+                "no process was found to hold it in 10 s: the kernel does, or somebody now and then"
+            }
+            Verdict::Transient => "whoever held it has let go",
+            Verdict::None => "no process was found to hold it so far",
             Verdict::NotAMount => {
                 "what held it is not known: nothing was mounted there any more when that was looked for"
             }
             Verdict::Skipped => "its holders were not looked for",
             Verdict::Incomplete => "no holder found, but not everything could be read",
-            Verdict::Processes | Verdict::MountNamespace | Verdict::None => "no holder found",
+            Verdict::Processes | Verdict::MountNamespace => "no holder found",
         };
         let reason = possible_holders(holders).unwrap_or_else(|| reason.to_owned());
         return match copies_phrase(holders) {
@@ -338,14 +341,15 @@ mod tests {
         let kernel = holders_phrase(copy, Verdict::Kernel);
         assert_eq!(
             kernel,
-            format!("no process was found to hold it: whoever did has let go, or the kernel does; {alone}")
+            format!(
+                "no process was found to hold it in 10 s: the kernel does, or somebody now and then; {alone}"
+            )
         );
         let user = MountHolder { uid: Some(1000), comm: "kubelet".into(), ..copy[0].clone() };
         let held = holders_phrase(&[MountHolder { access: Access::Cwd, ..user }], Verdict::Processes);
         assert_eq!(held, "held by a process of uid 1000 called kubelet (pid 977) as its current directory");
-        // How it went is not known: whoever detached it may have left it in use.
         let went = holders_phrase(&[], Verdict::Transient);
-        assert_eq!(went, "no process was found to hold it before it went");
+        assert_eq!(went, "whoever held it has let go");
         let older = holders_phrase(copy, Verdict::MountNamespace);
         assert_eq!(older, format!("no holder found; {alone}"));
         let mut two = copy.to_vec();

@@ -164,9 +164,9 @@ impl Pretty {
             Some(Verdict::ChildMount) => "only mounts below it hold it",
             Some(Verdict::Kernel) if users(holders).next().is_some() => return Ok(()),
             Some(Verdict::Kernel) => {
-                "no process was found to hold it: whoever did has let go, or the kernel does"
+                "no process was found to hold it in 10 s: the kernel does, or somebody now and then"
             }
-            Some(Verdict::Transient) => "no process was found to hold it any more",
+            Some(Verdict::Transient) => "whoever held it has let go",
             Some(Verdict::None) => "nothing was found to hold it",
             Some(Verdict::NotAMount) => "nothing is mounted there",
             Some(Verdict::Skipped) => "holders were not looked for again",

@@ -1,5 +1,6 @@
 //! What follows from the answers that unmounts await: who holds the mount, whether it is still there.
 
+use super::late::Earlier;
 use super::{Answer, QueuedUmount, RETURN_NS, SETTLE_NS, Scan};
 use crate::core::Core;
 use crate::diagnose::{LEFT_VOLUME, ModelChange};
@@ -41,7 +42,10 @@ impl Core {
         }
         let asked = [Answer::Holders, Answer::Path, Answer::StillHeld, Answer::SameHolders];
         let Some(umount) = self.holder_scans.queue.take_answered(report.id, &asked) else {
-            return self.went_on(at, report);
+            if !self.rechecked(at, &report) {
+                self.went_on(at, report);
+            }
+            return;
         };
         self.take_up(&umount);
         match umount.awaits.map(|awaits| awaits.answer) {
@@ -68,7 +72,7 @@ impl Core {
         }
     }
 
-    pub(super) fn scanned(&mut self, at: BootNs, umount: QueuedUmount, report: HolderReport) {
+    pub(super) fn scanned(&mut self, at: BootNs, umount: QueuedUmount, mut report: HolderReport) {
         let (before, caller) = (umount.mount, umount.caller);
         if self.is_no_mount_point(&umount, &report) {
             return self.advance(before);
@@ -81,6 +85,7 @@ impl Core {
         let known = found.as_ref().and_then(|found| self.busy_mounts.identified(umount.key.mntns, found));
         let counted = known.map_or(0, |known| self.busy_mounts.attempts_of(known, caller));
         let mount = self.identified(&umount, &report);
+        self.holder_scans.judge(mount, &umount, &mut report);
         let scan = Scan { at, report };
         self.holder_scans.remember(mount, scan.clone());
         let umount = QueuedUmount { mount, ..umount };
@@ -91,8 +96,13 @@ impl Core {
         } else {
             let seq = self.emit_busy(&umount, Some(&scan), None);
             // What completes an event that nobody got has nothing to refer to.
-            if let Some(seq) = seq.filter(|_| scan.report.goes_on) {
-                self.expect_more(at, &umount, seq, &scan.report);
+            match seq {
+                Some(seq) if scan.report.goes_on => self.expect_more(at, &umount, seq, &scan.report),
+                Some(seq) => {
+                    let earlier = Earlier { seq, attempts, call: umount.at, by_now: false };
+                    self.look_again_later(at, &umount, earlier, &scan);
+                }
+                None => {}
             }
         }
         self.advance(before);

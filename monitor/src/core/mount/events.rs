@@ -1,7 +1,7 @@
 //! The events of unmounts.
 
 use super::late::Earlier;
-use super::{EBUSY, QueuedUmount, Scan};
+use super::{EBUSY, MS, QueuedUmount, Scan};
 use crate::core::Core;
 use crate::core::held::unreadable;
 use crate::escape::name;
@@ -10,7 +10,7 @@ use crate::event::wording::{
 };
 use crate::event::{Actor, Confidence, Event, Kind, Mount, MountHolder, Severity, Target, Volume};
 use crate::node::mounts::BusyMount;
-use crate::observation::{BootNs, HolderReport, MountIdentity, MountSyscall, UmountAttempt, Verdict};
+use crate::observation::{HolderReport, MountIdentity, MountSyscall, UmountAttempt, Verdict};
 
 /// `MNT_*` and `UMOUNT_*` of include/linux/fs.h.
 const UMOUNT_FLAGS: &[(u32, &str)] =
@@ -20,7 +20,6 @@ const UNLINK_FLAGS: &[(u32, &str)] = &[(0x200, "AT_REMOVEDIR")];
 /// Of renameat2(2), include/uapi/linux/fs.h.
 const RENAME_FLAGS: &[(u32, &str)] =
     &[(1, "RENAME_NOREPLACE"), (2, "RENAME_EXCHANGE"), (4, "RENAME_WHITEOUT")];
-const MS: BootNs = 1_000_000;
 /// Of a refused removal.
 const NO_MOUNT_POINT: &str = "nothing was mounted there when that was looked for, so the reason is not known";
 
@@ -89,7 +88,8 @@ impl Core {
         let by = actor_phrase(&actor);
         // Set off by commas, if it has some itself.
         let comma = if by.contains(", ") { "," } else { "" };
-        let by_now = if is_gone { "by now " } else { "" };
+        let is_by_now = is_gone || earlier.is_some_and(|earlier| earlier.by_now);
+        let by_now = if is_by_now { "by now " } else { "" };
         let holders_phrase = match (is_umount, is_found) {
             (false, true) => mount_point_phrase(&mount, &holders),
             (false, false) if verdict == Verdict::NotAMount => NO_MOUNT_POINT.to_owned(),
@@ -183,6 +183,11 @@ impl Core {
             event.holders = Some(holders);
             event.holders_complete = Some(complete);
             event.holders_verdict = Some(verdict);
+        } else if report.as_ref().is_some_and(HolderReport::has_found_nobody) {
+            message.push_str("; nobody was found to hold it before, so whoever did had let go");
+            event.holders = Some(Vec::new());
+            event.holders_complete = Some(true);
+            event.holders_verdict = Some(Verdict::Transient);
         }
         self.emit(Event { message, ..event });
     }

@@ -14,6 +14,7 @@ impl HolderScans {
         self.newest.retain(|id, scan| is_current(id, scan));
         self.failed.retain(|id, scan| is_current(id, scan));
         self.expire_unfinished(now);
+        self.rechecks.retain(&is_busy);
         for scan in self.newest.values_mut() {
             // Holders are dropped later than they are reused: an event that waits may still need them.
             if scan.at.saturating_add(2 * SCAN_INTERVAL_NS) <= now {
@@ -48,6 +49,7 @@ impl Core {
             self.look_up_busy_mounts(now);
         }
         self.look_up_suspected(now);
+        self.look_at_due(now);
         if self.holder_scans.next_expiry > now {
             return;
         }

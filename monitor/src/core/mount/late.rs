@@ -56,6 +56,8 @@ pub(super) struct Earlier {
     pub(super) attempts: u64,
     /// When the call was refused.
     pub(super) call: BootNs,
+    /// Whether another look has found who holds it than the first one.
+    pub(super) by_now: bool,
 }
 
 impl HolderScans {
@@ -83,7 +85,7 @@ impl Core {
     }
 
     /// More of a scan whose event was emitted.
-    pub(super) fn went_on(&mut self, at: BootNs, report: HolderReport) {
+    pub(super) fn went_on(&mut self, at: BootNs, mut report: HolderReport) {
         let Some(mut unfinished) = self.holder_scans.unfinished.remove(&report.id) else { return };
         let umount = &mut unfinished.umount;
         // What is not busy any more was told to be released.
@@ -95,12 +97,17 @@ impl Core {
         }
         self.take_up(umount);
         umount.mount = self.identified(umount, &report);
+        self.holder_scans.judge(umount.mount, umount, &mut report);
         let gist = Gist::of(&report);
         let (id, goes_on) = (report.id, report.goes_on);
         let scan = Scan { at, report };
         self.holder_scans.remember(umount.mount, scan.clone());
+        let call = umount.at;
+        let earlier = Earlier { seq: unfinished.seq, attempts: unfinished.attempts, call, by_now: false };
+        if !goes_on {
+            self.look_again_later(at, umount, earlier, &scan);
+        }
         if gist != unfinished.told {
-            let earlier = Earlier { seq: unfinished.seq, attempts: unfinished.attempts, call: umount.at };
             let umount = QueuedUmount { at, ..umount.clone() };
             self.emit_busy(&umount, Some(&scan), Some(earlier));
         }

@@ -129,7 +129,7 @@ impl Core {
         let is_over = had_users && !holders.iter().any(is_user)
             || known.report.verdict == Verdict::MountNamespace && holders.is_empty();
         if is_over && !goes_on {
-            let waiting = self.scan(umount);
+            let waiting = self.scan(QueuedUmount { let_go: had_users, ..umount });
             return self.holder_scans.queue.push_first(waiting);
         }
         self.repeat(&umount);

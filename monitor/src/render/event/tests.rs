@@ -69,7 +69,8 @@ fn a_scan_without_holders_says_what_it_means() {
     let mut event = sample::busy();
     event.holders = None;
     event.holders_verdict = Some(Verdict::Kernel);
-    let meaning = "held   no process was found to hold it: whoever did has let go, or the kernel does\n";
+    let meaning =
+        "held   no process was found to hold it in 10 s: the kernel does, or somebody now and then\n";
     assert!(plain().text(&event).contains(meaning));
 }
 
