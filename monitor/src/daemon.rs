@@ -26,7 +26,7 @@ use crate::config::{Config, NODE_NAME, STATE_DIR};
 use crate::core::{Core, Output};
 use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Scanner};
-use crate::holders::{self, PresenceRequest, ScanRequest, StillHeldRequest};
+use crate::holders::{self, DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::metrics::{Metrics, MetricsError};
 use crate::observation::{Fact, NsInum, Observation, Request, SourceStatus};
 use crate::recording::recorder::{Record, RecordError, Recorder};
@@ -413,6 +413,9 @@ impl Daemon {
                 };
                 let request = PresenceRequest { id, mntns, tgid, identity, at: Some(Box::new(at)) };
                 self.answer(self.scanner.presence(request, share));
+            }
+            Request::DetachedUsers { id, mounts, share } => {
+                self.answer(self.scanner.detached(DetachedRequest { id, mounts }, share));
             }
             Request::StillHeld { id, mount, holders, is_attached, share } => {
                 let request = StillHeldRequest { id, mount: *mount, holders, is_attached };

@@ -33,9 +33,9 @@ pub use file_server::{FileServer, ServerState};
 pub use kubelet::{KubeletFacts, KubeletNamespace, SandboxCheckpoint};
 pub use leak::{BindMount, CopyHolder, KernelMounts, MountCopies, MountCopy, OriginalMount, Propagation};
 pub use mount::{
-    Access, BlindSpot, CallStart, CallerDirectory, Holder, HolderReport, LoopDevice, MeantMount, MountFacts,
-    MountIdentity, MountPresence, MountSyscall, PathDoubt, PathOrigin, Rank, SecondPath, Share, TableMark,
-    UmountAttempt, Verdict,
+    Access, BlindSpot, CallStart, CallerDirectory, DetachedMount, Holder, HolderReport, LoopDevice,
+    MeantMount, MountFacts, MountIdentity, MountPresence, MountSyscall, PathDoubt, PathOrigin, Rank,
+    SecondPath, Share, TableMark, UmountAttempt, Verdict,
 };
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{
@@ -207,6 +207,13 @@ pub enum Fact {
     Holders(Box<HolderReport>),
     /// Reply to [`Request::MountPresence`].
     MountPresence(MountPresence),
+    /// Reply to [`Request::DetachedUsers`].
+    DetachedUsers {
+        /// Of the request.
+        id: u64,
+        /// For each mount, by the number of its place in the request; none where nothing was found out.
+        reports: Vec<HolderReport>,
+    },
     /// A CNI plugin was executed.
     CniExec(Box<CniExec>),
     /// A process that was a CNI plugin ended.
@@ -382,6 +389,16 @@ pub enum Request {
         follow: bool,
         /// The mount.
         identity: MountIdentity,
+        /// On whose behalf.
+        share: Share,
+    },
+    /// Who uses mounts that were detached, of which no scan has found anybody; all processes are read. The reply is
+    /// `Fact::DetachedUsers` with the same `id`.
+    DetachedUsers {
+        /// Chosen by the core.
+        id: u64,
+        /// The mounts.
+        mounts: Vec<DetachedMount>,
         /// On whose behalf.
         share: Share,
     },

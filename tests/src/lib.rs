@@ -25,6 +25,7 @@ pub mod unique;
 pub mod disk;
 pub mod fuse;
 pub mod glusterfs;
+pub mod kernel;
 pub mod loop_device;
 pub mod mount;
 pub mod netns;

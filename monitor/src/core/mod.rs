@@ -165,6 +165,7 @@ impl Core {
             }
             Fact::Holders(report) => self.holders(at, *report),
             Fact::MountPresence(presence) => self.mount_presence(at, &presence),
+            Fact::DetachedUsers { id, reports } => self.detached_users(at, id, reports),
             Fact::Netns(snapshot) => self.snapshot(at, *snapshot),
             Fact::NetnsGone { netns } => {
                 self.answered(at, &neighbor::Awaited::Netns(netns), false);

@@ -27,6 +27,7 @@ use repeat::Repeat;
 mod allowance;
 mod answers;
 mod caller;
+mod detached;
 mod events;
 mod expiry;
 mod late;
@@ -82,6 +83,8 @@ pub(super) struct HolderScans {
     queue: UmountQueue,
     /// Mounts that are looked at again, since nobody was found.
     rechecks: recheck::Rechecks,
+    /// Mounts that were detached, and were not busy before.
+    detached: detached::Detached,
     /// Time of the newest observation of unmounts; an unmount may wait long for its turn.
     now: BootNs,
     last_scan: u64,
@@ -195,7 +198,7 @@ impl QueuedUmount {
 impl HolderScans {
     pub(super) fn deadline(&self) -> Option<BootNs> {
         let others = self.next_lookup.into_iter().chain(self.next_suspicion()).chain(self.rechecks.due());
-        self.queue.deadline().into_iter().chain(others).min()
+        self.queue.deadline().into_iter().chain(others).chain(self.detached.due()).min()
     }
 
     /// The newest scan of a mount.

@@ -9,6 +9,7 @@ use crate::tests::model;
 use crate::tests::schema::assert_valid;
 
 mod components;
+mod detached;
 mod ends;
 mod flood;
 mod kubelet;
@@ -21,8 +22,8 @@ mod recreations;
 mod runtimes;
 pub(crate) mod saved;
 mod status;
-mod unheard;
 mod transient;
+mod unheard;
 mod which_mount;
 
 const HOST: NsInum = 1;

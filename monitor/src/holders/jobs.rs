@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::ask::InitialNamespace;
+use super::detached::users;
 use super::leaks::Inventory;
 use super::locate::{Located, first};
 use super::presence::presence;
@@ -12,7 +13,7 @@ use super::progress::Progress;
 use super::scan::{Part, scan};
 use super::still_held::still_held;
 use super::unmounters::Look as Unmounters;
-use super::{Deadline, PresenceRequest, ScanRequest, StillHeldRequest, thread_time};
+use super::{Deadline, DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest, thread_time};
 use crate::observation::{HolderReport, MountPresence};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
@@ -20,7 +21,8 @@ use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
 /// What readers do for this module.
 pub fn jobs() -> impl Iterator<Item = Entry> {
     let scans = [entry::<Scan>(), entry::<Locate>(), entry::<Presence>(), entry::<StillHeld>()];
-    scans.into_iter().chain([entry::<InitialNamespace>(), entry::<Unmounters>(), entry::<Inventory>()])
+    let scans = scans.into_iter().chain([entry::<Detached>()]);
+    scans.chain([entry::<InitialNamespace>(), entry::<Unmounters>(), entry::<Inventory>()])
 }
 
 /// An answer, and the processor time that it took.
@@ -140,5 +142,25 @@ impl Job for StillHeld {
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         measured(|| still_held(proc, &self.request, Deadline::after(self.terms.budget)))
+    }
+}
+
+/// Finds who uses detached mounts.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Detached {
+    pub(super) request: DetachedRequest,
+    pub(super) terms: Terms,
+}
+
+impl Job for Detached {
+    const NAME: &'static str = "detached-mounts";
+    type Reply = Measured<Vec<HolderReport>>;
+
+    fn in_background(&self) -> bool {
+        self.terms.in_background
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        measured(|| users(proc, &self.request, Deadline::after(self.terms.budget)))
     }
 }

@@ -22,10 +22,12 @@ use crate::observation::{Holder, HolderReport, NsInum, PathOrigin};
 use crate::sources::procfs::Proc;
 
 pub use ask::{Caller, Whose, ask, initial_namespace};
+pub use detached::DetachedRequest;
 pub use presence::PresenceRequest;
 pub use still_held::StillHeldRequest;
 
 mod ask;
+mod detached;
 mod file_server;
 mod halves;
 mod jobs;
@@ -59,6 +61,9 @@ pub use jobs::jobs;
 pub const MAX_LISTED: usize = 256;
 /// The same of a report on demand, which nobody keeps.
 const MAX_LISTED_ON_DEMAND: usize = 4096;
+
+/// Processor time for the descriptors of one process, where only those of a detached mount are looked for.
+const FILES_OF_ONE: Duration = Duration::from_millis(100);
 
 /// A request to scan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

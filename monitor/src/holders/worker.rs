@@ -18,7 +18,7 @@ use super::look::{Look, look};
 use super::places::{Kind, Places};
 use super::progress::Progress;
 use super::table::{Doubt, Tables};
-use super::{PresenceRequest, ScanRequest, StillHeldRequest};
+use super::{DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::error_chain::chain;
 use crate::observation::{Fact, HolderReport, MountPresence, Rank, Share, Verdict};
 use crate::sources::bpf::MountTables;
@@ -94,6 +94,7 @@ enum Work {
     Scan(Box<Scan>),
     Presence(PresenceRequest),
     StillHeld(StillHeldRequest),
+    Detached(DetachedRequest),
 }
 
 /// A scan, and how far it came.
@@ -170,6 +171,12 @@ impl Scanner {
     #[must_use]
     pub fn still_held(&self, request: StillHeldRequest, share: Share) -> Option<Fact> {
         self.queue(Work::StillHeld(request), share)
+    }
+
+    /// Queues a request who uses detached mounts; never blocks. Returns what [`Self::request`] returns.
+    #[must_use]
+    pub fn detached(&self, request: DetachedRequest, share: Share) -> Option<Fact> {
+        self.queue(Work::Detached(request), share)
     }
 
     fn queue(&self, work: Work, share: Share) -> Option<Fact> {
@@ -346,7 +353,7 @@ impl Work {
     fn kind(&self) -> Kind {
         match self {
             Self::Scan(scan) if scan.begun.is_some() => Kind::Continuation,
-            Self::Scan(_) => Kind::Scan,
+            Self::Scan(_) | Self::Detached(_) => Kind::Scan,
             Self::StillHeld(_) => Kind::Few,
             Self::Locate(_) | Self::Presence(_) => Kind::Look,
         }
@@ -362,6 +369,15 @@ impl Work {
                         Done { reply: Some(Fact::Holders(Box::new(found))), took, left: None }
                     }
                     Err(error) => Self::StillHeld(request).undone(&chain(&error)),
+                }
+            }
+            Self::Detached(request) => {
+                match readers.ask(jobs::Detached { request: request.clone(), terms }, PATIENCE) {
+                    Ok(Answer { reply: Measured { found: reports, took }, .. }) => {
+                        let reply = Fact::DetachedUsers { id: request.id, reports };
+                        Done { reply: Some(reply), took, left: None }
+                    }
+                    Err(error) => Self::Detached(request).undone(&chain(&error)),
                 }
             }
             Self::Presence(PresenceRequest { at: Some(at), id, identity, .. }) => {
@@ -395,6 +411,7 @@ impl Work {
                 report.blind_spot(None, reason);
                 Fact::Holders(Box::new(report))
             }
+            Self::Detached(request) => Fact::DetachedUsers { id: request.id, reports: Vec::new() },
             Self::Presence(request) => Fact::MountPresence(MountPresence::unknown(request.id, reason)),
         }
     }

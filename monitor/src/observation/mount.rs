@@ -342,6 +342,15 @@ pub struct HolderReport {
     pub goes_on: bool,
 }
 
+/// A mount that was detached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DetachedMount {
+    /// Which one, as the call found it.
+    pub meant: MeantMount,
+    /// Where it was mounted.
+    pub path: String,
+}
+
 /// Something that a scan could not look into.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlindSpot {
@@ -382,6 +391,13 @@ impl HolderReport {
         self.holders.iter().any(Holder::explains)
     }
 
+    /// Whether a look at everything found nothing that holds it, neither process nor mount nor what the kernel shows.
+    #[must_use]
+    pub fn has_found_nobody(&self) -> bool {
+        let is_conclusive = matches!(self.verdict, Verdict::Kernel | Verdict::Transient | Verdict::None);
+        is_conclusive && self.complete && !self.is_explained() && self.child_mounts.is_empty()
+    }
+
     /// Lists processes that were started after a call behind those that can have refused it. Returns whether no other is left:
     /// whoever that was has gone.
     pub fn put_younger_last(&mut self, call: BootNs) -> bool {
@@ -391,13 +407,6 @@ impl HolderReport {
         let is_gone = users.next().is_some_and(is_younger);
         if is_gone {
             self.blind_spot(None, "who holds it by now was started after the call");
-    /// Whether a look at everything found nothing that holds it, neither process nor mount nor what the kernel shows.
-    #[must_use]
-    pub fn has_found_nobody(&self) -> bool {
-        let is_conclusive = matches!(self.verdict, Verdict::Kernel | Verdict::Transient | Verdict::None);
-        is_conclusive && self.complete && !self.is_explained() && self.child_mounts.is_empty()
-    }
-
         }
         is_gone
     }

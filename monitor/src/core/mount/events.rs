@@ -25,7 +25,7 @@ const NO_MOUNT_POINT: &str = "nothing was mounted there when that was looked for
 
 /// What is known of the mount of an event.
 #[derive(Debug, Clone, Copy, Default)]
-struct Known<'a> {
+pub(super) struct Known<'a> {
     report: Option<&'a HolderReport>,
     identity: Option<&'a MountIdentity>,
     attempts: Option<u64>,
@@ -196,7 +196,13 @@ impl Core {
     /// covered the volume.
     pub(super) fn emit_never_refused(&mut self, umount: &QueuedUmount) {
         let key = &umount.key;
-        let Some(volume) = self.kubelets.volume(umount.at, key.mntns, &key.path) else { return };
+        let Some(volume) = self.kubelets.volume(umount.at, key.mntns, &key.path) else {
+            // What runtimes unmount for each container that ends is no news, unless somebody uses it on.
+            if umount.is_lazy() && self.container_at(&umount.attempt, [key.path.as_str()]).is_some() {
+                self.look_for_users(umount, None);
+            }
+            return;
+        };
         let actor = self.unmounting_actor(&umount.attempt);
         let target = self.node().target_of_pod(&volume.pod_uid);
         let subject = mount_phrase(&umount.key.path, Some(&volume), Some(&target));
@@ -213,13 +219,14 @@ impl Core {
             target: Some(Box::new(target)),
             ..self.event(umount.at, kind, Severity::Debug, message)
         };
-        self.emit(event);
+        let seq = self.emit(event);
+        self.look_for_users(umount, seq);
     }
 
     /// Who called, and how certain it is that the call was about the mount to which its path leads. The path is read from
     /// the caller's memory before and after the kernel reads it; who shares that memory can show the kernel another one in
     /// between. Root of the node is not suspected of that.
-    fn unmounting_actor(&self, attempt: &UmountAttempt) -> Actor {
+    pub(super) fn unmounting_actor(&self, attempt: &UmountAttempt) -> Actor {
         let mut actor = self.actor(&attempt.actor, false);
         if actor.userns.is_some() || actor.uid.is_some_and(|uid| uid != 0) {
             actor.confidence = Confidence::Likely;
@@ -227,7 +234,7 @@ impl Core {
         actor
     }
 
-    fn mount_object(&self, umount: &QueuedUmount, known: Known<'_>) -> Mount {
+    pub(super) fn mount_object(&self, umount: &QueuedUmount, known: Known<'_>) -> Mount {
         let QueuedUmount { key, attempt, .. } = umount;
         let Known { report, identity, attempts, is_likely } = known;
         let facts = report.and_then(|report| report.mount.as_ref());
@@ -283,7 +290,7 @@ fn flags(attempt: &UmountAttempt) -> Vec<String> {
 }
 
 /// A pod volume by its name, any other mount by its path.
-fn mount_phrase(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String {
+pub(super) fn mount_phrase(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String {
     match (volume, target) {
         (Some(volume), Some(target)) => format!("volume {}{}", name(&volume.name), owner_phrase(target)),
         // In a namespace of somebody else, where any path may be made.

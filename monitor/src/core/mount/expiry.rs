@@ -50,6 +50,7 @@ impl Core {
         }
         self.look_up_suspected(now);
         self.look_at_due(now);
+        self.look_at_detached(now);
         if self.holder_scans.next_expiry > now {
             return;
         }

@@ -193,6 +193,7 @@ impl TestNode {
             | Request::Component { .. }
             | Request::PodProcesses { .. }
             | Request::Container { .. }
+            | Request::DetachedUsers { .. }
             | Request::MountCopies => {}
             Request::Kubelet => self.observe(Fact::Kubelet(KubeletFacts::default())),
             Request::Netns { netns } => self.observe_netns(netns),

@@ -46,6 +46,9 @@ pub(in crate::holders) struct Rest {
 impl Rest {
     /// Everything but the tables of threads, which are found with the first files.
     pub(in crate::holders) const ALL: Self = Self { fd: Some(0), threads: BTreeMap::new(), maps: true };
+    /// Its descriptors alone.
+    pub(in crate::holders) const DESCRIPTORS: Self =
+        Self { fd: Some(0), threads: BTreeMap::new(), maps: false };
     /// Nothing.
     pub(in crate::holders) const NONE: Self = Self { fd: None, threads: BTreeMap::new(), maps: false };
 

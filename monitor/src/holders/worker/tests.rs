@@ -68,6 +68,7 @@ fn id(work: &Work) -> u64 {
         Work::Locate(scan) | Work::Scan(scan) => scan.request.id,
         Work::Presence(request) => request.id,
         Work::StillHeld(request) => request.id,
+        Work::Detached(request) => request.id,
     }
 }
 

@@ -26,6 +26,8 @@ const MAX_TEXT: u64 = 64 << 20;
 
 /// `d_path` fails beyond this (`PATH_MAX`).
 const MAX_LINK: usize = 4096;
+/// `STATX_MNT_ID_UNIQUE` of include/uapi/linux/stat.h.
+const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 
 /// Takes some 1,300 entries per call.
 const ENTRIES: usize = 32 << 10;
@@ -134,6 +136,26 @@ impl Dir {
         // SAFETY: zeros are a valid one, and the kernel has written it.
         let found = unsafe { found.assume_init() };
         Ok((found.stx_mask & libc::STATX_MNT_ID != 0).then_some(found.stx_mnt_id))
+    }
+
+    /// The id that is never reused of the mount that a magic link leads to; `None` before Linux 6.8. No file server is asked.
+    ///
+    /// # Errors
+    /// As statx(2); `EACCES` for a FUSE file system whose user shows it to nobody.
+    pub fn unique_mount_of(&self, name: &CStr) -> io::Result<Option<u64>> {
+        reading(self.1);
+        let mut found = MaybeUninit::<libc::statx>::zeroed();
+        let flags = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_DONT_SYNC;
+        // SAFETY: the name ends with NUL and the kernel writes one structure.
+        let result = unsafe {
+            libc::statx(self.0.as_raw_fd(), name.as_ptr(), flags, STATX_MNT_ID_UNIQUE, found.as_mut_ptr())
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: zeros are a valid one, and the kernel has written it.
+        let found = unsafe { found.assume_init() };
+        Ok((found.stx_mask & STATX_MNT_ID_UNIQUE != 0).then_some(found.stx_mnt_id))
     }
 
     /// The protocol of a socket among the entries of `/proc/PID/fd`, such as `UNIX-STREAM` or `TCP`; the socket itself answers.
