@@ -64,6 +64,11 @@ impl GlusterVolume {
         &self.client
     }
 
+    /// Whether the client has ended, as it does with its last mount.
+    pub fn has_ended(&mut self) -> bool {
+        self.client.ended().is_some()
+    }
+
     /// Whether the kernel shows whose a connection is.
     #[must_use]
     pub fn is_shown(&self) -> bool {

@@ -1,10 +1,12 @@
 //! A pod's volume of GlusterFS that does not unmount: who holds it, whose volume that one serves, and what the server of the
-//! volume itself does. Real clients of GlusterFS.
+//! volume itself does; and one that unmounts, and lives on in containers. Real clients of GlusterFS.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use kevtmon_tests::advice::{carry_out, incident, opened, resolved};
+use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
+use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::glusterfs::GlusterVolume;
@@ -93,4 +95,65 @@ fn a_busy_volume_whose_server_is_stopped_is_told_so_and_what_lets_that_go_on() {
     drop(holder);
     eventually!(volume.umount().status.success(), "the volume is free");
     resolved(&mut daemon, &id);
+}
+
+#[test]
+fn a_volume_that_three_containers_have_keeps_its_client_and_each_of_them_is_named_until_it_ends() {
+    const KIND: &str = "mount-leak";
+    let dockerd = Dockerd::shared();
+    let scratch = Scratch::new();
+    let root = scratch.path().join("kubelet");
+    let config = format!("{}\n[incidents]\nmount_leak_seconds = 1\n", kubelet_roots(&root));
+    let mut volume =
+        GlusterVolume::mount(&root, "cam-pv-50g", scratch.path(), &scratch.path().join("cam.log"));
+    let mut daemon = launch().joining(dockerd.runtime()).config(&config).start();
+    // Only one may write.
+    let mut holders = ["", ":ro", ":ro"].map(|mode| {
+        let bind = format!("{}:/data{mode}", volume.point().display());
+        Container::idle(dockerd, &["-v", &bind])
+    });
+    daemon.wait_for_mount_inventory();
+    let _ = volume.umount().succeeded("private copies refuse no unmount");
+
+    let of_container = |daemon: &mut Daemon, holder: &Container<'_>| {
+        opened(daemon, KIND, |event| event.text("/actor/container/id") == holder.id())
+    };
+    let ids = holders.each_ref().map(|holder| of_container(&mut daemon, holder));
+    for (id, holder) in ids.iter().zip(&holders) {
+        let open = incident(&daemon, id);
+        assert_eq!((open.text("/severity"), open.text("/confidence")), ("info", "certain"), "{open}");
+        assert_eq!((open.number("/count"), open.text("/leaks/0/fstype")), (Some(1), "fuse.glusterfs"));
+        assert_eq!(open.text("/leaks/0/path"), volume.point().to_string_lossy(), "{open}");
+        assert_eq!(open.text("/leaks/0/volume/name"), "cam-pv-50g", "{open}");
+        open.expect("/target/pod/uid", volume.uid());
+        let summary = open.text("/summary");
+        let subject = format!("container {} still has volume cam-pv-50g", holder.name());
+        for words in [subject.as_str(), volume.uid(), " at /data", "its file server is not told to end"] {
+            assert!(summary.contains(words), "{words} in {summary}");
+        }
+    }
+    assert!(!volume.has_ended(), "its client serves the copies");
+    // Who starts later has not seen that the host had it.
+    let mut later = launch().joining(dockerd.runtime()).config(&config).start();
+    let found = holders.each_ref().map(|holder| of_container(&mut later, holder));
+    for id in &found {
+        let open = incident(&later, id);
+        assert_eq!(open.text("/confidence"), "likely", "{open}");
+        assert!(open.text("/summary").contains("what is likely volume cam-pv-50g"), "{open}");
+    }
+    let [first, second, third] = &mut holders;
+    for (index, holder) in [first, second, third].into_iter().enumerate() {
+        assert!(!volume.has_ended(), "somebody still has it");
+        holder.end(&["rm", "-f"]);
+        for (daemon, id) in [(&mut daemon, &ids[index]), (&mut later, &found[index])] {
+            let closed = daemon.wait_for("incident.closed", |event| {
+                event.kind() == "incident.closed" && event.text("/incident/id") == *id
+            });
+            assert!(
+                ["subject-gone", "resolved"].contains(&closed.text("/incident/close_reason")),
+                "{closed}"
+            );
+        }
+    }
+    eventually!(volume.has_ended(), "with the last copy its client ends");
 }

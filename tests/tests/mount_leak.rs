@@ -17,7 +17,6 @@ use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
 use kevtmon_tests::process::{Running, attempt, comm, run};
-use nix::mount::{MsFlags, mount, umount};
 use serde_json::Value;
 
 const KIND: &str = "mount-leak";
@@ -31,21 +30,6 @@ fn config(root: &Path) -> String {
 fn volume_below(root: &Path) -> (PathBuf, String) {
     let uid = uuid();
     (root.join(format!("pods/{uid}/volumes/kubernetes.io~glusterfs/data")), uid)
-}
-
-/// Waits for a look at all namespaces that begins from now on: mounts of the host change until then.
-fn wait_for_look(daemon: &Daemon) {
-    let point = daemon.directory().join("look");
-    std::fs::create_dir_all(&point).expect("a directory can be made");
-    let looks = || {
-        let none: Option<&str> = None;
-        mount(none, &point, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs can be mounted");
-        umount(&point).expect("nobody uses it");
-        daemon.metrics().count("kevtmon_mount_inventories_total", &[])
-    };
-    let before = looks();
-    // One may have begun already.
-    eventually!(looks() >= before + 2.0, "all namespaces are looked at");
 }
 
 fn of_process(daemon: &mut Daemon, pid: u32) -> String {
@@ -95,7 +79,7 @@ fn a_fuse_volume_that_three_containers_have_lives_on_and_each_of_them_is_named()
     server.act(&format!("serve {}", point.display()));
     let bind = format!("{}:/mem", point.display());
     let mut holders = [(); 3].map(|()| Container::idle(dockerd, &["-v", &bind]));
-    wait_for_look(&daemon);
+    daemon.wait_for_mount_inventory();
     run(&format!("umount {}", point.display()));
     let ids = holders.each_ref().map(|holder| of_container(&mut daemon, holder));
     for (id, holder) in ids.iter().zip(&holders) {
@@ -165,7 +149,7 @@ fn the_shared_memory_of_a_container_that_has_ended_is_left_in_one_that_has_the_r
     let bind = format!("{}:/host:rprivate", alias.display());
     let agent = Container::idle(&dockerd, &["-v", &bind]);
     let mut daemon = launch().joining(dockerd.runtime()).config(&config(scratch.path())).start();
-    wait_for_look(&daemon);
+    daemon.wait_for_mount_inventory();
     let is_of_agent = |event: &Event| event.text("/actor/container/id") == agent.id();
     assert!(!daemon.find(&["incidents", "--kind", KIND]).iter().any(is_of_agent));
     web.end(&["kill"]);
@@ -204,11 +188,11 @@ fn what_is_in_use_or_goes_with_the_mount_of_the_host_is_no_incident() {
     let beside = Container::idle(dockerd, &["-v", &bind(&used, "")]);
     let holder = Container::idle(dockerd, &["-v", &bind(&left, "")]);
     let mut daemon = launch().joining(dockerd.runtime()).config(&config(root.point())).start();
-    wait_for_look(&daemon);
+    daemon.wait_for_mount_inventory();
     for volume in [&shared, &used] {
         assert!(volume.umount().status.success());
     }
-    wait_for_look(&daemon);
+    daemon.wait_for_mount_inventory();
     // What is left is told after what would have been told before.
     assert!(left.umount().status.success());
     let _ = of_container(&mut daemon, &holder);
@@ -227,7 +211,7 @@ fn a_process_with_mounts_of_its_own_is_named_and_by_its_end_they_are_gone() {
     let volume = Mount::volume();
     let mut daemon = launch().config(&config(volume.kubelet_root())).start();
     let holder = apart();
-    wait_for_look(&daemon);
+    daemon.wait_for_mount_inventory();
     assert!(volume.umount().status.success(), "a private copy refuses nothing");
     let id = of_process(&mut daemon, holder.pid());
     let open = incident(&daemon, &id);
@@ -238,7 +222,7 @@ fn a_process_with_mounts_of_its_own_is_named_and_by_its_end_they_are_gone() {
     // The next run has not seen what the host had.
     daemon.stop();
     let mut next = launch().config(&config(volume.kubelet_root())).on_state_of(&daemon).start();
-    wait_for_look(&next);
+    next.wait_for_mount_inventory();
     let open = incident(&next, &id);
     assert!(!open.has("/closed") && open.text("/confidence") == "certain", "{open}");
     let kill = format!("kill {}", holder.pid());
@@ -260,7 +244,7 @@ fn what_a_user_has_in_namespaces_of_his_own_is_one_incident_of_his() {
         process
     };
     let processes = [(); 3].map(|()| unshare());
-    wait_for_look(&daemon);
+    daemon.wait_for_mount_inventory();
     assert!(volume.umount().status.success());
     let id = opened(&mut daemon, KIND, |event| event.number("/actor/uid") == Some(54321));
     eventually!(incident(&daemon, &id).number("/count") == Some(3), "all of them are found");
@@ -280,7 +264,7 @@ fn a_service_with_mounts_of_its_own_is_restarted() {
     let mut daemon = launch().config(&config(volume.kubelet_root())).start();
     let holder = apart();
     groups.iter().for_each(|group| group.take(holder.pid()));
-    wait_for_look(&daemon);
+    daemon.wait_for_mount_inventory();
     assert!(volume.umount().status.success());
     let id = of_process(&mut daemon, holder.pid());
     let restart = offered(&incident(&daemon, &id), "mount-leak/restart-unit").expect("of the unit");
@@ -305,7 +289,7 @@ fn a_container_of_the_cri_is_stopped_and_a_pod_deleted() {
     let mut daemon = launch().joining(runtime).config(&config(volume.kubelet_root())).start();
     let holder = apart();
     sandbox.take(holder.pid());
-    wait_for_look(&daemon);
+    daemon.wait_for_mount_inventory();
     assert!(volume.umount().status.success());
     let id = of_process(&mut daemon, holder.pid());
     let stop = format!("crictl stop {}", sandbox.id());

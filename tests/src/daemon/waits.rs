@@ -1,7 +1,10 @@
 //! What a test waits for: that the model has something, that an event comes, that all before it was printed.
 
+use nix::mount::{MsFlags, mount, umount};
+
 use super::Daemon;
 use crate::event::Event;
+use crate::eventually;
 use crate::mount::Mount;
 use crate::patience::wait_until;
 use crate::pod::Pod;
@@ -9,6 +12,24 @@ use crate::process::hold_by_cwd;
 use crate::unique;
 
 impl Daemon {
+    /// Waits for a look at the mounts of all namespaces that begins from now on: mounts of the host change until then.
+    ///
+    /// # Panics
+    /// If nothing can be mounted.
+    pub fn wait_for_mount_inventory(&self) {
+        let point = self.directory().join("look");
+        std::fs::create_dir_all(&point).expect("a directory can be made");
+        let looks = || {
+            let none: Option<&str> = None;
+            mount(none, &point, Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs can be mounted");
+            umount(&point).expect("nobody uses it");
+            self.metrics().count("kevtmon_mount_inventories_total", &[])
+        };
+        let before = looks();
+        // One may have begun already.
+        eventually!(looks() >= before + 2.0, "all namespaces are looked at");
+    }
+
     /// Waits until the model has this gateway in a namespace.
     pub fn wait_for_gateway(&self, netns: u64, address: &str) {
         let is_there = || {
