@@ -49,7 +49,7 @@ pub use runtime::{
     ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof,
 };
 pub use source::{KnownNetns, Lane, Loss, SourceKind, SourceStatus, Throttled};
-pub use unmounter::{UnmountedMount, Unmounter};
+pub use unmounter::{UmountCall, UnmountedMount, Unmounter};
 
 /// One fact from one source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

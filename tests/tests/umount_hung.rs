@@ -8,6 +8,7 @@ use kevtmon_tests::actor::Actor;
 use kevtmon_tests::advice::{carry_out, opened, resolved};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::eventually;
+use kevtmon_tests::fuse::mount_unserved;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::process::Running;
 use nix::sys::signal::{Signal, kill};
@@ -70,4 +71,33 @@ fn an_unmount_that_hung_before_the_daemon_started_is_found_and_one_that_is_kille
     drop(hung);
     resolved(&mut daemon, &id);
     signal(&server, Signal::SIGCONT);
+}
+
+#[test]
+fn a_thread_of_any_program_that_hangs_in_the_call_is_told_until_it_returns() {
+    let scratch = Scratch::new();
+    let point = scratch.path().join("fuse");
+    let device = mount_unserved(&point);
+    let path = point.join("a/b");
+    let hung = {
+        let path = path.clone();
+        // The kernel looks the path up, and waits for the server, until that is gone.
+        std::thread::spawn(move || nix::mount::umount2(&path, nix::mount::MntFlags::empty()))
+    };
+    let call = format!("{} ", libc::SYS_umount2);
+    let is_in_call = || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("threads are listed");
+        let mut calls =
+            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("syscall")).ok());
+        calls.any(|text| text.starts_with(&call))
+    };
+    eventually!(is_in_call(), "the thread is in the call");
+    let mut daemon = launch().config(IMPATIENT).start();
+    let id = of_process(&mut daemon, std::process::id());
+    let incident = kevtmon_tests::advice::incident(&daemon, &id);
+    let words = format!(", in a call of umount2(2) on {}, waits in the kernel for FUSE", path.display());
+    assert!(incident.text("/summary").contains(&words), "{incident}");
+    drop(device);
+    assert!(hung.join().expect("it returns").is_err(), "nothing is mounted there");
+    resolved(&mut daemon, &id);
 }

@@ -14,21 +14,22 @@ use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, target_label};
 use crate::event::{Actor, CloseReason, Confidence, Event, MountServer, Severity, Target};
-use crate::observation::{BootNs, ServerState, UnmountedMount};
+use crate::observation::{BootNs, ServerState, UmountCall, UnmountedMount};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "umount-hung";
 
 thresholds! {
-    /// A process that unmounts something and waits in the kernel hangs once it is this old.
+    /// A process that unmounts something and waits in the kernel hangs once it is this old; a call of umount2(2), once it was
+    /// seen to wait for this time.
     AFTER = "umount_hung_seconds", default 30, Unit::Seconds;
 }
 
 /// A process that unmounts something and waits in the kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Waiting {
-    /// When the process started.
+    /// When the process started, or its call was seen first.
     pub since: BootNs,
     /// The process.
     pub actor: Box<Actor>,
@@ -40,6 +41,8 @@ pub struct Waiting {
     pub mount: Option<UnmountedMount>,
     /// The process that serves that.
     pub server: Option<Box<MountServer>>,
+    /// The call in which it waits, of a program that is not there to unmount.
+    pub call: Option<UmountCall>,
 }
 
 /// The diagnosis.
@@ -122,11 +125,17 @@ fn server(waiting: &Waiting) -> Option<&MountServer> {
 /// `after`: so old it is at least.
 fn summary(waiting: &Waiting, after: BootNs) -> String {
     let mut text = actor_phrase(&waiting.actor);
-    if let Some(mount) = &waiting.mount {
-        text.push_str(&format!(", told to unmount {}", name(&mount.mountpoint)));
-        if let Some(pod) = waiting.target.as_deref().and_then(target_label) {
-            text.push_str(&format!(" of {pod}"));
+    let what = match (&waiting.call, &waiting.mount) {
+        (Some(UmountCall { path: Some(path), .. }), _) => {
+            format!(", in a call of umount2(2) on {}", name(path))
         }
+        (Some(_), _) => ", in a call of umount2(2)".to_owned(),
+        (None, Some(mount)) => format!(", told to unmount {}", name(&mount.mountpoint)),
+        (None, None) => String::new(),
+    };
+    text.push_str(&what);
+    if let Some(pod) = waiting.target.as_deref().and_then(target_label) {
+        text.push_str(&format!(" of {pod}"));
     }
     let what = waiting.waits_for.as_deref().map_or_else(String::new, |kind| format!(" for {kind}"));
     text.push_str(&format!(", waits in the kernel{what} and has not ended after {} s", after / SECOND));
@@ -201,6 +210,7 @@ mod tests {
             },
             comm: "umount".into(),
             waits_for: Some("FUSE".into()),
+            call: None,
             mount: Some(UnmountedMount {
                 mountpoint: "/v".into(),
                 fstype: "fuse.glusterfs".into(),
@@ -246,6 +256,34 @@ mod tests {
         observe(&mut node, Vec::new());
         let (kind, incident) = *node.incidents().last().unwrap();
         assert_eq!((kind, incident.close_reason), (Kind::IncidentClosed, Some(CloseReason::Resolved)));
+    }
+
+    #[test]
+    fn a_thread_of_any_program_that_hangs_in_the_call_is_told_once_it_was_seen_to_for_that_time() {
+        let mut node = node(Resume::default());
+        node.run_for(3600 * S);
+        let call = |tid, since| {
+            let call = UmountCall { tid, path: Some("/srv/data".into()), since };
+            let (comm, ancestors) = ("csi-driver".to_owned(), Vec::new());
+            let hung = unmounter(50, 7, true);
+            let task = TaskFacts { exe: Some("/csi-driver".into()), ancestors, ..hung.task };
+            vec![Unmounter { task, comm, mount: None, call: Some(call), ..hung }]
+        };
+        let now = node.now;
+        observe(&mut node, call(57, now));
+        node.run_for(29 * S);
+        assert_eq!(node.kinds(), [""; 0], "its process is old, the call is not");
+        let now = node.now;
+        observe(&mut node, call(58, now));
+        node.run_for(29 * S);
+        assert_eq!(node.kinds(), [""; 0], "that is another call");
+        node.run_for(2 * S);
+        let incident = &node.open()[0];
+        let words = ", in a call of umount2(2) on /srv/data, waits in the kernel for FUSE and has not ended after 30 s";
+        assert!(incident.summary.starts_with("csi-driver (pid 50)"), "{}", incident.summary);
+        assert!(incident.summary.ends_with(words), "{}", incident.summary);
+        observe(&mut node, Vec::new());
+        assert!(node.open().is_empty());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Processes of the node that unmount something and wait in the kernel for a file system.
+//! Processes of the node that unmount something and wait in the kernel for a file system: programs that are there for that,
+//! and calls of any other program (`calls.rs`).
 //!
 //! Found by state: all processes are looked at from time to time. A wait for a file server need not be an uninterruptible
 //! one, so the function of the kernel tells, too. What runs under such a name may be anything; that it is root of the node
@@ -7,9 +8,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::file_server::server_of;
+use crate::clock::boot_now;
 use crate::observation::{Ancestor, Fact, TaskFacts, TaskKey, TaskPlace, UnmountedMount, Unmounter};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir};
@@ -18,6 +20,9 @@ use crate::sources::procfs::readers::{Answer, Job, Readers, WAITS};
 use crate::sources::procfs::root::is_root_of_node;
 use crate::sources::programs::named;
 use crate::sources::{Sender, observed_now};
+use calls::Call;
+
+mod calls;
 
 /// Programs that unmount where they are called so: those of util-linux, FUSE and NFS, and those of many names.
 const NAMES: [&str; 7] =
@@ -26,6 +31,8 @@ const NAMES: [&str; 7] =
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often all processes are looked at.
 const INTERVAL: Duration = Duration::from_secs(20);
+/// How often all threads are looked at, of which there are many.
+const CALLS_INTERVAL: Duration = Duration::from_secs(60);
 /// How often while one waits.
 const OFTEN: Duration = Duration::from_secs(2);
 /// Processes that are told at a time; only root of the node adds to them.
@@ -40,15 +47,25 @@ pub fn start(readers: Readers, tx: Sender) {
 
 async fn follow(readers: Readers, tx: Sender) {
     let mut told: Option<Vec<Unmounter>> = None;
+    let mut calls: Vec<Call> = Vec::new();
+    let mut looked: Option<Instant> = None;
     loop {
-        match readers.ask(Look, PATIENCE).await {
-            Ok(Answer { reply, .. }) if told.as_ref() != Some(&reply) => {
-                told = Some(reply.clone());
-                if tx.send(observed_now(Fact::Unmounters { unmounters: reply })).await.is_err() {
-                    return;
+        let is_due = looked.is_none_or(|at| at.elapsed() >= CALLS_INTERVAL);
+        let known = || calls.iter().map(|call| (call.unmounter.task.key.tgid, call.tid)).collect();
+        match readers.ask(Look { only: (!is_due).then(known) }, PATIENCE).await {
+            Ok(Answer { reply: Found { programs, calls: found }, .. }) => {
+                if is_due {
+                    looked = Some(Instant::now());
+                }
+                calls = going_on(&calls, found);
+                let unmounters = all(programs, &calls);
+                if told.as_ref() != Some(&unmounters) {
+                    told = Some(unmounters.clone());
+                    if tx.send(observed_now(Fact::Unmounters { unmounters })).await.is_err() {
+                        return;
+                    }
                 }
             }
-            Ok(_) => {}
             Err(error) => tracing::debug!(%error, "cannot look for processes that unmount"),
         }
         let pause = if told.as_ref().is_some_and(|told| !told.is_empty()) { OFTEN } else { INTERVAL };
@@ -59,13 +76,46 @@ async fn follow(readers: Readers, tx: Sender) {
     }
 }
 
+/// Calls that were found, each since it was seen first.
+fn going_on(known: &[Call], mut found: Vec<Call>) -> Vec<Call> {
+    for call in &mut found {
+        if let Some(before) = known.iter().find(|before| before.is_same(call))
+            && let (Some(call), Some(before)) = (&mut call.unmounter.call, &before.unmounter.call)
+        {
+            call.since = before.since;
+        }
+    }
+    found
+}
+
+/// Each process once.
+fn all(programs: Vec<Unmounter>, calls: &[Call]) -> Vec<Unmounter> {
+    let mut all = programs;
+    for call in calls {
+        if all.len() < MOST && !all.iter().any(|known| known.key() == call.unmounter.key()) {
+            all.push(call.unmounter.clone());
+        }
+    }
+    all
+}
+
 /// Looks for such processes.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Look;
+pub(super) struct Look {
+    /// The threads, with their processes before them, that are looked at for calls; all, where it is absent.
+    only: Option<Vec<(u32, u32)>>,
+}
+
+/// What was found.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Found {
+    programs: Vec<Unmounter>,
+    calls: Vec<Call>,
+}
 
 impl Job for Look {
     const NAME: &'static str = "unmounters";
-    type Reply = Vec<Unmounter>;
+    type Reply = Found;
 
     fn in_background(&self) -> bool {
         true
@@ -75,7 +125,8 @@ impl Job for Look {
         let mut buffers = (Buffer::default(), Vec::new());
         let pids = proc.pids().unwrap_or_default();
         let found = pids.into_iter().filter_map(|tgid| unmounter(proc, tgid, &mut buffers));
-        found.take(MOST).collect::<Vec<_>>().into()
+        let programs = found.take(MOST).collect();
+        Found { programs, calls: calls::look(proc, boot_now(), self.only.as_deref()) }.into()
     }
 }
 
@@ -116,6 +167,7 @@ fn unmounter(proc: &Proc, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> O
         comm: stat.comm,
         waits_for: waits.map(|kind| kind.name.to_owned()),
         mount,
+        call: None,
     })
 }
 
@@ -152,14 +204,18 @@ fn parent(proc: &Proc, ppid: u32) -> Option<Ancestor> {
 fn mount(proc: &Proc, dir: &Dir, text: &mut Vec<u8>) -> Option<UnmountedMount> {
     let table = MountTable::parse(&dir.text(c"mountinfo", text).ok()?, "/");
     let arguments = dir.text(c"cmdline", text).ok()?;
-    let mount = meant(&arguments, &table)?;
+    Some(server_of_mount(proc, meant(&arguments, &table)?))
+}
+
+/// A mount, with who serves it.
+fn server_of_mount(proc: &Proc, mount: &Mount) -> UnmountedMount {
     let server = is_fuse(&mount.fstype).then(|| server_of(proc, mount, SEARCH)).flatten();
-    Some(UnmountedMount {
+    UnmountedMount {
         mountpoint: mount.mountpoint.clone(),
         fstype: mount.fstype.clone(),
         source: mount.source.clone(),
         server,
-    })
+    }
 }
 
 fn meant<'t>(arguments: &str, table: &'t MountTable) -> Option<&'t Mount> {
@@ -170,6 +226,7 @@ fn meant<'t>(arguments: &str, table: &'t MountTable) -> Option<&'t Mount> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observation::UmountCall;
 
     #[test]
     fn what_is_meant_is_the_last_argument_at_which_something_is_mounted() {
@@ -201,7 +258,43 @@ mod tests {
 
     #[test]
     fn a_process_that_waits_for_nothing_is_none() {
-        let found = Look.run(&Proc::default()).reply;
+        let Found { programs, calls } = Look { only: None }.run(&Proc::default()).reply;
+        let found = all(programs, &calls);
         assert!(found.iter().all(|found| found.task.key.tgid != std::process::id()), "{found:?}");
+    }
+
+    fn call(tgid: u32, switches: u64, since: u64) -> Call {
+        let task = TaskFacts {
+            key: TaskKey { tgid, start_ns: 1, exec_id: 0 },
+            place: TaskPlace::default(),
+            uid: 0,
+            exe: None,
+            cmdline: None,
+            netns: 1,
+            mntns: 2,
+            cgroup: None,
+            ancestors: Vec::new(),
+        };
+        let call = Some(UmountCall { tid: tgid + 1, path: None, since });
+        let unmounter = Unmounter { task, comm: "csi".into(), waits_for: None, mount: None, call };
+        Call { tid: tgid + 1, switches, unmounter }
+    }
+
+    #[test]
+    fn a_call_lasts_as_long_as_its_thread_does_nothing_else() {
+        let since = |calls: &[Call]| calls[0].unmounter.call.as_ref().map(|call| call.since);
+        let first = going_on(&[], vec![call(50, 7, 100)]);
+        let same = going_on(&first, vec![call(50, 7, 160)]);
+        assert_eq!(since(&same), Some(100));
+        assert_eq!(since(&going_on(&same, vec![call(50, 8, 220)])), Some(220), "it has run since");
+        assert_eq!(since(&going_on(&same, vec![call(60, 7, 220)])), Some(220));
+        assert_eq!(going_on(&same, Vec::new()), []);
+    }
+
+    #[test]
+    fn a_program_that_unmounts_is_not_told_as_a_call_as_well() {
+        let program = Unmounter { call: None, ..call(50, 7, 100).unmounter };
+        let told = all(vec![program.clone()], &[call(50, 7, 100), call(60, 7, 100)]);
+        assert_eq!(told, [program, call(60, 7, 100).unmounter]);
     }
 }

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{BootNs, FileServer, TaskFacts};
 
-/// A process of root of the node that runs a program which unmounts, and that waits in the kernel.
+/// A process of root of the node that runs a program which unmounts, or that is in a call of umount2(2), and that waits in the
+/// kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unmounter {
     /// The process; its start is known to 10 ms.
@@ -14,9 +15,12 @@ pub struct Unmounter {
     /// The kind of file systems in whose code it waits, where the kernel shows that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// What is mounted at a path among its arguments, as its own mount namespace shows it.
+    /// What is mounted at a path among its arguments, or at that of its call, as its own mount namespace shows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount: Option<UnmountedMount>,
+    /// The call in which it waits, of a program that is not there to unmount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<UmountCall>,
 }
 
 impl Unmounter {
@@ -25,6 +29,18 @@ impl Unmounter {
     pub fn key(&self) -> (u32, BootNs) {
         (self.task.key.tgid, self.task.key.start_ns)
     }
+}
+
+/// A call of umount2(2) that has not returned.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UmountCall {
+    /// The thread.
+    pub tid: u32,
+    /// An absolute path that it was given, if that could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// When it was seen first.
+    pub since: BootNs,
 }
 
 /// A mount whose path a process was given to unmount.

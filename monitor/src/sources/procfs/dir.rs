@@ -11,6 +11,7 @@ use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use nix::fcntl::{AtFlags, OFlag, open, openat};
@@ -210,6 +211,19 @@ impl Dir {
         buffer.reserve(4096);
         let read = file.take(most).read_to_end(buffer)?;
         Ok((String::from_utf8_lossy(buffer), u64::try_from(read).is_ok_and(|read| read < most)))
+    }
+
+    /// What the memory of the process has at an address, at most so many bytes.
+    ///
+    /// # Errors
+    /// As openat(2) and pread(2); `EIO` where nothing is.
+    pub fn memory(&self, at: u64, most: usize) -> io::Result<Vec<u8>> {
+        reading(self.1);
+        let file = File::from(openat(&self.0, c"mem", OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?);
+        let mut bytes = vec![0; most];
+        let read = file.read_at(&mut bytes, at)?;
+        bytes.truncate(read);
+        Ok(bytes)
     }
 
     /// Entries of this directory that are numbers (descriptors, tasks), in the kernel's order.
