@@ -189,3 +189,13 @@ pub fn poll_neighbors(netns: &Path) -> Running {
 pub fn comm(pid: u32) -> Option<String> {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|text| text.trim_end().to_owned())
 }
+
+/// A process with a mount namespace of its own, in which nothing that happens elsewhere has any effect.
+#[must_use]
+pub fn apart() -> Running {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sleep", "1000000"]);
+    let process = Running::spawn(command.stdin(Stdio::null()));
+    crate::eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it is in its namespace");
+    process
+}

@@ -13,10 +13,11 @@ use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch, program};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
+use kevtmon_tests::kernel;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
-use kevtmon_tests::process::{Running, attempt, comm, run};
+use kevtmon_tests::process::{Running, apart, attempt, comm, run};
 use serde_json::Value;
 
 const KIND: &str = "mount-leak";
@@ -44,15 +45,6 @@ fn closed(daemon: &mut Daemon, id: &str) -> Event {
     daemon.wait_for("incident.closed", |event| {
         event.kind() == "incident.closed" && event.text("/incident/id") == id
     })
-}
-
-/// A process with a mount namespace of its own, in which nothing that happens elsewhere has any effect.
-fn apart() -> Running {
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "sleep", "1000000"]);
-    let process = Running::spawn(command.stdin(Stdio::null()));
-    eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it is in its namespace");
-    process
 }
 
 /// What `holders --leaks` tells of the mounts that somebody has, by the process that does.
@@ -91,7 +83,7 @@ fn a_fuse_volume_that_three_containers_have_lives_on_and_each_of_them_is_named()
                 holder.name()
             ),
             " mounted at /mem, though the host has unmounted it".to_owned(),
-            format!("it came by {}, mounted at /mem (rprivate)", point.display()),
+            format!("it came by {} (rprivate)", point.display()),
             "its file server is not told to end".to_owned(),
         ];
         assert!(words.iter().all(|words| summary.contains(words)), "{words:?} in {summary}");
@@ -302,4 +294,30 @@ fn a_container_of_the_cri_is_stopped_and_a_pod_deleted() {
     let delete = format!("kubectl -n lijiaob delete pod {name}");
     assert_eq!(offered(&incident(&daemon, &id), "mount-leak/delete-pod"), Some(delete));
     let _ = is_understood(&daemon, &id, "mount-leak/delete-pod", &["127.0.0.1:1 was refused"]);
+}
+
+#[test]
+fn a_namespace_that_only_an_open_file_keeps_is_not_taken_to_be_gone_with_its_last_process() {
+    if !kernel::is_since(6, 12) {
+        // The kernel lists no namespaces without a process.
+        return;
+    }
+    let volume = Mount::volume();
+    let mut daemon = launch().config(&config(volume.kubelet_root())).start();
+    let holder = apart();
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec 7<\"$1\"; exec sleep 1000000", "sh"]);
+    command.arg(format!("/proc/{}/ns/mnt", holder.pid())).stdin(Stdio::null());
+    let keeper = Running::spawn(&mut command);
+    eventually!(comm(keeper.pid()).as_deref() == Some("sleep"), "it has the namespace open");
+    daemon.wait_for_mount_inventory();
+    assert!(volume.umount().status.success());
+    let id = of_process(&mut daemon, holder.pid());
+    drop(holder);
+    let words = "no process is in that mount namespace any more, but an open file or a mount keeps it";
+    eventually!(incident(&daemon, &id).text("/summary").contains(words), "it is there still");
+    let open = incident(&daemon, &id);
+    assert!(!open.has("/closed") && offered(&open, "mount-leak/end-process").is_none(), "{open}");
+    drop(keeper);
+    resolved(&mut daemon, &id);
 }

@@ -162,7 +162,7 @@ fn is_live(names: &impl Names, id: &str) -> bool {
 }
 
 fn leak(copy: MountCopy, origin: Option<&Origin>, names: &impl Names) -> Leak {
-    let MountCopy { mount, propagation, holder, bind, .. } = copy;
+    let MountCopy { mount, propagation, holder, bind, without_process, .. } = copy;
     let (volume, part, container, pod) = match origin.map(|origin| &origin.of) {
         None => (None, None, None, None),
         Some(Of::Volume(volume)) => {
@@ -205,6 +205,7 @@ fn leak(copy: MountCopy, origin: Option<&Origin>, names: &impl Names) -> Leak {
         container,
         pod,
         bind,
+        without_process,
     };
     Leak { holder: Box::new(actor(holder, mntns, names)), mount }
 }

@@ -74,6 +74,7 @@ mod tests {
             container: None,
             pod: None,
             bind: None,
+            without_process: false,
         };
         let event = Event {
             time: "1970-01-01T00:00:12.000000001Z".into(),

@@ -75,6 +75,9 @@ pub struct LeakedMount {
     /// The mount of a directory of the host by which the holder has it, by what its runtime was told.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bind: Option<BindMount>,
+    /// Whether no process is in that namespace any more, since Linux 6.12: an open file or a mount of `nsfs` keeps it.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub without_process: bool,
 }
 
 impl LeakedMount {

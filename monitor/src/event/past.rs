@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 83] = [
+const TENSES: [(&str, &str); 84] = [
     (" is still mounted, though ", " was still mounted, though "),
     (" is still on this node, though ", " was still on this node, though "),
     (" has run for ", " had run for "),
@@ -79,6 +79,10 @@ const TENSES: [(&str, &str); 83] = [
     (": no process was found to hold it, so the kernel or a socket may", ": no process was found to hold it"),
     (": the kernel does, or somebody now and then", ": the kernel did, or somebody now and then"),
     (": whoever held it has let go", ": whoever held it had let go"),
+    (
+        "; no process is in that mount namespace any more, but an open file or a mount keeps it",
+        "; no process was in that mount namespace any more, but an open file or a mount kept it",
+    ),
     ("; a copy is also mounted in ", "; a copy was also mounted in "),
     (", which alone refuses nothing", ", which alone refused nothing"),
     (" claims to be pod ", " claimed to be pod "),

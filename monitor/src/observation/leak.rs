@@ -58,6 +58,9 @@ pub struct MountCopy {
     /// The mount of a directory of the host by which a container has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<BindMount>,
+    /// No process is in that namespace any more, also not the holder; an open file or a mount keeps it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub without_process: bool,
 }
 
 /// Which mounts and unmounts elsewhere reach a mount (mount_namespaces(7)).

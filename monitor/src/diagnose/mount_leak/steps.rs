@@ -8,8 +8,8 @@ use crate::observation::Propagation;
 
 pub(super) fn steps(context: &Context<'_>, leak: &Leak) -> Vec<Advice> {
     let look = advice(form::SHOW_LEAKS, "see all mounts that are left", &["kevtmon", "holders", "--leaks"]);
-    // Nothing is ended for what is only likely, or is shared as it was asked for.
-    if leak.mount.confidence != Confidence::Certain || is_shared_memory(leak) {
+    // Nothing is ended for what is only likely, or is shared as it was asked for; nor whoever has ended.
+    if leak.mount.without_process || leak.mount.confidence != Confidence::Certain || is_shared_memory(leak) {
         return vec![look];
     }
     let release = release(context, leak);

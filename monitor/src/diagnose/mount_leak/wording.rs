@@ -22,7 +22,7 @@ pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, is_refused: bool) 
     // Of what is only likely it, nobody has seen that.
     text.push_str(&match mount.confidence {
         Confidence::Certain => format!(", though the host has unmounted {them}"),
-        _ => format!(", though the host does not have {them} mounted"),
+        _ => format!(", with nothing of {them} mounted on the host"),
     });
     match leaks.len() - alike {
         0 => {}
@@ -31,8 +31,16 @@ pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, is_refused: bool) 
     }
     if let Some(bind) = &mount.bind {
         let propagation = bind.propagation.as_deref().unwrap_or(mount.propagation.name());
-        let (source, destination) = (name(&bind.source), name(&bind.destination));
-        text.push_str(&format!("; it came by {source}, mounted at {destination} ({propagation})"));
+        let source = name(&bind.source);
+        text.push_str(&match bind.destination == mount.identity.mount_point {
+            true => format!("; it came by {source} ({propagation})"),
+            false => format!("; it came by {source}, mounted at {} ({propagation})", name(&bind.destination)),
+        });
+    }
+    if mount.without_process {
+        text.push_str(
+            "; no process is in that mount namespace any more, but an open file or a mount keeps it",
+        );
     }
     text.push_str(&format!("; {}", stays(mount)));
     if is_refused {

@@ -4,7 +4,7 @@ use super::harness::*;
 use crate::observation::*;
 
 /// The mount namespace of the kubelet.
-pub(super) const MNTNS: NsInum = 4_026_531_840;
+pub(in crate::diagnose) const MNTNS: NsInum = 4_026_531_840;
 /// The kubelet's directory.
 pub(in crate::diagnose) const KUBELET: &str = "/var/lib/kubelet/";
 /// A symbolic link to it.

@@ -141,6 +141,7 @@ fn leaks(container: &crate::event::Container, pod: &crate::event::Pod) -> Vec<Le
     let written = reviewed().into_iter().find(|event| event["leaks"].is_array()).unwrap();
     let mut leaks: Vec<LeakedMount> = serde_json::from_value(written["leaks"].clone()).unwrap();
     for leak in &mut leaks {
+        (leak.identity.unique, leak.without_process) = (Some(4_294_969_312), true);
         leak.part = Some(ContainerPart::Shm);
         leak.volume = Some(crate::event::Volume {
             pod_uid: pod.uid.clone(),

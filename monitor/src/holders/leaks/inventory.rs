@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::bundle;
 use crate::clock::boot_now;
 use crate::holders::mntns_index::{Member, MntnsIndex, mounts, namespace as mount_namespace};
-use crate::holders::{Deadline, own_tgid, thread_time};
+use crate::holders::{Deadline, own_directory, own_tgid, thread_time};
 use crate::observation::{BindMount, BootNs, CopyHolder, MountCopy, NsInum, Propagation};
 use crate::sources::procfs::dir::Buffer;
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below};
@@ -69,6 +69,10 @@ pub(in crate::holders) struct Inventory {
     /// Processor time.
     pub(super) budget: Duration,
     pub(super) in_background: bool,
+    /// Mounts that were found before, by namespace and unique id: whether each is still there is told also where no process is
+    /// left in its namespace.
+    #[serde(default)]
+    pub(super) wanted: Vec<(NsInum, u64)>,
 }
 
 /// What such a look found.
@@ -93,6 +97,8 @@ pub(in crate::holders) struct Found {
     pub(super) unread: BTreeSet<u32>,
     /// Command names of some of those, where that can be read.
     pub(super) names: BTreeMap<u32, String>,
+    /// Those of the wanted mounts that are there, in namespaces without a process.
+    pub(super) kept: BTreeSet<u64>,
     /// Whether there was time for all.
     pub(super) finished: bool,
     /// Processor time that it took.
@@ -123,7 +129,7 @@ impl Job for Inventory {
 
     fn run(&self, proc: &Proc) -> Answer<Found> {
         let before = thread_time();
-        let mut found = look(proc, &Deadline::after(self.budget));
+        let mut found = look(proc, &self.wanted, &Deadline::after(self.budget));
         if !self.in_background {
             found.names = names(proc, &found.unread);
         }
@@ -138,7 +144,7 @@ fn names(proc: &Proc, unread: &BTreeSet<u32>) -> BTreeMap<u32, String> {
     unread.iter().take(NAMED_MAX).filter_map(named).collect()
 }
 
-fn look(proc: &Proc, deadline: &Deadline) -> Found {
+fn look(proc: &Proc, wanted: &[(NsInum, u64)], deadline: &Deadline) -> Found {
     let Ok(index) = MntnsIndex::build(proc, deadline) else { return Found::default() };
     let mut look = Look { proc, bundles: HashMap::new(), found: Found::default() };
     look.found.unread.extend(&index.unreadable);
@@ -146,6 +152,9 @@ fn look(proc: &Proc, deadline: &Deadline) -> Found {
     look.found.unread.extend(&index.crowded);
     look.found.finished = index.finished;
     look.found.indexed = index.finished.then(|| index.namespaces.keys().copied().collect());
+    if index.finished {
+        look.found.kept = kept(proc, &index, wanted);
+    }
     let (namespaces, large): (Vec<_>, Vec<_>) =
         look.sorted(&index).into_iter().partition(|namespace| !is_large(proc, namespace));
     large.iter().for_each(|namespace| look.miss(namespace));
@@ -180,6 +189,25 @@ fn look(proc: &Proc, deadline: &Deadline) -> Found {
     }
     look.found.host = Some(host.into_values().take(HOST_MAX).collect());
     look.found
+}
+
+/// Which of these mounts are there in a namespace that no process is in: an open file or a mount keeps it. None before Linux 6.12,
+/// where the kernel does not list such.
+fn kept(proc: &Proc, index: &MntnsIndex, wanted: &[(NsInum, u64)]) -> BTreeSet<u64> {
+    let mut missing: BTreeMap<NsInum, Vec<u64>> = BTreeMap::new();
+    for (number, unique) in wanted.iter().filter(|(number, _)| !index.namespaces.contains_key(number)) {
+        missing.entry(*number).or_default().push(*unique);
+    }
+    let mut kept = BTreeSet::new();
+    let own = own_directory(proc).and_then(|_| proc.dir(own_tgid(proc)?).ok());
+    let Some(own) = own.filter(|_| !missing.is_empty()) else { return kept };
+    // Where the list ends early, the others are taken to be gone, as before.
+    let _ = MountNamespace::for_each_other(&own, |number, namespace| {
+        let uniques = missing.remove(&number).unwrap_or_default();
+        kept.extend(uniques.into_iter().filter(|unique| namespace.has(*unique) == Some(true)));
+        Ok(!missing.is_empty())
+    });
+    kept
 }
 
 /// Whose a mount namespace is.
@@ -296,6 +324,7 @@ impl Look<'_> {
             holder: holder.clone(),
             original: None,
             bind: bundle::of_mount(&binds, &mount.mountpoint).cloned(),
+            without_process: false,
         });
         self.found.copies.extend(copies);
     }

@@ -118,6 +118,11 @@ impl Memory {
         !self.told.is_empty()
     }
 
+    /// The mounts that were told last, by namespace and unique id.
+    pub(super) fn wanted(&self) -> Vec<(NsInum, u64)> {
+        self.told.iter().filter_map(|(copy, _)| Some((copy.mount.mntns, copy.mount.unique?))).collect()
+    }
+
     /// Whether something was found lately that may be gone soon.
     pub(super) fn is_young(&self, now: BootNs) -> bool {
         self.told.iter().any(|(_, since)| since.saturating_add(YOUNG) > now)
@@ -190,7 +195,8 @@ impl Memory {
         let mut told: Vec<_> = copies.into_iter().map(|copy| (since(&copy), copy)).collect();
         for (copy, since) in &before {
             if is_missed(copy, found) && !told.iter().any(|(_, known)| is_same(known, copy)) {
-                told.push((*since, copy.clone()));
+                let without_process = is_kept(copy, found);
+                told.push((*since, MountCopy { without_process, ..copy.clone() }));
             }
         }
         // What was there before does not make room for what users make.
@@ -210,8 +216,17 @@ impl Memory {
     }
 }
 
-/// Whether a look that did not find a copy may have missed it. A namespace that no process is in is gone with its mounts.
+/// Whether a copy is there in a namespace that no process is in.
+fn is_kept(copy: &MountCopy, found: &Found) -> bool {
+    copy.mount.unique.is_some_and(|unique| found.kept.contains(&unique))
+}
+
+/// Whether a look that did not find a copy may have missed it. A namespace that no process is in is gone with its mounts, unless
+/// the kernel shows them.
 fn is_missed(copy: &MountCopy, found: &Found) -> bool {
+    if is_kept(copy, found) {
+        return true;
+    }
     let namespace = &copy.mount.mntns;
     let may_be_there = match &found.indexed {
         Some(indexed) => !found.finished && indexed.contains(namespace),
@@ -274,6 +289,7 @@ mod tests {
             },
             original: None,
             bind: None,
+            without_process: false,
         }
     }
 
@@ -378,6 +394,29 @@ mod tests {
         assert_eq!(originals(&mut memory, 3, late(None)).len(), 1, "not all processes were looked up");
         assert_eq!(originals(&mut memory, 4, late(Some([1, 9].into()))).len(), 1, "it was not read");
         assert_eq!(originals(&mut memory, 5, late(Some([1].into()))), []);
+    }
+
+    #[test]
+    fn a_copy_in_a_namespace_that_only_a_file_keeps_is_still_there() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        let left = || found(&[], &[copy("0:50", Some(100))], Some(200));
+        assert_eq!(originals(&mut memory, 2, left()).len(), 1);
+        assert_eq!(memory.wanted(), [(9, 100)]);
+        let alone = |kept: &[u64]| Found {
+            copies: Vec::new(),
+            indexed: Some([1].into()),
+            read: [1].into(),
+            kept: kept.iter().copied().collect(),
+            ..left()
+        };
+        for at in 3..5 {
+            let copies = memory.apply(at, alone(&[100])).copies;
+            assert!(copies.len() == 1 && copies[0].without_process && copies[0].original.is_some());
+        }
+        // Somebody has entered it.
+        assert!(!memory.apply(5, left()).copies[0].without_process);
+        assert_eq!(memory.apply(6, alone(&[])).copies, []);
     }
 
     #[test]

@@ -106,8 +106,9 @@ impl Follower {
     /// Looks once, and tells what it found if that is anything, or if it is to be `told` anyway; how long to rest
     /// after it.
     async fn look(&mut self, told: bool) -> Result<Duration, Closed> {
-        let found = match self.readers.ask(Inventory { budget: BUDGET, in_background: true }, PATIENCE).await
-        {
+        let wanted = self.memory.wanted();
+        let inventory = Inventory { budget: BUDGET, in_background: true, wanted };
+        let found = match self.readers.ask(inventory, PATIENCE).await {
             Ok(Answer { reply, .. }) => reply,
             Err(error) => {
                 tracing::warn!(%error, "cannot look at the mounts of other namespaces");
@@ -138,7 +139,7 @@ fn kernel() -> KernelMounts {
 /// # Errors
 /// When no reader answered in time.
 pub async fn look_once(readers: &Readers, patience: Duration) -> Result<OnDemand, Unread> {
-    let inventory = Inventory { budget: patience, in_background: false };
+    let inventory = Inventory { budget: patience, in_background: false, wanted: Vec::new() };
     let Answer { reply, .. } = readers.ask(inventory, patience).await?;
     let is_complete = reply.host.is_some() && reply.finished && reply.omitted == 0;
     let named = |pid: &u32| UnreadProcess { pid: *pid, comm: reply.names.get(pid).cloned() };
