@@ -38,7 +38,9 @@ impl Core {
             holders_verdict: Some(*verdict),
             ..IncidentObjects::default()
         };
-        self.diagnose(at, &ModelChange::LeftVolume { id: *id, mount: mount.as_ref(), found: &found });
+        let servers = &self.mount_servers(&report.servers);
+        let (id, mount, found, unserved) = (*id, mount.as_ref(), &found, report.unserved);
+        self.diagnose(at, &ModelChange::LeftVolume { id, mount, found, servers, unserved });
     }
 
     /// A directory of a control group could not be removed, by this path: whose it is.

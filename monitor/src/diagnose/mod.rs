@@ -8,7 +8,7 @@ use std::fmt::Debug;
 
 use serde_json::Value;
 
-use crate::event::{Event, Severity, WallClock};
+use crate::event::{Event, MountServer, Severity, WallClock};
 use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
 use crate::node::view::NodeView;
@@ -262,6 +262,10 @@ pub enum ModelChange<'a> {
         mount: Option<&'a MountFacts>,
         /// Who holds that.
         found: &'a IncidentObjects,
+        /// Who serves it, a FUSE file system.
+        servers: &'a [MountServer],
+        /// Whether nobody was found who does.
+        unserved: bool,
     },
     /// Mounts of containers and pods that are left in other namespaces were looked for.
     MountCopies(&'a Leaks),

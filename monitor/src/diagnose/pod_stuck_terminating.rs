@@ -29,8 +29,8 @@ mod tests;
 pub(super) const KIND: &str = "pod-stuck-terminating";
 
 thresholds! {
-    /// Something of a pod that remains is reported once no container of the pod has run for this time, and a process of it
-    /// that was killed, once it has not ended after this time.
+    /// Something of a pod that remains is reported once no container of the pod has run for this time; and the first process
+    /// of a container that is to end (SIGKILL), once it has waited in the kernel for this time.
     AFTER = "pod_stuck_terminating_seconds", default 60, Unit::Seconds;
 }
 

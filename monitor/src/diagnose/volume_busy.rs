@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE, seconds};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
 use crate::escape::name;
 use crate::event::past::UNDETERMINED;
 use crate::event::wording::copies_phrase;
@@ -386,8 +386,9 @@ impl Diagnosis for VolumeBusy {
             | ModelChange::Ready => {
                 self.review_mounted(context, findings);
             }
-            ModelChange::LeftVolume { id, mount, found } => {
-                self.left_scanned(context, *id, *mount, found, findings);
+            ModelChange::LeftVolume { id, mount, found, servers, unserved } => {
+                let scanned = (*mount, *servers, *unserved);
+                self.left_scanned(context, *id, scanned, found, findings);
             }
             ModelChange::Refused(mount) => self.attempt(context, mount, findings),
             ModelChange::RuntimeAvailability | ModelChange::Kubelets => {
@@ -419,7 +420,7 @@ impl Diagnosis for VolumeBusy {
                 continue;
             }
             let (before, last) = (busy.severity, busy.last);
-            let expires = last.saturating_add(seconds(self.thresholds.get(&EXPIRE_AFTER)));
+            let expires = last.saturating_add(self.expires_after());
             if expires <= context.now && !self.renew_mounted(context, &subject) {
                 self.forget(&subject);
                 findings.close(subject, CloseReason::Expired, None);

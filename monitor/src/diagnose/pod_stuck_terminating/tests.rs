@@ -4,24 +4,6 @@ use crate::diagnose::tests::harness::*;
 use crate::event::{Incident, Kind};
 use crate::observation::*;
 
-fn node(resume: Resume, state: ContainerState) -> TestNode {
-    let mut node = TestNode::booted(resume);
-    node.start(vec![cam_sandbox(state)]);
-    node.events.clear();
-    node
-}
-
-/// A node on which cam/cam1-… runs.
-fn running() -> TestNode {
-    let mut node = node(Resume::default(), ContainerState::Running);
-    node.observe(pods_seen(vec![cam_running()]));
-    node
-}
-
-fn end(node: &mut TestNode) {
-    node.observe(Fact::Container(Box::new(cam_sandbox(ContainerState::Exited))));
-}
-
 fn stuck(node: &TestNode) -> Vec<Incident> {
     node.open().into_iter().filter(|incident| incident.kind == KIND).collect()
 }
@@ -32,8 +14,8 @@ fn process(tgid: u32, state: char, killed: bool) -> PodProcess {
 
 #[test]
 fn a_pod_whose_volume_stays_mounted_is_stuck_and_what_is_behind_it_is_linked() {
-    let mut node = running();
-    end(&mut node);
+    let mut node = cam_runs();
+    end_cam(&mut node);
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.run_for(59 * S);
     assert_eq!(node.kinds(), [""; 0], "an unmount may take its time");
@@ -67,9 +49,9 @@ fn a_pod_whose_volume_stays_mounted_is_stuck_and_what_is_behind_it_is_linked() {
 
 #[test]
 fn a_graceful_deletion_and_a_pod_that_has_completed_are_no_incident() {
-    let mut node = running();
+    let mut node = cam_runs();
     // The volumes of a running pod are not looked at; then app and sandbox end, and what was mounted goes.
-    end(&mut node);
+    end_cam(&mut node);
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.run_for(S);
     node.observe(pods_seen(vec![cam_remains(false)]));
@@ -92,7 +74,7 @@ fn a_pod_that_never_had_a_container_is_not_at_its_end() {
 
 #[test]
 fn a_process_that_was_killed_and_waits_in_the_kernel_holds_its_pod() {
-    let mut node = running();
+    let mut node = cam_runs();
     let waits = |killed| {
         let processes = vec![process(51, 'D', killed), process(52, 'D', killed)];
         pods_seen(vec![PodRemains { processes, ..cam_running() }])
@@ -118,7 +100,7 @@ fn a_process_that_was_killed_and_waits_in_the_kernel_holds_its_pod() {
 
 #[test]
 fn a_process_that_was_killed_beside_others_that_run_is_not_the_end_of_its_container() {
-    let mut node = running();
+    let mut node = cam_runs();
     let probe = PodProcess { init: false, ..process(51, 'D', true) };
     node.observe(pods_seen(vec![PodRemains { processes: vec![probe], ..cam_running() }]));
     node.run_for(3600 * S);
@@ -127,8 +109,8 @@ fn a_process_that_was_killed_beside_others_that_run_is_not_the_end_of_its_contai
 
 #[test]
 fn what_cannot_be_looked_at_any_more_is_no_news() {
-    let mut node = running();
-    end(&mut node);
+    let mut node = cam_runs();
+    end_cam(&mut node);
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.run_for(50 * S);
     node.observe(Fact::PodRemainsUnread);
@@ -141,8 +123,8 @@ fn what_cannot_be_looked_at_any_more_is_no_news() {
 
 #[test]
 fn a_network_that_is_not_taken_down_holds_its_pod() {
-    let mut node = running();
-    end(&mut node);
+    let mut node = cam_runs();
+    end_cam(&mut node);
     node.observe(pods_seen(vec![cam_remains(false)]));
     let id = "c".repeat(64);
     for _ in 0..4 {
@@ -167,7 +149,7 @@ fn a_network_that_is_not_taken_down_holds_its_pod() {
 
 #[test]
 fn another_process_of_that_id_has_its_own_time() {
-    let mut node = running();
+    let mut node = cam_runs();
     for start_ns in 0..10 {
         let processes = vec![PodProcess { start_ns, ..process(51, 'D', true) }];
         node.observe(pods_seen(vec![PodRemains { processes, ..cam_running() }]));
@@ -178,10 +160,10 @@ fn another_process_of_that_id_has_its_own_time() {
 
 #[test]
 fn processes_that_are_left_of_containers_that_have_ended_are_asked_for_and_named() {
-    let mut node = running();
+    let mut node = cam_runs();
     let left = PodRemains { containers: vec!["c".repeat(12)], ..cam_running() };
     node.observe(pods_seen(vec![left.clone()]));
-    end(&mut node);
+    end_cam(&mut node);
     let asked = Request::PodProcesses { pods: vec![CAM_UID.into()] };
     assert_eq!(node.requests.iter().filter(|request| **request == asked).count(), 1);
     node.run_for(61 * S);
@@ -203,27 +185,27 @@ fn processes_that_are_left_of_containers_that_have_ended_are_asked_for_and_named
 
 #[test]
 fn processes_of_a_container_that_no_runtime_knows_are_of_a_pod_that_runs() {
-    let mut node = running();
+    let mut node = cam_runs();
     // Another runtime has made it anew.
     node.observe(pods_seen(vec![PodRemains { containers: vec!["d".repeat(12)], ..cam_running() }]));
-    end(&mut node);
+    end_cam(&mut node);
     node.run_for(3600 * S);
     assert_eq!(node.kinds(), [""; 0]);
 }
 
 #[test]
 fn a_daemon_that_starts_afterwards_finds_it_and_the_next_one_goes_on_with_it() {
-    let mut node = node(Resume::default(), ContainerState::Exited);
+    let mut node = cam_node(Resume::default(), ContainerState::Exited);
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.run_for(61 * S);
     let found = stuck(&node);
     assert!(found[0].found_at_start);
-    let mut next = self::node(node.resume_state(), ContainerState::Exited);
+    let mut next = cam_node(node.resume_state(), ContainerState::Exited);
     next.observe(pods_seen(vec![cam_remains(true)]));
     assert_eq!(stuck(&next)[0].id, found[0].id);
     next.run_for(600 * S);
     assert_eq!(stuck(&next).len(), 1);
-    let mut last = self::node(node.resume_state(), ContainerState::Exited);
+    let mut last = cam_node(node.resume_state(), ContainerState::Exited);
     last.observe(pods_seen(Vec::new()));
     assert_eq!(stuck(&last).len(), 0);
 }

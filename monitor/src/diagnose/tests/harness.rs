@@ -66,8 +66,13 @@ pub(in crate::diagnose) fn settings() -> Settings {
 impl TestNode {
     /// A node that has just booted, without containers.
     pub(in crate::diagnose) fn booted(resume: Resume) -> Self {
+        Self::with_settings(settings(), resume)
+    }
+
+    /// The same, with these settings.
+    pub(in crate::diagnose) fn with_settings(settings: Settings, resume: Resume) -> Self {
         let mut node = Self {
-            core: Core::new(settings(), resume.clone()),
+            core: Core::new(settings, resume.clone()),
             resume,
             events: Vec::new(),
             requests: Vec::new(),

@@ -1,6 +1,7 @@
 //! A pod's volume whose unmount is refused, and who holds it.
 
 use super::harness::*;
+use crate::core::Resume;
 use crate::observation::*;
 
 /// The mount namespace of the kubelet.
@@ -87,6 +88,26 @@ pub(in crate::diagnose) fn cam_remains(is_mounted: bool) -> PodRemains {
 /// The same pod while it runs.
 pub(in crate::diagnose) fn cam_running() -> PodRemains {
     PodRemains { cgroup: PodCgroup::Populated, ..cam_remains(false) }
+}
+
+/// A node with that pod, whose sandbox is in this state.
+pub(in crate::diagnose) fn cam_node(resume: Resume, state: ContainerState) -> TestNode {
+    let mut node = TestNode::booted(resume);
+    node.start(vec![cam_sandbox(state)]);
+    node.events.clear();
+    node
+}
+
+/// A node on which it runs.
+pub(in crate::diagnose) fn cam_runs() -> TestNode {
+    let mut node = cam_node(Resume::default(), ContainerState::Running);
+    node.observe(pods_seen(vec![cam_running()]));
+    node
+}
+
+/// Its last container ends.
+pub(in crate::diagnose) fn end_cam(node: &mut TestNode) {
+    node.observe(Fact::Container(Box::new(cam_sandbox(ContainerState::Exited))));
 }
 
 /// What there is of pods.

@@ -12,7 +12,9 @@ use crate::diagnose::finding::{Count, Findings, IncidentObjects, Report};
 use crate::diagnose::{CAPACITY, Context, SECOND, seconds};
 use crate::escape::name;
 use crate::event::wording::{copies_phrase, holders_phrase, owner_phrase, users};
-use crate::event::{Advice, CloseReason, Confidence, Event, Mount, MountHolder, Severity, Target, Volume};
+use crate::event::{
+    Advice, CloseReason, Confidence, Event, Mount, MountHolder, MountServer, Severity, Target, Volume,
+};
 use crate::node::pod_remains::PodOnNode;
 use crate::observation::{BootNs, MountFacts, MountIdentity, PodCgroup, Rank, Request, Share, Verdict};
 
@@ -203,7 +205,7 @@ impl VolumeBusy {
         &mut self,
         context: &Context<'_>,
         id: u64,
-        mount: Option<&MountFacts>,
+        (mount, servers, unserved): (Option<&MountFacts>, &[MountServer], bool),
         found: &IncidentObjects,
         findings: &mut Findings,
     ) {
@@ -224,8 +226,9 @@ impl VolumeBusy {
             verdict => verdict,
         };
         let target = context.node.target_of_pod(&volume.pod_uid);
-        let summary = self.sentence(&volume, &target, &reason(holders, verdict));
-        let mount = mount_object(mount, volume);
+        let sentence = self.sentence(&volume, &target, &reason(holders, verdict));
+        let mount = Mount { servers: servers.to_vec(), unserved, ..mount_object(mount, volume) };
+        let summary = format!("{sentence}{}", mount.server_phrase());
         let steps = look(context, &mount, holders);
         if let Some(busy) = self.busy.get_mut(&subject) {
             busy.summary.clone_from(&summary);
@@ -298,9 +301,10 @@ impl VolumeBusy {
     }
 }
 
-/// Nobody was refused anything: nothing is ended or detached for it.
+/// Nobody was refused anything: nothing is ended or detached for it. A server that is stopped answers nobody, whoever stopped it.
 fn look(context: &Context<'_>, mount: &Mount, holders: &[MountHolder]) -> Vec<Advice> {
-    vec![release::look(mount, holders, context.node.kubelets.way(mount.mntns))]
+    let look = release::look(mount, holders, context.node.kubelets.way(mount.mntns));
+    [look].into_iter().chain(release::continue_stopped(mount, context.now)).collect()
 }
 
 /// Why, as far as that is known.

@@ -3,7 +3,9 @@
 use crate::diagnose::advice::{advice, continue_server, in_namespace, of_process, replace_in_pod, restart};
 use crate::escape::name;
 use crate::event::wording::{pod_label, users};
-use crate::event::{Advice, Confidence, Event, Form, Mount, MountHolder, Pod, ProcessLink, form};
+use crate::event::{
+    Advice, Confidence, Event, Form, Mount, MountHolder, MountServer, Pod, ProcessLink, form,
+};
 use crate::node::kubelet::Way;
 use crate::node::view::NodeView;
 use crate::observation::{Access, BootNs, NsInum, ServerState, Verdict};
@@ -27,12 +29,8 @@ pub(super) fn steps(
 ) -> Vec<Advice> {
     let way = node.kubelets.way(mount.mntns);
     let mut steps = vec![look(mount, holders, way)];
-    let stopped = mount
-        .servers
-        .iter()
-        .find(|server| server.state == ServerState::Stopped && server.confidence == Confidence::Certain);
     // It answers nobody, nor whoever is to let go.
-    steps.extend(stopped.map(|server| continue_server(server, seen)));
+    steps.extend(continue_stopped(mount, seen));
     let deepest = mount.child_mounts.iter().max_by_key(|child| child.matches('/').count());
     if let Some(child) = deepest {
         let text = if *child == mount.path { "unmount it" } else { "unmount what is mounted below it" };
@@ -64,6 +62,24 @@ fn umount(
     match way {
         Way::Host => Some(advice(here, text, words)),
         Way::Through { pid, seen } => {
+/// Lets the server of a mount go on that is stopped for certain; `seen`: when it was.
+pub(super) fn continue_stopped(mount: &Mount, seen: BootNs) -> Option<Advice> {
+    let is_stopped = |server: &&MountServer| {
+        server.state == ServerState::Stopped && server.confidence == Confidence::Certain
+    };
+    mount.servers.iter().find(is_stopped).map(|server| continue_server(server, seen))
+}
+
+/// Where a loop device is mounted that holds it: as long as it is, nobody can detach the device from its file.
+fn mounted_from(holders: &[MountHolder]) -> Option<&str> {
+    let devices =
+        holders.iter().filter(|holder| !holder.possible).filter_map(|holder| holder.loop_device.as_ref());
+    devices
+        .flat_map(|device| &device.mounts)
+        .map(String::as_str)
+        .max_by_key(|point| point.matches('/').count())
+}
+
             let pid_text = pid.to_string();
             let command = [&["nsenter", "-t", &pid_text, "-m"], words].concat();
             Some(of_process(advice(inside, text, &command), pid, seen, in_namespace("mnt", mntns)))

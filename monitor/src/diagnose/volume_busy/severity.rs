@@ -1,8 +1,9 @@
 //! How severe a busy volume is by now, and when that changes.
 
 use super::{CRITICAL_AFTER, EXPIRE_AFTER, VolumeBusy, WARNING_AFTER, WARNING_ATTEMPTS};
-use crate::diagnose::{Context, seconds};
+use crate::diagnose::{Context, SECOND, seconds};
 use crate::event::Severity;
+use crate::observation::BootNs;
 
 impl VolumeBusy {
     /// The severity by now; it never falls while the incident is open.
@@ -26,6 +27,11 @@ impl VolumeBusy {
         busy.severity
     }
 
+    /// At least a second: with none, one that is renewed as it is mounted still would be due again at once, for ever.
+    pub(super) fn expires_after(&self) -> BootNs {
+        seconds(self.thresholds.get(&EXPIRE_AFTER)).max(SECOND)
+    }
+
     pub(super) fn set_timer(&mut self, subject: &str) {
         let Some(busy) = self.busy.get(subject) else {
             return;
@@ -37,7 +43,7 @@ impl VolumeBusy {
             _ => Some(self.thresholds.get(&WARNING_AFTER)),
         };
         let escalates = escalates_after.map(|after| busy.first.saturating_add(seconds(after)));
-        let expires = busy.last.saturating_add(seconds(self.thresholds.get(&EXPIRE_AFTER)));
+        let expires = busy.last.saturating_add(self.expires_after());
         self.timers.set(&subject.to_owned(), escalates.map_or(expires, |escalates| escalates.min(expires)));
     }
 }

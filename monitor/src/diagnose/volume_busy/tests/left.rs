@@ -3,25 +3,6 @@
 use super::*;
 use crate::event::{Advice, Confidence, Incident, Risk};
 
-/// A node with cam/cam1-…, whose sandbox is in this state.
-fn node(resume: Resume, state: ContainerState) -> TestNode {
-    let mut node = TestNode::booted(resume);
-    node.start(vec![cam_sandbox(state)]);
-    node.events.clear();
-    node
-}
-
-fn running() -> TestNode {
-    let mut node = node(Resume::default(), ContainerState::Running);
-    node.observe(pods_seen(vec![cam_running()]));
-    node
-}
-
-/// Its last container ends.
-fn end(node: &mut TestNode) {
-    node.observe(Fact::Container(Box::new(cam_sandbox(ContainerState::Exited))));
-}
-
 /// Open incidents of this kind.
 fn busy(node: &TestNode) -> Vec<Incident> {
     node.open().into_iter().filter(|incident| incident.kind == KIND).collect()
@@ -29,8 +10,8 @@ fn busy(node: &TestNode) -> Vec<Incident> {
 
 #[test]
 fn a_volume_that_stays_mounted_once_no_container_runs_is_found_without_a_refused_unmount() {
-    let mut node = running();
-    end(&mut node);
+    let mut node = cam_runs();
+    end_cam(&mut node);
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.run_for(178 * S);
     assert_eq!(busy(&node).len(), 0, "it may be slow");
@@ -68,9 +49,9 @@ fn a_volume_that_stays_mounted_once_no_container_runs_is_found_without_a_refused
 
 #[test]
 fn what_the_state_shows_and_what_is_refused_is_one_incident() {
-    let mut node = running();
+    let mut node = cam_runs();
     node.observe(task(30_001, "/usr/bin/umount"));
-    end(&mut node);
+    end_cam(&mut node);
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.run_for(181 * S);
     let id = busy(&node)[0].id.clone();
@@ -94,9 +75,9 @@ fn what_the_state_shows_and_what_is_refused_is_one_incident() {
 
 #[test]
 fn a_volume_whose_unmount_was_refused_stays_open_as_long_as_it_is_mounted() {
-    let mut node = running();
+    let mut node = cam_runs();
     node.observe(task(30_001, "/usr/bin/umount"));
-    end(&mut node);
+    end_cam(&mut node);
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.observe(umount(Some(16)));
     node.run_for(4 * 3600 * S);
@@ -113,7 +94,7 @@ fn a_volume_whose_unmount_was_refused_stays_open_as_long_as_it_is_mounted() {
 #[test]
 fn the_volumes_of_a_pod_that_runs_starts_or_has_completed_are_no_incident() {
     // It runs: by its runtime, by its control group alone.
-    let mut node = running();
+    let mut node = cam_runs();
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.run_for(900 * S);
     assert_eq!(node.kinds(), [""; 0]);
@@ -127,8 +108,8 @@ fn the_volumes_of_a_pod_that_runs_starts_or_has_completed_are_no_incident() {
     node.run_for(900 * S);
     assert_eq!(node.kinds(), [""; 0]);
     // It has completed: the kubelet keeps its directory.
-    let mut node = running();
-    end(&mut node);
+    let mut node = cam_runs();
+    end_cam(&mut node);
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.run_for(S);
     node.observe(pods_seen(vec![cam_remains(false)]));
@@ -145,9 +126,9 @@ fn node_without_containers() -> TestNode {
 
 #[test]
 fn a_pod_that_is_started_anew_waits_for_its_network_with_its_volumes() {
-    let mut node = running();
+    let mut node = cam_runs();
     node.observe(calico());
-    end(&mut node);
+    end_cam(&mut node);
     node.observe(pods_seen(vec![cam_remains(true)]));
     for number in 0..20 {
         node.run_for(40 * S);
@@ -187,10 +168,10 @@ fn where_no_runtime_tells_it_the_control_group_has_to_for_longer_than_a_kubelet_
 
 #[test]
 fn containers_that_end_with_their_runtime_are_made_anew_once_it_is_back() {
-    let mut node = running();
+    let mut node = cam_runs();
     let down = SourceStatus::down(SourceKind::Runtime, "docker", "connection refused");
     node.observe(Fact::Source(down));
-    end(&mut node);
+    end_cam(&mut node);
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.run_for(1800 * S);
     assert_eq!(node.kinds(), [""; 0], "without it a kubelet can end none and start none");
@@ -203,18 +184,64 @@ fn containers_that_end_with_their_runtime_are_made_anew_once_it_is_back() {
 
 #[test]
 fn a_daemon_that_starts_afterwards_finds_it_and_the_next_one_goes_on_with_it() {
-    let mut node = node(Resume::default(), ContainerState::Exited);
+    let mut node = cam_node(Resume::default(), ContainerState::Exited);
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.run_for(181 * S);
     let found = busy(&node);
     assert_eq!((found.len(), found[0].found_at_start), (1, true));
-    let mut next = self::node(node.resume_state(), ContainerState::Exited);
+    let mut next = cam_node(node.resume_state(), ContainerState::Exited);
     next.observe(pods_seen(vec![cam_remains(true)]));
     assert_eq!(busy(&next)[0].id, found[0].id);
     next.run_for(600 * S);
     assert_eq!(busy(&next).len(), 1);
     assert!(!next.kinds().contains(&"incident.opened"), "{:?}", next.kinds());
-    let mut last = self::node(node.resume_state(), ContainerState::Exited);
+    let mut last = cam_node(node.resume_state(), ContainerState::Exited);
     last.observe(pods_seen(Vec::new()));
     assert_eq!(busy(&last).len(), 0, "gone meanwhile");
+}
+
+#[test]
+fn a_stopped_file_server_of_a_volume_that_stays_mounted_is_told_and_may_go_on() {
+    let mut node = cam_runs();
+    node.scan = |id, path| HolderReport {
+        servers: vec![FileServer {
+            tgid: 17,
+            comm: "glusterfs".into(),
+            state: ServerState::Stopped,
+            waits_for: None,
+            is_certain: true,
+            uid: Some(0),
+            cgroup: None,
+        }],
+        ..holders(id, path)
+    };
+    end_cam(&mut node);
+    node.observe(pods_seen(vec![cam_remains(true)]));
+    node.run_for(181 * S);
+    let incident = &busy(&node)[0];
+    let words = "; the file server of that mount, glusterfs (pid 17), is stopped";
+    assert!(incident.summary.ends_with(words), "{}", incident.summary);
+    assert!(incident.advice.iter().any(|step| step.command == "kill -CONT 17"), "{:?}", incident.advice);
+    assert_eq!(node.last_incident().mount.as_ref().unwrap().servers[0].pid, 17);
+}
+
+#[test]
+fn without_any_time_to_expire_one_that_is_mounted_stays_open_and_wakes_nobody_all_the_time() {
+    let mut settings = settings();
+    settings.incidents.set(&EXPIRE_AFTER, 0);
+    let mut node = TestNode::with_settings(settings, Resume::default());
+    node.start(vec![cam_sandbox(ContainerState::Running)]);
+    node.observe(pods_seen(vec![cam_running()]));
+    end_cam(&mut node);
+    node.observe(pods_seen(vec![cam_remains(true)]));
+    node.run_for(200 * S);
+    assert_eq!(busy(&node).len(), 1, "it is mounted still");
+    assert!(node.core.deadline().is_some_and(|due| due > node.now), "nothing is due now");
+    // One that nobody tries to unmount any more is over at once.
+    node.observe(pods_seen(vec![cam_remains(false)]));
+    node.observe(task(30_001, "/usr/bin/umount"));
+    node.observe(umount(Some(16)));
+    assert_eq!(busy(&node).len(), 1);
+    node.run_for(2 * S);
+    assert_eq!(busy(&node).len(), 0);
 }
