@@ -34,6 +34,20 @@ pub fn program() -> PathBuf {
     path
 }
 
+/// What `kevtmon holders` tells of a path in the mount namespace of this process, without a daemon.
+///
+/// # Panics
+/// If that is no JSON.
+#[must_use]
+pub fn held(path: &Path) -> serde_json::Value {
+    let mut command = Command::new(program());
+    command.args(["holders", "--json", "--here"]).arg(path).stdin(Stdio::null());
+    command.args(["--socket", "/nonexistent/kevtmon.sock", "--state-dir", "/nonexistent"]);
+    let ran = finish(&mut command, "kevtmon".as_ref());
+    serde_json::from_str(&ran.stdout)
+        .unwrap_or_else(|error| unreachable!("{error}: {}{}", ran.stdout, ran.stderr))
+}
+
 /// An address of the loopback that is nobody else's: it has the id of this process, and the kernel gives such ports to no
 /// connection.
 pub(crate) fn own_address() -> SocketAddr {

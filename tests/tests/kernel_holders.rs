@@ -2,29 +2,16 @@
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
-use std::path::Path;
-use std::process::{Command, Stdio};
-
-use kevtmon_tests::daemon::{launch, program};
+use kevtmon_tests::daemon::{held, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::loop_device::LoopDevice;
 use kevtmon_tests::mount::{Mount, Scratch, settle, wait_for};
-use kevtmon_tests::process::{attempt, finish, hold_by_cwd, run};
+use kevtmon_tests::process::{attempt, hold_by_cwd, run};
 use serde_json::Value;
 
 /// The holders of this kind.
 fn of<'e>(event: &'e Event, access: &str) -> Vec<&'e Value> {
     event.list("/holders").iter().filter(|holder| holder["access"] == access).collect()
-}
-
-/// What is told on demand.
-fn held(path: &Path) -> Value {
-    let mut command = Command::new(program());
-    command.args(["holders", "--json", "--here"]).arg(path).stdin(Stdio::null());
-    command.args(["--socket", "/nonexistent/kevtmon.sock", "--state-dir", "/nonexistent"]);
-    let ran = finish(&mut command, "kevtmon".as_ref());
-    serde_json::from_str(&ran.stdout)
-        .unwrap_or_else(|error| unreachable!("{error}: {}{}", ran.stdout, ran.stderr))
 }
 
 #[test]

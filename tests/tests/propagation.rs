@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::actor::Actor;
-use kevtmon_tests::daemon::{Daemon, launch, program};
+use kevtmon_tests::daemon::{Daemon, held, launch};
 use kevtmon_tests::event::Event;
+use kevtmon_tests::kernel;
 use kevtmon_tests::mount::{Mount, Scratch, is_about, wait_for};
-use kevtmon_tests::process::{Running, finish, run};
+use kevtmon_tests::process::{Running, run};
 use serde_json::Value;
 
 /// A mount on a shared one.
@@ -49,16 +50,6 @@ fn copy(volume: &Volume, propagation: &str, script: &str) -> Running {
     std::io::BufReader::new(output).read_line(&mut said).expect("it says it is ready");
     assert_eq!(said, "ready\n", "{propagation}: {script}");
     copy
-}
-
-/// What is told on demand.
-fn held(path: &Path) -> Value {
-    let mut command = Command::new(program());
-    command.args(["holders", "--json", "--here"]).arg(path).stdin(Stdio::null());
-    command.args(["--socket", "/nonexistent/kevtmon.sock", "--state-dir", "/nonexistent"]);
-    let ran = finish(&mut command, "kevtmon".as_ref());
-    serde_json::from_str(&ran.stdout)
-        .unwrap_or_else(|error| unreachable!("{error}: {}{}", ran.stdout, ran.stderr))
 }
 
 /// Who is said to hold it for certain, and how.
@@ -209,11 +200,9 @@ fn keeper(copy: Running, volume: &Volume, script: &str) -> (Running, u64) {
     (keeper, number)
 }
 
-/// Whether the kernel lists mount namespaces (`NS_MNT_GET_NEXT`, since 6.12).
+/// Whether the kernel lists mount namespaces (`NS_MNT_GET_NEXT`).
 fn lists_namespaces() -> bool {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("it has a release");
-    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or_default());
-    (numbers.next(), numbers.next()) >= (Some(6), Some(12))
+    kernel::is_since(6, 12)
 }
 
 #[test]
