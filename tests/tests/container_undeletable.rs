@@ -5,12 +5,13 @@
 use std::path::{Path, PathBuf};
 
 use kevtmon_tests::advice::{carry_out, look, opened, resolved};
-use kevtmon_tests::daemon::{Daemon, Launch, launch};
+use kevtmon_tests::daemon::{Daemon, Launch, kubelet_roots, launch};
 use kevtmon_tests::dockerd::{Dockerd, IMAGE};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
-use kevtmon_tests::mount::{Scratch, is_about};
-use kevtmon_tests::process::{attempt, hold_by_cwd};
+use kevtmon_tests::mount::{Mount, Scratch, is_about};
+use kevtmon_tests::pod_sandbox::uuid;
+use kevtmon_tests::process::{apart, attempt, hold_by_cwd};
 
 const KIND: &str = "container-undeletable";
 
@@ -18,13 +19,12 @@ const KIND: &str = "container-undeletable";
 /// is no mount of the daemon's to be found, and is on the same directories.
 struct Stage {
     dockerd: Dockerd,
-    _turn: Scratch,
+    scratch: Scratch,
 }
 
 impl Stage {
     fn new() -> Self {
-        let turn = Scratch::new();
-        let stage = Self { dockerd: Dockerd::prepare(), _turn: turn };
+        let stage = Self { scratch: Scratch::new(), dockerd: Dockerd::prepare() };
         for directory in [stage.data(), stage.alias()] {
             std::fs::create_dir(directory).expect("a directory can be made");
         }
@@ -48,8 +48,14 @@ impl Stage {
         self.dockerd.docker(&words).stdout.trim().to_owned()
     }
 
+    fn kubelet_root(&self) -> PathBuf {
+        self.scratch.path().join("kubelet")
+    }
+
     fn launch(&self) -> Launch {
-        launch().joining(self.dockerd.runtime()).config("[incidents]\ncontainer_undeletable_seconds = 8\n")
+        let incidents = "[incidents]\ncontainer_undeletable_seconds = 8\nmount_leak_seconds = 1\n";
+        let config = format!("{}\n{incidents}", kubelet_roots(&self.kubelet_root()));
+        launch().joining(self.dockerd.runtime()).config(&config)
     }
 }
 
@@ -81,6 +87,8 @@ fn removed(daemon: &mut Daemon, id: &str) {
 #[test]
 fn a_container_that_docker_leaves_dead_is_told_with_who_holds_what_until_it_is_removed() {
     let stage = Stage::new();
+    let volume = format!("pods/{}/volumes/kubernetes.io~rbd/data", uuid());
+    let left = Mount::at(&stage.kubelet_root().join(volume));
     let mut daemon = stage.launch().start();
     let (in_order, id) = (stage.container(), stage.container());
     stage.dockerd.docker(&["rm", "--force", &in_order]);
@@ -115,6 +123,16 @@ fn a_container_that_docker_leaves_dead_is_told_with_who_holds_what_until_it_is_r
     found.expect("/target/container/id", id.as_str());
     found.expect("/incident/found_at_start", true);
     assert!(found.text("/message").contains("what refused that was not seen; the runtime says"), "{found}");
+
+    // It may be what another namespace still has, as this one has another mount.
+    let apart = apart();
+    later.wait_for_mount_inventory();
+    assert!(left.umount().status.success(), "a private copy refuses nothing");
+    let leak =
+        opened(&mut later, "mount-leak", |event| event.number("/actor/pid") == Some(apart.pid().into()));
+    let _ = carry_out(&later, found.text("/incident/id"), "container-undeletable/show-leaks");
+    drop(apart);
+    let _ = resolved(&mut later, &leak);
 
     let incident = opened(&mut daemon, KIND, |event| is_of(event, &id));
     look(&daemon, &incident);

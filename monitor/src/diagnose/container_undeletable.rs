@@ -249,7 +249,7 @@ impl ContainerUndeletable {
             },
             summary: wording::summary(&target, facts, refusal, victim.cleared),
             ruled_out: None,
-            advice: Some(wording::advice_for(node, &target, refusal)),
+            advice: Some(wording::advice_for(node, &target, refusal, victim.cleared.is_some())),
             caused_by: causes(context, id, holders),
             objects: IncidentObjects {
                 target: Some(Box::new(target)),

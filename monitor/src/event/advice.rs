@@ -146,7 +146,7 @@ pub mod form {
             ["volume-busy", "mount-leak"];
         SHOW_USERS = "show-users", Read, "kevtmon holders PATH",
             ["volume-busy", "container-undeletable", "pod-stuck-terminating"];
-        SHOW_LEAKS = "show-leaks", Read, "kevtmon holders --leaks", ["mount-leak"];
+        SHOW_LEAKS = "show-leaks", Read, "kevtmon holders --leaks", ["mount-leak", "container-undeletable"];
         TELL_VOLUME = "tell-volume", Read, "kevtmon why PATH", ["volume-busy"];
         UNMOUNT = "unmount", Destructive, "umount PATH", ["volume-busy", "container-undeletable"];
         DETACH = "detach", Destructive, "umount --lazy PATH", ["volume-busy"];

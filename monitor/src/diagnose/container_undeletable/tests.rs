@@ -118,7 +118,7 @@ fn a_dead_one_is_found_at_the_start_by_its_state_alone() {
     assert_eq!(opened.message, expected);
     assert_eq!(
         incident.advice.iter().map(|step| &*step.command).collect::<Vec<_>>(),
-        [format!("docker rm {WEB}")]
+        ["kevtmon holders --leaks".to_owned(), format!("docker rm {WEB}")]
     );
 }
 

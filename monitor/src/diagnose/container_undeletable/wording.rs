@@ -60,7 +60,13 @@ fn refused(refusal: &Refusal) -> String {
 }
 
 /// What holds it is made to let go; then it is removed again, by its runtime.
-pub(super) fn advice_for(node: &NodeView<'_>, target: &Target, refusal: Option<&Refusal>) -> Vec<Advice> {
+/// `is_cleared`: what was in the way is gone.
+pub(super) fn advice_for(
+    node: &NodeView<'_>,
+    target: &Target,
+    refusal: Option<&Refusal>,
+    is_cleared: bool,
+) -> Vec<Advice> {
     let mut steps = Vec::new();
     let mount = refusal.and_then(|refusal| Some((refusal, refusal.objects.mount.as_deref()?)));
     if let Some((refusal, mount)) = mount.filter(|(_, mount)| mount.identity.is_some()) {
@@ -84,6 +90,14 @@ pub(super) fn advice_for(node: &NodeView<'_>, target: &Target, refusal: Option<&
             let text = format!("unmount what is {likely}in the way{first}");
             steps.push(advice(form::UNMOUNT, &text, &["umount", point]));
         }
+    }
+    let is_held = mount.is_some_and(|(refusal, mount)| {
+        !mount.child_mounts.is_empty()
+            || users(refusal.objects.holders.as_deref().unwrap_or_default()).next().is_some()
+    });
+    if !is_held && !is_cleared {
+        let text = "see whether another mount namespace still has a mount of it";
+        steps.push(advice(form::SHOW_LEAKS, text, &["kevtmon", "holders", "--leaks"]));
     }
     let again = target.container.as_ref().and_then(|container| remove(node, container, false));
     // What the kubelet made, it removes again by itself.

@@ -42,8 +42,19 @@ pub(super) fn steps(
         let links = links(holders, holder.pid, &mount.path);
         steps.push(of_process(release(node, holder, mount), holder.pid, seen, links));
     }
-    // Nothing was mounted there any more; who knows what is by now.
-    if verdict != Some(Verdict::NotAMount) {
+    if way == Way::Host
+        && let Some(above) = mounted_from(holders)
+    {
+        let text = "unmount the file system of the loop device whose backing file is on it";
+        steps.extend(umount(
+            form::UNMOUNT,
+            (form::UNMOUNT_INSIDE, way, mount.mntns),
+            text,
+            &["umount", above],
+        ));
+    }
+    // Nothing was mounted there any more; who knows what is by now. And what the kernel holds would only be hidden by that.
+    if !matches!(verdict, Some(Verdict::NotAMount | Verdict::Kernel)) {
         let text = "detach it even while it is in use; what holds it then goes on using it unseen";
         let inside = (form::DETACH_INSIDE, way, mount.mntns);
         steps.extend(umount(form::DETACH, inside, text, &["umount", "--lazy", &mount.path]));
@@ -51,17 +62,6 @@ pub(super) fn steps(
     steps
 }
 
-/// An unmount in the mount namespace of the mount: elsewhere, another one or nothing is at its path. None where no way
-/// into that namespace is known.
-fn umount(
-    here: &'static Form,
-    (inside, way, mntns): (&'static Form, Way, NsInum),
-    text: &str,
-    words: &[&str],
-) -> Option<Advice> {
-    match way {
-        Way::Host => Some(advice(here, text, words)),
-        Way::Through { pid, seen } => {
 /// Lets the server of a mount go on that is stopped for certain; `seen`: when it was.
 pub(super) fn continue_stopped(mount: &Mount, seen: BootNs) -> Option<Advice> {
     let is_stopped = |server: &&MountServer| {
@@ -80,6 +80,17 @@ fn mounted_from(holders: &[MountHolder]) -> Option<&str> {
         .max_by_key(|point| point.matches('/').count())
 }
 
+/// An unmount in the mount namespace of the mount: elsewhere, another one or nothing is at its path. None where no way
+/// into that namespace is known.
+fn umount(
+    here: &'static Form,
+    (inside, way, mntns): (&'static Form, Way, NsInum),
+    text: &str,
+    words: &[&str],
+) -> Option<Advice> {
+    match way {
+        Way::Host => Some(advice(here, text, words)),
+        Way::Through { pid, seen } => {
             let pid_text = pid.to_string();
             let command = [&["nsenter", "-t", &pid_text, "-m"], words].concat();
             Some(of_process(advice(inside, text, &command), pid, seen, in_namespace("mnt", mntns)))
@@ -208,7 +219,9 @@ pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::event::{Container, NamedProcess, Volume};
-    use crate::observation::{ContainerFacts, KubeletFacts, KubeletNamespace, SourceKind, SourceStatus};
+    use crate::observation::{
+        ContainerFacts, KubeletFacts, KubeletNamespace, LoopDevice, SourceKind, SourceStatus,
+    };
     use crate::tests::model::{Model, container};
     use crate::tests::sample;
 
@@ -376,6 +389,29 @@ mod tests {
         ];
         assert_eq!(commands(Some(7)), expected);
         assert_eq!(commands(None), [look], "something else is there in the host's");
+    }
+
+    #[test]
+    fn what_the_kernel_holds_is_not_to_be_detached_and_a_loop_device_is_unmounted_first() {
+        let mut event = sample::busy();
+        let mut mount = event.mount.clone().unwrap();
+        (mount.mntns, mount.child_mounts) = (5, Vec::new());
+        let mut model = Model::default();
+        let namespace = KubeletNamespace { mntns: 5, roots: vec!["/".into()], of_kubelet: false, pid: None };
+        model.kubelets.replace(9, KubeletFacts { namespaces: vec![namespace] });
+        let commands = |event: &Event| {
+            let steps = advice_for(&model.view(), event, &mount);
+            steps.into_iter().map(|step| step.command).collect::<Vec<_>>()
+        };
+        let mut device = event.holders.as_ref().unwrap()[0].clone();
+        (device.pid, device.access) = (0, Access::Loop);
+        let mounts = vec!["/m/loop".into()];
+        device.loop_device = Some(LoopDevice { name: "/dev/loop3".into(), mounts, devices: Vec::new() });
+        (event.holders, event.holders_verdict) = (Some(vec![device]), Some(Verdict::Kernel));
+        let look = format!("kevtmon holders {}", mount.path);
+        assert_eq!(commands(&event), [look, "umount /m/loop".to_owned()]);
+        event.holders = Some(Vec::new());
+        assert_eq!(commands(&event), [format!("kevtmon why {}", mount.path)]);
     }
 
     #[test]
