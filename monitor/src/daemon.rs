@@ -41,7 +41,7 @@ use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{checkpoint, still_runs};
-use crate::sources::{Barrier, Sender, bpf, cni, components, observed_now, pod_remains};
+use crate::sources::{Barrier, Sender, bpf, cni, components, netlink, observed_now, pod_remains};
 use crate::store::{self, PreviousRun};
 
 use lanes::Touched;
@@ -392,6 +392,9 @@ impl Daemon {
             Request::Container { id } => drop(self.wanted_containers.send(id)),
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
             Request::PodProcesses { pods } => pod_remains::list_of(self.pod_processes.as_ref(), pods),
+            Request::VethPeers { links } => {
+                netlink::find_veth_peers_and_send(&self.readers, &self.observations, links);
+            }
             Request::SandboxCheckpoints { sandboxes } => {
                 checkpoint::look_and_send(&self.readers, &self.observations, sandboxes);
             }

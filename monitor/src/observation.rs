@@ -26,6 +26,7 @@ mod process;
 mod runtime;
 mod source;
 mod unmounter;
+mod veth;
 
 pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use component::{ComponentExit, ComponentFacts};
@@ -50,6 +51,7 @@ pub use runtime::{
 };
 pub use source::{KnownNetns, Lane, Loss, SourceKind, SourceStatus, Throttled};
 pub use unmounter::{UmountCall, UnmountedMount, Unmounter};
+pub use veth::{HostNeighbor, VethPeer};
 
 /// One fact from one source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -251,6 +253,11 @@ pub enum Fact {
     },
     /// Reply to [`Request::SandboxCheckpoints`].
     SandboxCheckpoints(Vec<SandboxCheckpoint>),
+    /// Reply to [`Request::VethPeers`].
+    VethPeers(Vec<VethPeer>),
+    /// The neighbor entries of the host's namespace that are not resolved, as a look shows them; one that was not at the last
+    /// look is among them with its present state, if it is there.
+    HostNeighbors(Vec<HostNeighbor>),
     /// A source came up, went down, or settled on a rung.
     Source(SourceStatus),
     /// A source read everything anew, because its stream had a gap.
@@ -333,6 +340,12 @@ pub enum Request {
     PodProcesses {
         /// Uids of the pods.
         pods: Vec<String>,
+    },
+    /// Where the other ends of these veth devices of the host are, and what keeps the namespaces that they are in; the reply
+    /// is `Fact::VethPeers`.
+    VethPeers {
+        /// Indexes of the host's ends.
+        links: Vec<u32>,
     },
     /// Whether there are checkpoints of these sandboxes; the reply is `Fact::SandboxCheckpoints`.
     SandboxCheckpoints {

@@ -127,6 +127,12 @@ impl Core {
         if !self.namespaces.put_address(at, address) {
             self.overfull(at, netns);
         }
+        self.diagnose(at, &ModelChange::Addresses(netns));
+    }
+
+    pub(super) fn address_gone(&mut self, at: BootNs, address: &AddressFacts) {
+        self.namespaces.remove_address(at, address);
+        self.diagnose(at, &ModelChange::Addresses(address.netns));
     }
 
     /// More came than is kept of a namespace, or something of it is not known: it is read again, unless there was no room for it of

@@ -47,6 +47,7 @@ pub mod state;
 mod status;
 mod throttled;
 mod unmounter;
+mod veth;
 
 pub use mount::Benign;
 use pending::Pending;
@@ -163,6 +164,8 @@ impl Core {
             Fact::SandboxCheckpoints(found) => {
                 self.diagnose(at, &ModelChange::SandboxCheckpoints(&found));
             }
+            Fact::VethPeers(found) => self.veth_peers(at, found),
+            Fact::HostNeighbors(entries) => self.diagnose(at, &ModelChange::HostNeighbors(&entries)),
             Fact::Holders(report) => self.holders(at, *report),
             Fact::MountPresence(presence) => self.mount_presence(at, &presence),
             Fact::DetachedUsers { id, reports } => self.detached_users(at, id, reports),
@@ -181,7 +184,7 @@ impl Core {
             Fact::NetnsMissed { since } => self.namespaces.set_all_stale(at, since),
             Fact::NetnsStale { netns, told } => self.namespaces.set_stale(at, netns, told),
             Fact::Address(address) => self.address(at, address),
-            Fact::AddressGone(address) => self.namespaces.remove_address(at, &address),
+            Fact::AddressGone(address) => self.address_gone(at, &address),
             Fact::Container(facts) => self.container(at, *facts),
             Fact::ContainerGone { id, source } => self.container_gone(at, &id, &source),
             Fact::RuntimeSnapshot { runtime, source, read, containers } => {

@@ -26,7 +26,7 @@ use crate::sinks::prometheus;
 use crate::sources::bpf::LoadedHooks;
 use crate::sources::bpf::hooks::{HOOKS, HookStatus};
 use crate::sources::kubelet::POD_LABELS;
-use crate::sources::netlink::{NetlinkConfig, NetlinkSource};
+use crate::sources::netlink::{NetlinkConfig, NetlinkSource, follow_host_neighbors};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{self, RuntimeSocket};
@@ -144,6 +144,7 @@ impl Sources {
         let host_netns = self.host_netns();
         let reading = daemon.start_hooks(self.hooks, host_netns, &tx);
         let netlink = tokio::spawn(self.netlink.run(netns, barriers, tx.clone()));
+        tokio::spawn(follow_host_neighbors(tx.clone()));
         for socket in self.sockets {
             spawn_local(socket.watch(self.runtime_options.clone(), daemon.readers.clone(), tx.clone()));
         }

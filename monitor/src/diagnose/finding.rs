@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::event::{
-    Actor, Advice, CloseReason, Cni, Component, Confidence, Event, LeakedMount, Mount, MountHolder, Neighbor,
-    Sandbox, Severity, Target, Unreadable,
+    Actor, AddressConflict, Advice, CloseReason, Cni, Component, Confidence, Event, LeakedMount, Link, Mount,
+    MountHolder, Neighbor, Sandbox, Severity, Target, Unreadable,
 };
 use crate::observation::{BootNs, Request, Verdict};
 
@@ -27,6 +27,10 @@ pub struct IncidentObjects {
     pub target: Option<Box<Target>>,
     /// The neighbor entry.
     pub neighbor: Option<Box<Neighbor>>,
+    /// The address that several pods have.
+    pub address_conflict: Option<Box<AddressConflict>>,
+    /// The network interface.
+    pub link: Option<Box<Link>>,
     /// The sandbox that a container lacks.
     pub sandbox: Option<Box<Sandbox>>,
     /// The call of a CNI plugin.
@@ -35,7 +39,7 @@ pub struct IncidentObjects {
     pub component: Option<Box<Component>>,
     /// The mount.
     pub mount: Option<Box<Mount>>,
-    /// The holders of the mount.
+    /// The holders of the mount, or of the network namespace of the other end.
     pub holders: Option<Vec<MountHolder>>,
     /// How long before the event they were found, milliseconds.
     pub holders_age_ms: Option<u64>,
@@ -57,6 +61,8 @@ impl IncidentObjects {
             actor: event.actor.clone(),
             target: event.target.clone(),
             neighbor: event.neighbor.clone(),
+            address_conflict: event.address_conflict.clone(),
+            link: event.link.clone(),
             sandbox: event.sandbox.clone(),
             cni: event.cni.clone(),
             component: event.component.clone(),
@@ -77,6 +83,8 @@ impl IncidentObjects {
             actor: self.actor,
             target: self.target,
             neighbor: self.neighbor,
+            address_conflict: self.address_conflict,
+            link: self.link,
             sandbox: self.sandbox,
             cni: self.cni,
             component: self.component,
@@ -102,6 +110,8 @@ impl IncidentObjects {
         put(&mut self.actor, newer.actor);
         put(&mut self.target, newer.target);
         put(&mut self.neighbor, newer.neighbor);
+        put(&mut self.address_conflict, newer.address_conflict);
+        put(&mut self.link, newer.link);
         put(&mut self.sandbox, newer.sandbox);
         put(&mut self.cni, newer.cni);
         put(&mut self.component, newer.component);

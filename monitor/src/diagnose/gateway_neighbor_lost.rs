@@ -21,7 +21,7 @@ use crate::settings::{Thresholds, Unit, thresholds};
 
 mod failed;
 mod fault;
-mod health;
+pub(super) mod health;
 mod other_ways;
 mod persistence;
 mod recheck;

@@ -12,7 +12,7 @@ use crate::event::{Event, MountServer, Severity, WallClock};
 use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, MountFacts, NeighborKey, NsInum, SandboxCheckpoint};
+use crate::observation::{BootNs, HostNeighbor, MountFacts, NeighborKey, NsInum, SandboxCheckpoint};
 use crate::settings::{Threshold, Thresholds};
 
 /// `save` and `restore` of a diagnosis whose other fields than `thresholds` are its complete state.
@@ -34,6 +34,7 @@ mod advice;
 mod cni_netns_mismatch;
 mod cni_teardown_failing;
 mod container_undeletable;
+mod duplicate_pod_ip;
 mod engine;
 mod finding;
 mod flapping;
@@ -43,6 +44,9 @@ mod incidents;
 mod kubelet_crash_loop;
 mod mount_leak;
 mod orphan_container;
+mod orphan_veth;
+mod pod_neighbor_unreachable;
+mod pod_network;
 mod pod_stuck_terminating;
 mod sandbox_crash_loop;
 mod spec_hash_storm;
@@ -57,15 +61,19 @@ pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat
 pub use flapping::Lull;
 pub use incidents::{Incidents, OpenIncident};
 pub use mount_leak::{Leak, Leaks};
+pub use orphan_veth::VethEnd;
 pub(crate) use sandbox_crash_loop::is_folded;
 pub use suspicion::Suspicion;
 pub use umount_hung::Waiting;
 pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 13] = [
+pub const KINDS: [&str; 16] = [
     cni_teardown_failing::KIND,
     gateway_neighbor_lost::KIND,
+    orphan_veth::KIND,
+    duplicate_pod_ip::KIND,
+    pod_neighbor_unreachable::KIND,
     orphan_container::KIND,
     volume_busy::KIND,
     stale_cni_del::KIND,
@@ -90,6 +98,9 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | spec_hash_storm::KIND
         | sandbox_crash_loop::KIND
         | umount_hung::KIND
+        | orphan_veth::KIND
+        | duplicate_pod_ip::KIND
+        | pod_neighbor_unreachable::KIND
         | pod_stuck_terminating::KIND
         | container_undeletable::KIND => &[Severity::Warning],
         mount_leak::KIND => &[Severity::Info, Severity::Warning],
@@ -110,6 +121,8 @@ pub fn counted(kind: &str) -> &'static str {
         kubelet_crash_loop::KIND => "ends of the kubelet",
         spec_hash_storm::KIND => "containers",
         umount_hung::KIND => "unmounts",
+        duplicate_pod_ip::KIND => "pods",
+        pod_neighbor_unreachable::KIND => "looks",
         mount_leak::KIND => "mounts",
         _ => "observations",
     }
@@ -119,6 +132,9 @@ pub fn counted(kind: &str) -> &'static str {
 pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
     let all = [
         gateway_neighbor_lost::THRESHOLDS,
+        orphan_veth::THRESHOLDS,
+        duplicate_pod_ip::THRESHOLDS,
+        pod_neighbor_unreachable::THRESHOLDS,
         orphan_container::THRESHOLDS,
         volume_busy::THRESHOLDS,
         stale_cni_del::THRESHOLDS,
@@ -154,6 +170,9 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
     vec![
         Box::new(cni_teardown_failing::CniTeardownFailing::new(thresholds)),
         Box::new(gateway_neighbor_lost::GatewayNeighborLost::new(thresholds)),
+        Box::new(orphan_veth::OrphanVeth::new(thresholds)),
+        Box::new(duplicate_pod_ip::DuplicatePodIp::new(thresholds)),
+        Box::new(pod_neighbor_unreachable::PodNeighborUnreachable::new(thresholds)),
         Box::new(orphan_container::OrphanContainer::new(thresholds)),
         Box::new(volume_busy::VolumeBusy::new(thresholds)),
         Box::new(stale_cni_del::StaleCniDel::new(thresholds)),
@@ -238,6 +257,12 @@ pub enum ModelChange<'a> {
     Resolved(NsInum),
     /// A network namespace was destroyed.
     NetnsGone(NsInum),
+    /// An interface of a network namespace got or lost an address.
+    Addresses(NsInum),
+    /// It was looked where the other ends of these veth devices of the host are.
+    VethPeers(&'a [VethEnd]),
+    /// The neighbor entries of the host's namespace that are not resolved were looked at.
+    HostNeighbors(&'a [HostNeighbor]),
     /// What the previous run suspected of a gateway, of whose namespace a snapshot was applied.
     Suspected(&'a Value),
     /// A container was added, changed or removed.

@@ -167,7 +167,11 @@ pub mod form {
         SHOW_RECREATIONS = "show-recreations", Read, "kevtmon events --kind container.recreated",
             ["spec-hash-storm"];
         CONTINUE_SERVER = "continue-server", Restart, "kill -CONT PID", ["umount-hung", "volume-busy"];
-        TELL_POD = "tell-pod", Read, "kevtmon why POD", ["sandbox-crash-loop", "pod-stuck-terminating"];
+        TELL_POD = "tell-pod", Read, "kevtmon why POD",
+            ["sandbox-crash-loop", "pod-stuck-terminating", "duplicate-pod-ip", "pod-neighbor-unreachable"];
+        SHOW_ROUTE = "show-route", Read, "ip route get ADDRESS", ["duplicate-pod-ip", "pod-neighbor-unreachable"];
+        SHOW_RECORD = "show-record", Read, "ip neigh show to ADDRESS dev INTERFACE", ["pod-neighbor-unreachable"];
+        SHOW_LINK = "show-link", Read, "ip -details link show dev INTERFACE", ["orphan-veth"];
     }
 }
 

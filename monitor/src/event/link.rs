@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Details, Object, Role, Visitor};
 
-/// A network interface, for `link.*`.
+/// A network interface, for `link.*` and for incidents of kind `orphan-veth`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Link {
     /// Index.

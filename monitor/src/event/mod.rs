@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::observation::{Source, Verdict};
 
+mod address_conflict;
 mod advice;
 mod charge;
 mod cni;
@@ -36,6 +37,7 @@ mod throttled;
 mod time;
 pub(crate) mod wording;
 
+pub use address_conflict::{AddressConflict, AddressedPod};
 pub use advice::{Advice, Form, NamedProcess, ProcessLink, Risk, form};
 pub use charge::{Charge, Standing};
 pub use cni::Cni;
@@ -170,7 +172,10 @@ pub struct Event {
     /// The neighbor entry, for `neighbor.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub neighbor: Option<Box<Neighbor>>,
-    /// The network interface, for `link.*`.
+    /// The address that several pods have, for incidents of kind `duplicate-pod-ip`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub address_conflict: Option<Box<AddressConflict>>,
+    /// The network interface, for `link.*`, and for incidents of kind `orphan-veth`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub link: Option<Box<Link>>,
     /// The route, for `route.*`.
@@ -185,7 +190,8 @@ pub struct Event {
     /// The mount and the call that was made on it, for `mount.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mount: Option<Box<Mount>>,
-    /// Who pins the mount, for `mount.busy`; who still uses it, for `mount.detached`.
+    /// Who pins the mount, for `mount.busy`; who still uses it, for `mount.detached`; what keeps the network namespace of the
+    /// other end, for incidents of kind `orphan-veth`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders: Option<Vec<MountHolder>>,
     /// How long before the event its holders were found, milliseconds; absent where they were found for it.
@@ -246,6 +252,7 @@ impl Event {
             actor: None,
             target: None,
             neighbor: None,
+            address_conflict: None,
             link: None,
             route: None,
             cni: None,
@@ -294,6 +301,7 @@ impl Event {
         }
         [
             object(self.neighbor.as_deref()),
+            object(self.address_conflict.as_deref()),
             object(self.link.as_deref()),
             object(self.route.as_deref()),
             object(self.cni.as_deref()),

@@ -30,7 +30,7 @@ pub struct Neighbor {
     /// State after the change, when the entry still exists.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub new_state: Option<String>,
-    /// Why: `admin`, `replaced`, `link-down`, `link-deleted`, `lladdr-changed`, `noarp`, `last-address-removed`,
+    /// Why it changed: `admin`, `replaced`, `link-down`, `link-deleted`, `lladdr-changed`, `noarp`, `last-address-removed`,
     /// `gc`, `netns-exit`, `unknown`.
     pub cause: String,
     /// Whether it is the default gateway of its namespace; absent where unknown.

@@ -4,9 +4,20 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 84] = [
+const TENSES: [(&str, &str); 95] = [
     (" is still mounted, though ", " was still mounted, though "),
     (" is still on this node, though ", " was still on this node, though "),
+    (" is still on this node: ", " was still on this node: "),
+    (" of this node both have the address ", " of this node both had the address "),
+    (" of this node all have the address ", " of this node all had the address "),
+    ("no pod that runs here has it", "no pod that ran here had it"),
+    ("its pod is gone", "its pod was gone"),
+    ("both of its ends are in ", "both of its ends were in "),
+    (", its other end is in ", ", its other end was in "),
+    ("this node cannot reach ", "this node could not reach "),
+    (" is down", " was down"),
+    ("; ARP is off on ", "; ARP was off on "),
+    (" in the pod does not have that address", " in the pod did not have that address"),
     (" has run for ", " had run for "),
     ("and why is not known", "and why was not known"),
     (" does not end: ", " did not end: "),
@@ -106,9 +117,13 @@ pub(crate) const UNDETERMINED: &str =
 const WAS_UNDETERMINED: &str = "; an unmount there had succeeded, and whether it was gone was not known";
 
 /// The same of what was checked and found healthy.
-const HEALTHY: [(&str, &str); 12] = [
+const HEALTHY: [(&str, &str); 16] = [
     ("none of its volumes is mounted", "none of its volumes was mounted"),
     ("no process is in ", "no process was in "),
+    ("no container of any runtime is in ", "no container of any runtime was in "),
+    ("neither is in ", "neither was in "),
+    (" has the address ", " had the address "),
+    ("no other pod of this node has ", "no other pod of this node had "),
     (" has succeeded", " had succeeded"),
     (" is refused for it alone", " was refused for it alone"),
     (" is up", " was up"),

@@ -234,6 +234,7 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
         Access::Socket => " with a socket that is bound to a file",
         Access::Mount => " by a copy in its mount namespace",
         Access::ChildMount => " by a mount below it",
+        Access::Netns => " as its network namespace",
         Access::InFlight => " with a file in a socket",
         Access::IoUring => " with a file of an io_uring",
         Access::Loop | Access::Swap | Access::Export => "",

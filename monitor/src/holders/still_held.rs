@@ -151,7 +151,7 @@ fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts, is_att
             let is_copy = |found: &_| is_copy(found, path, mount);
             Some(table.iter().any(is_copy))
         }
-        Access::ChildMount | Access::Loop | Access::Swap | Access::Export => Some(false),
+        Access::ChildMount | Access::Netns | Access::Loop | Access::Swap | Access::Export => Some(false),
         Access::InFlight | Access::IoUring => None,
     }
 }

@@ -18,5 +18,6 @@ pub mod pod_remains;
 pub mod pods;
 pub mod routing;
 pub mod tasks;
+pub mod veth_names;
 pub mod view;
 pub mod volume;

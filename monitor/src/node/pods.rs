@@ -54,6 +54,11 @@ impl PodNames {
         self.known.get(uid).map(|known| (known.namespace.as_str(), known.name.as_str()))
     }
 
+    /// All pods: uid, namespace, name.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &str, &str)> {
+        self.known.iter().map(|(uid, known)| (uid.as_str(), known.namespace.as_str(), known.name.as_str()))
+    }
+
     /// Removes pods that were last observed a day ago.
     pub fn expire(&mut self, now: BootNs) {
         self.known.retain(|_, known| known.seen.saturating_add(RETENTION_NS) > now);

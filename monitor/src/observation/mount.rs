@@ -157,6 +157,8 @@ pub enum Access {
     Mount,
     /// A mount below it.
     ChildMount,
+    /// A process that is in the network namespace, of one that is kept.
+    Netns,
     /// A loop device whose backing file is on it.
     Loop,
     /// A swap file on it.

@@ -389,6 +389,7 @@ fn holder_line(holder: &MountHolder, mountpoint: &str, width: usize) -> String {
         (Access::Socket, _) => "socket".to_owned(),
         (Access::Mount, _) => "mount".to_owned(),
         (Access::ChildMount, _) => "child".to_owned(),
+        (Access::Netns, _) => "inside".to_owned(),
         (Access::Loop, _) => "loop".to_owned(),
         (Access::Swap, _) => "swap".to_owned(),
         (Access::Export, _) => "export".to_owned(),

@@ -22,6 +22,7 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<bpf::Complete>(),
         entry::<netlink::Discover>(),
         entry::<netlink::Open>(),
+        entry::<netlink::FindPeers>(),
         entry::<runtime::FindCheckpoints>(),
         entry::<runtime::Identify>(),
         entry::<runtime::Prove>(),

@@ -98,7 +98,7 @@ pub(super) fn was_told_since(node: &NodeView<'_>, key: NeighborKey, at: BootNs) 
 }
 
 /// The owner of a namespace other than the host's in which a process lives.
-pub(super) fn live_target(node: &NodeView<'_>, netns: NsInum) -> Option<Target> {
+pub(in crate::diagnose) fn live_target(node: &NodeView<'_>, netns: NsInum) -> Option<Target> {
     is_alive(node, netns).then(|| node.target(netns)).filter(is_live_target)
 }
 

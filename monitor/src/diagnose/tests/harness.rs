@@ -46,6 +46,8 @@ pub(in crate::diagnose) struct TestNode {
     pub(in crate::diagnose) presence_known: bool,
     /// Whether there are checkpoints of sandboxes.
     pub(in crate::diagnose) checkpoint: Option<bool>,
+    /// What is found behind veth devices of the host, by index, where the tables do not show it.
+    pub(in crate::diagnose) peers: BTreeMap<u32, VethPeer>,
     pub(in crate::diagnose) now: BootNs,
 }
 
@@ -83,6 +85,7 @@ impl TestNode {
             covers: 0,
             presence_known: true,
             checkpoint: Some(false),
+            peers: BTreeMap::new(),
             now: 0,
         };
         node.tables.insert(HOST, empty(HOST));
@@ -205,6 +208,10 @@ impl TestNode {
             Request::ProcessState { tgid, .. } => {
                 self.observe(Fact::ProcessState(ProcessState { tgid, alive: true }));
             }
+            Request::VethPeers { links } => {
+                let found = links.into_iter().map(|link| self.veth_peer(link)).collect();
+                self.observe(Fact::VethPeers(found));
+            }
             Request::SandboxCheckpoints { sandboxes } => {
                 let found = self.checkpoint;
                 let found = sandboxes.into_iter().map(|sandbox| SandboxCheckpoint { sandbox, found });
@@ -230,6 +237,21 @@ impl TestNode {
                 })));
             }
         }
+    }
+
+    fn veth_peer(&self, ifindex: u32) -> VethPeer {
+        let mut links = self.tables[&HOST].links.iter();
+        let link = links.find(|link| link.ifindex == ifindex);
+        let shown = VethPeer {
+            ifindex,
+            present: link.is_some(),
+            netns: link.and_then(|link| link.peer.as_ref()?.netns),
+            name: None,
+            keepers: Vec::new(),
+            omitted: 0,
+            blind_spots: Vec::new(),
+        };
+        self.peers.get(&ifindex).cloned().unwrap_or(shown)
     }
 
     /// Lets time pass: ticks come exactly when they are due.

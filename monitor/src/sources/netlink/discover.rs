@@ -222,7 +222,7 @@ fn processes_by_namespace(proc: &Proc, host: NsInum) -> HashMap<NsInum, Vec<u32>
 }
 
 /// Namespaces bound to files of a directory, in the order of their names.
-fn bound(directory: &Path) -> Vec<(NsInum, PathBuf)> {
+pub(super) fn bound(directory: &Path) -> Vec<(NsInum, PathBuf)> {
     // Namespaces of all kinds live on one internal file system: its device distinguishes them from other files.
     let Ok(nsfs) = fs::metadata("/proc/self/ns/net").map(|own| own.dev()) else { return Vec::new() };
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };

@@ -37,7 +37,7 @@ use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Readers, Unread};
 
 /// All dumps of a namespace together; longer than that nothing of it may still be open.
-const BUDGET: Duration = Duration::from_millis(900);
+pub(super) const BUDGET: Duration = Duration::from_millis(900);
 /// Longest wait for a reader of /proc.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a table is read again because it changed under the reader.

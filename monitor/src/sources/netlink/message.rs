@@ -14,7 +14,8 @@ use netlink_packet_route::nsid::NsidHeader;
 
 use super::route::{self, Nexthop, RTM_DELNEXTHOP, RTM_NEWNEXTHOP, Routes, Rule};
 use crate::observation::{
-    AddressFacts, LinkFacts, LlAddr, NeighborEntry, NsInum, NudState, PeerLink, RouteFacts, iff,
+    AddressFacts, BootNs, HostNeighbor, LinkFacts, LlAddr, NeighborEntry, NsInum, NudState, PeerLink,
+    RouteFacts, iff,
 };
 
 /// `NETNSA_NSID` (`include/uapi/linux/net_namespace.h`).
@@ -329,6 +330,31 @@ fn neighbor(payload: &[u8]) -> Decoded<Option<NeighborEntry>> {
         address,
         state,
         lladdr,
+    }))
+}
+
+/// `ndm_used` and `ndm_updated` of `struct nda_cacheinfo` (include/uapi/linux/neighbour.h): ages in ticks of 10 ms.
+const CACHE_USED: usize = 4;
+const CACHE_UPDATED: usize = 8;
+const TICK_NS: u64 = 10_000_000;
+
+/// An entry with its times; `now`: when it was read.
+pub(super) fn host_neighbor(now: BootNs, payload: &[u8]) -> Decoded<Option<HostNeighbor>> {
+    let Some(entry) = neighbor(payload)? else { return Ok(None) };
+    let cache = attributes(payload, NEIGHBOR_HEADER).filter_map(Result::ok);
+    let cache = cache.filter(|(kind, _)| *kind == libc::NDA_CACHEINFO).map(|(_, value)| value).next();
+    let since = |offset: usize| {
+        let ticks =
+            cache.and_then(|cache| cache.get(offset..offset + 4)?.try_into().ok()).map(u32::from_ne_bytes);
+        now.saturating_sub(u64::from(ticks.unwrap_or(0)) * TICK_NS)
+    };
+    let (used, updated) = (since(CACHE_USED), since(CACHE_UPDATED));
+    Ok(Some(HostNeighbor {
+        ifindex: entry.ifindex,
+        address: entry.address,
+        state: entry.state,
+        updated,
+        used,
     }))
 }
 

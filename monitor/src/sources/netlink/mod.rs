@@ -13,6 +13,7 @@
 mod changes;
 mod discover;
 mod dump;
+mod host_neighbors;
 mod job;
 mod message;
 mod neighbor;
@@ -24,8 +25,12 @@ mod socket;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod veth_peers;
 
 pub(super) use discover::{Discover, Open};
+pub use host_neighbors::follow_host_neighbors;
+pub(super) use veth_peers::FindPeers;
+pub use veth_peers::find_and_send as find_veth_peers_and_send;
 
 use std::io;
 use std::path::PathBuf;
