@@ -17,9 +17,8 @@ impl NeighborMetrics {
             "Permanent neighbor entries deleted.",
             &["cause", "gateway"],
         )?;
-        for cause in
-            ["admin", "replaced", "link-down", "link-deleted", "lladdr-changed", "last-address-removed"]
-        {
+        // The others have a series once they are seen: an idle node has few.
+        for cause in ["admin", "link-down", "link-deleted"] {
             deletions.with_label_values(&[cause, "true"]);
         }
         Ok(Self { deletions })

@@ -402,13 +402,13 @@ mod tests {
     }
 
     #[test]
-    fn this_process_keeps_its_own_network_and_its_open_files_keep_others() {
+    fn the_processes_in_a_namespace_keep_it() {
         let proc = Proc::default();
         let own = own_namespace(&proc).unwrap();
         // As seen from another host: this one is one of the namespaces then.
         let survey = Survey::of(&proc, own.wrapping_add(1));
         let keepers = &survey.kept[&own];
-        assert!(keepers.holders.iter().all(|keeper| keeper.access == Access::Netns), "{keepers:?}");
-        assert!(usize::try_from(keepers.omitted).unwrap() + keepers.holders.len() > 1);
+        assert!(keepers.holders.iter().any(|keeper| keeper.access == Access::Netns), "{keepers:?}");
+        assert!(keepers.holders.len() <= KEEPERS_MAX);
     }
 }
