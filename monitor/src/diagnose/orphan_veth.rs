@@ -207,7 +207,11 @@ impl OrphanVeth {
             }
             orphan.look_at = context.now.saturating_add(orphan.pause);
             orphan.pause = orphan.pause.saturating_mul(2).min(LOOK_MOST);
-            self.report(context, &known, end, findings);
+            // Where it was is known from before, and what keeps it is not.
+            let netns = known.peer.as_ref().and_then(|peer| peer.netns);
+            let complete = end.complete && end.netns.is_some();
+            let end = VethEnd { netns, complete, ..end.clone() };
+            self.report(context, &known, &end, findings);
         }
         if let Some(next) = self.orphans.values().map(|orphan| orphan.look_at).min() {
             self.wake(next);

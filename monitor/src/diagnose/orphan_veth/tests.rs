@@ -197,6 +197,7 @@ fn a_pod_of_that_name_or_a_container_in_the_namespace_or_a_device_of_others_is_i
     }
     // Where a container is without a known namespace, a device may be its own that is not called after its pod.
     let mut node = started(self::node("veth1a2b3c4d"), vec![etcd_sandbox()]);
+    node.run_for(5 * S);
     let other = ContainerFacts { id: "b".repeat(64), ..unplaced };
     node.observe(Fact::Container(Box::new(other)));
     exit(&mut node);

@@ -267,11 +267,10 @@ impl Survey {
     fn mounts(&mut self, proc: &Proc, by_mntns: &BTreeMap<NsInum, Vec<u32>>, text: &mut Vec<u8>) {
         let own = proc.ns(std::process::id(), "mnt");
         let mut seen_here = BTreeSet::new();
-        let order = |mntns: &NsInum| Some(*mntns) != own;
-        let mut namespaces: Vec<NsInum> = by_mntns.keys().copied().collect();
-        namespaces.sort_by_key(order);
-        for mntns in namespaces {
-            let readers = &by_mntns[&mntns];
+        let mut namespaces: Vec<(NsInum, &Vec<u32>)> =
+            by_mntns.iter().map(|(mntns, readers)| (*mntns, readers)).collect();
+        namespaces.sort_by_key(|(mntns, _)| Some(*mntns) != own);
+        for (mntns, readers) in namespaces {
             let found = readers.iter().find_map(|tgid| Some((*tgid, netns_mounts(proc, *tgid, text)?)));
             let Some((tgid, mounts)) = found else {
                 self.report.blind_spot(
@@ -395,9 +394,8 @@ mod tests {
     fn a_file_that_is_no_namespace_is_not_opened() {
         let own = own_namespace(&Proc::default()).unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let fifo = directory.path().join("fifo");
-        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
-        assert!(open_mounted(directory.path(), "/fifo", own).is_err());
+        fs::write(directory.path().join("file"), "").unwrap();
+        assert!(open_mounted(directory.path(), "/file", own).is_err());
         assert!(open_mounted(Path::new("/proc/self"), "/ns/net", own).is_err(), "through no magic link");
     }
 
