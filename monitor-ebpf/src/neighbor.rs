@@ -6,6 +6,7 @@
 //! still holds the entry. A cleanup in state PERMANENT is collateral of a link, address or namespace. One that something
 //! else uses at that moment, such as a packet, is made NOARP first, whatever it was.
 
+use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
@@ -36,6 +37,8 @@ const OVERRIDE: u32 = 1;
 /// an entry has not.
 const OVERRIDE_ISROUTER: u32 = 4;
 const AF_INET: u32 = 2;
+/// Where the arguments of a tracepoint have the second one, in bytes.
+const LLADDR_ARGUMENT: u32 = 8;
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "NEIGHBOR_OFFSETS")]
@@ -54,7 +57,6 @@ struct Change {
 #[btf_tracepoint(function = "neigh_update")]
 fn neigh_update(ctx: BtfTracePointContext) -> i32 {
     let neighbour = Typed(ctx.arg::<u64>(0));
-    let new_lladdr = Kernel(ctx.arg::<u64>(1));
     let new_state = ctx.arg::<u64>(2) as u8;
     let flags = ctx.arg::<u64>(3) as u32;
     let netlink_port = ctx.arg::<u64>(4) as u32;
@@ -64,12 +66,17 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     let old_state: u8 = neighbour.get(offset!(neighbour_nud_state));
-    let mut change = Change { operation: operation::CHANGED, old_state, new_state, new_lladdr, netlink_port };
     let is_by_request = flags & offset!(admin_flag) != 0;
     // The way of every answer of a neighbor that is known already ends here.
-    if !is_by_request && (old_state & VALID != 0 || new_state & LEARNED == 0 || new_lladdr.0 == 0) {
+    if !is_by_request && (old_state & VALID != 0 || new_state & LEARNED == 0) {
         return 0;
     }
+    // The verifier of 5.10 lets nobody load an argument that points to an integer.
+    let new_lladdr = Kernel(ctx.as_ptr() as u64).follow(LLADDR_ARGUMENT);
+    if !is_by_request && new_lladdr.is_null() {
+        return 0;
+    }
+    let mut change = Change { operation: operation::CHANGED, old_state, new_state, new_lladdr, netlink_port };
     let is_to_resolve = is_by_request && flags & offset!(resolve_flags) != 0;
     if is_to_resolve {
         // Whatever else the request says.

@@ -5,13 +5,14 @@
 //! then, as the kernel itself has just done: of callers that could have changed it meanwhile the daemon is told enough to
 //! be less certain.
 
+use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_ktime_get_boot_ns, bpf_task_pt_regs};
 use aya_ebpf::macros::{map, tracepoint};
 use aya_ebpf::maps::PerCpuArray;
 use aya_ebpf::programs::TracePointContext;
 use aya_log_ebpf::debug;
-use kevtmon_ebpf::Header;
 use kevtmon_ebpf::remove::{KIND_REMOVE, RemoveOffsets, RemoveRecord, call, counter};
+use kevtmon_ebpf::{Header, MISSING};
 
 use crate::memory::{Kernel, Structure as _, offset, volatile};
 use crate::mount_table::MountTable;
@@ -66,7 +67,7 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
         return 0;
     };
     let table = MountTable::of(task.address);
-    let given = arguments(number);
+    let given = arguments(&ctx, number);
     let cwd = Place::read(
         task.address.follow(volatile(&raw const umount::OFFSETS.task_fs)),
         volatile(&raw const umount::OFFSETS.fs_pwd),
@@ -98,13 +99,15 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
     0
 }
 
-/// The arguments of the call that returns, without a branch for each.
+/// The arguments of the call that returns, without a branch for each; none if the registers are not those of this call.
 #[inline(always)]
-fn arguments(number: u32) -> Arguments {
-    // SAFETY: of the current task, which is in a system call. Since 5.15.
-    let registers = Kernel(unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) } as u64);
+fn arguments(ctx: &TracePointContext, number: u32) -> Arguments {
+    let registers = registers(ctx);
     let slot = &mut 0;
-    let mut is = |which: usize| equal(slot, number.into(), offset!(calls[which]).into());
+    let found: u32 = registers.get(offset!(registers_number));
+    let result: u64 = registers.get(offset!(registers_result));
+    let are_its = equal(slot, found.into(), number.into()) & equal(slot, result, EBUSY as u64);
+    let mut is = |which: usize| are_its & equal(slot, number.into(), offset!(calls[which]).into());
     let unlinkat = is(call::UNLINKAT);
     let renameat2 = is(call::RENAMEAT2);
     let renames_at = is(call::RENAMEAT) | renameat2;
@@ -112,12 +115,23 @@ fn arguments(number: u32) -> Arguments {
     let argument = |which: usize| registers.get::<u64>(offset!(arguments[which]));
     let cwd = u64::MAX;
     Arguments {
-        path: either(takes_directories, argument(1), argument(0)),
+        path: either(takes_directories, argument(1), argument(0) & are_its),
         directory: either(takes_directories, argument(0), cwd),
         second_path: (argument(1) & is(call::RENAME)) | (argument(3) & renames_at),
         second_directory: either(renames_at, argument(2), cwd),
         flags: (argument(2) & unlinkat) | (argument(4) & renameat2),
     }
+}
+
+/// What the caller had in its registers.
+#[inline(always)]
+fn registers(ctx: &TracePointContext) -> Kernel {
+    // The verifier knows it, and walks one of the two ways only.
+    if offset!(context_registers) != MISSING {
+        return Kernel(ctx.as_ptr() as u64).follow(offset!(context_registers));
+    }
+    // SAFETY: of the current task, which is in a system call. Since 5.15.
+    Kernel(unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) } as u64)
 }
 
 /// The directory that a descriptor stands for. It was open during the call.

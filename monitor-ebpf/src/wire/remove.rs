@@ -96,6 +96,12 @@ pub struct RemoveOffsets {
     pub task_files: u32,
     pub files_fdt: u32,
     pub fdtable_fd: u32,
+    /// The pointer to `struct pt_regs` in the context of a tracepoint of system calls (`syscall_tp_t`), which only kernels
+    /// before 6.7 have; `MISSING` where the helper `bpf_task_pt_regs` gives it.
+    pub context_registers: u32,
+    /// Number and result of the call in `struct pt_regs`.
+    pub registers_number: u32,
+    pub registers_result: u32,
     /// The first five arguments in `struct pt_regs`, as they are when the call returns.
     pub arguments: [u32; 5],
     /// By [`call`]; `MISSING` for what this architecture does not have.
@@ -104,5 +110,5 @@ pub struct RemoveOffsets {
 
 impl RemoveOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 14]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 17]);
 }

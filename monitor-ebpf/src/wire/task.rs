@@ -167,6 +167,8 @@ const _: () = assert!(size_of::<TaskRecord>() == 16 + 64 + 16 + 5 * 56 + 512 + 1
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[allow(missing_docs, reason = "each field is named STRUCT_MEMBER after the kernel")]
 pub struct TaskOffsets {
+    /// Not 0 if the kernel has the helper `bpf_get_current_task_btf`.
+    pub helper_current_task_btf: u32,
     pub net_ns_inum: u32,
     pub task_flags: u32,
     pub task_group_leader: u32,
@@ -229,5 +231,5 @@ pub struct TaskOffsets {
 
 impl TaskOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 55]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 56]);
 }

@@ -117,6 +117,12 @@ impl<'a> Btf<'a> {
         })
     }
 
+    /// Whether programs may call a helper, by its name without `bpf_`. What it gives to which of them is not told.
+    #[must_use]
+    pub fn has_helper(&self, name: &str) -> bool {
+        self.enumerator("bpf_func_id", &format!("BPF_FUNC_{name}")).is_some()
+    }
+
     /// Offset in bits, and type.
     fn member(&self, path: &str) -> Option<(u32, u32)> {
         let mut names = path.split('.');

@@ -42,6 +42,7 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
     let (is_subreaper, is_subreaper_bit) = btf.need_bit("signal_struct.is_child_subreaper")?;
     let (has_subreaper, has_subreaper_bit) = btf.need_bit("signal_struct.has_child_subreaper")?;
     let offsets = TaskOffsets {
+        helper_current_task_btf: btf.has_helper("get_current_task_btf").into(),
         net_ns_inum: btf.need("net.ns.inum")?,
         task_flags: btf.need("task_struct.flags")?,
         task_group_leader: btf.need("task_struct.group_leader")?,

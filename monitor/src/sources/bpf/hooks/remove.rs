@@ -101,6 +101,18 @@ fn arguments(btf: &Btf<'_>) -> Result<[u32; 5], BtfError> {
     Ok([btf.need("pt_regs.orig_x0")?, register(1), register(2), register(3), register(4)])
 }
 
+/// Number and result of the call, as the registers of the caller hold them when it returns.
+#[cfg(target_arch = "x86_64")]
+fn number_and_result(btf: &Btf<'_>) -> Result<[u32; 2], BtfError> {
+    Ok([btf.need("pt_regs.orig_ax")?, btf.need("pt_regs.ax")?])
+}
+
+/// The same.
+#[cfg(not(target_arch = "x86_64"))]
+fn number_and_result(btf: &Btf<'_>) -> Result<[u32; 2], BtfError> {
+    Ok([btf.need("pt_regs.syscallno")?, btf.need("pt_regs.regs")?])
+}
+
 fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
     // Its programs read what those of unmounts read.
     umount::offsets(btf)?;
@@ -108,10 +120,19 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
     for (number, index, _) in CALLS {
         calls[*index] = u32::try_from(*number).unwrap_or(MISSING);
     }
+    let [registers_number, registers_result] = number_and_result(btf)?;
+    let context_registers = match btf.has_helper("task_pt_regs") {
+        true => MISSING,
+        // Later kernels have it, and the pointer there is to other registers.
+        false => btf.need("syscall_tp_t.regs")?,
+    };
     let offsets = RemoveOffsets {
         task_files: btf.need("task_struct.files")?,
         files_fdt: btf.need("files_struct.fdt")?,
         fdtable_fd: btf.need("fdtable.fd")?,
+        context_registers,
+        registers_number,
+        registers_result,
         arguments: arguments(btf)?,
         calls,
     };
