@@ -1,24 +1,88 @@
 //! Debian and Ubuntu packages: which exist, and the steps that install them.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::setup::{self, Step};
+use anyhow::{Context as _, Result};
+
+use crate::setup::{self, Privilege, Step};
+use crate::workspace;
+
+/// With which Debian signs its archive.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// The package manager of Debian and its derivatives.
 pub(crate) struct Apt {
+    apt_get: PathBuf,
     apt_cache: PathBuf,
     dpkg_query: PathBuf,
+    /// Where its lists are, if not those of this machine.
+    options: Vec<String>,
 }
 
 impl Apt {
     /// Apt, where this machine has it.
     pub(crate) fn of_this_machine() -> Option<Self> {
         let directories = setup::search_path();
-        setup::find_program(&directories, "apt-get")?;
+        let apt_get = setup::find_program(&directories, "apt-get")?;
         let apt_cache = setup::find_program(&directories, "apt-cache")?;
         let dpkg_query = setup::find_program(&directories, "dpkg-query")?;
-        Some(Self { apt_cache, dpkg_query })
+        Some(Self { apt_get, apt_cache, dpkg_query, options: Vec::new() })
+    }
+
+    /// The same with the lists of one suite of Debian's and of no other, kept in `directory`: packages are only downloaded
+    /// from there. This user may do it.
+    pub(crate) fn of_suite(self, suite: &str, uri: &str, directory: &Path) -> Result<Self> {
+        for part in ["lists/partial", "cache/archives/partial"] {
+            let part = directory.join(part);
+            fs::create_dir_all(&part).with_context(|| format!("cannot create {}", part.display()))?;
+        }
+        let sources = directory.join("sources.list");
+        fs::write(&sources, format!("deb [signed-by={KEYRING}] {uri} {suite} main\n"))
+            .with_context(|| format!("cannot write {}", sources.display()))?;
+        let options = [
+            format!("Dir::Etc::SourceList={}", sources.display()),
+            "Dir::Etc::SourceParts=/dev/null".to_owned(),
+            format!("Dir::State::Lists={}", directory.join("lists").display()),
+            format!("Dir::Cache={}", directory.join("cache").display()),
+            "Acquire::Languages=none".to_owned(),
+        ];
+        let options = options.into_iter().flat_map(|option| ["-o".to_owned(), option]).collect();
+        Ok(Self { options, ..self })
+    }
+
+    fn is_of_this_machine(&self) -> bool {
+        self.options.is_empty()
+    }
+
+    /// Fetches its lists.
+    pub(crate) fn update(&self, why: &str, privilege: Privilege) -> Result<()> {
+        if self.is_of_this_machine() {
+            return setup::carry_out(why, &[update()], privilege);
+        }
+        eprintln!("xtask: {why}: fetching its lists");
+        workspace::check(Command::new(&self.apt_get).args(&self.options).args(["update", "-q"]))
+    }
+
+    /// Downloads packages, as files, into a directory.
+    pub(crate) fn download(&self, names: &[&str], directory: &Path, privilege: Privilege) -> Result<()> {
+        eprintln!("xtask: downloading {}", names.join(", "));
+        let mut get = Command::new(&self.apt_get);
+        get.args(&self.options).args(["download", "-q"]).args(names).current_dir(directory);
+        if workspace::check(&mut get).is_err() {
+            // The version that the lists name may have left the archive.
+            self.update("apt's lists may be too old", privilege)?;
+            workspace::check(&mut get)?;
+        }
+        Ok(())
+    }
+
+    /// The names of packages that begin so, by the lists apt has now.
+    pub(crate) fn names(&self, prefix: &str) -> Vec<String> {
+        let output = Command::new(&self.apt_cache).args(&self.options).args(["pkgnames", prefix]).output();
+        let printed = output.map(|output| output.stdout).unwrap_or_default();
+        String::from_utf8_lossy(&printed).lines().map(str::to_owned).collect()
     }
 
     /// Whether apt could install all of `packages`, by the lists it has now.
@@ -36,6 +100,7 @@ impl Apt {
     /// The first package that `package` depends on and whose name begins with `prefix`, by the lists apt has now.
     pub(crate) fn dependency(&self, package: &str, prefix: &str) -> Option<String> {
         let output = Command::new(&self.apt_cache)
+            .args(&self.options)
             .args(["depends", "--no-recommends", "--no-suggests", package])
             .stderr(Stdio::null())
             .output()

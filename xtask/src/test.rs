@@ -43,6 +43,10 @@ pub(crate) struct Options {
     /// Skip the tests on other kernels, or with a kubelet, where there are none
     #[arg(long, hide = true)]
     if_possible: bool,
+    /// For `vm`: the kernels, as series separated by commas (6.1, 6.12 …); besides those of this Debian release 5.10, 6.17
+    /// and newest
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    kernel: Vec<String>,
     /// Arguments for `cargo test`, such as the name of a test
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -70,10 +74,13 @@ enum Part {
 
 /// Runs the requested tests; an error names the parts that failed.
 pub(crate) fn test(options: &Options) -> Result<()> {
+    if !options.kernel.is_empty() && options.part != Part::Vm {
+        bail!("--kernel is for `cargo xtask test vm`");
+    }
     match options.part {
         Part::Unit => unit(&options.arguments),
         Part::E2e => end_to_end(&options.arguments),
-        Part::Vm => vm::test(&options.arguments, !options.if_possible),
+        Part::Vm => vm::test(&options.arguments, &options.kernel, !options.if_possible),
         Part::Kubelet => with_kubelet(&options.arguments, !options.if_possible),
         Part::Cluster => with_cluster(&options.arguments),
         Part::Prepare => prepare(),
@@ -207,7 +214,7 @@ fn copy_until_end(
 /// Installs, downloads and builds what the end-to-end tests and those on other kernels need, while others run.
 fn prepare() -> Result<()> {
     install_end_to_end_prerequisites(Privilege::of_this_user())?;
-    let prepared = vm::prepare(Privilege::of_this_user());
+    let prepared = vm::prepare(&[], Privilege::of_this_user());
     build::release()?;
     workspace::check(e2e_tests()?.arg("--no-run"))?;
     if kubernetes::is_possible() {

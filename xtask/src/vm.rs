@@ -9,6 +9,7 @@ mod files;
 mod kernels;
 mod machine;
 mod qemu;
+mod suites;
 
 use std::fs;
 use std::io::{self, Write};
@@ -72,10 +73,10 @@ const PREREQUISITES: [Prerequisite; 3] = [
     program("busybox", "busybox-static", "is started by the tests").statically_linked(),
 ];
 
-/// Runs the tests on every kernel that is available, side by side. None is an error if they are `required`.
-pub(crate) fn test(arguments: &[String], required: bool) -> Result<()> {
+/// Runs the tests on the `chosen` kernels, or on those of this release, side by side. None is an error if they are `required`.
+pub(crate) fn test(arguments: &[String], chosen: &[String], required: bool) -> Result<()> {
     let plan = plan(arguments)?;
-    let kernels = prepare(Privilege::of_this_user())?;
+    let kernels = prepare(chosen, Privilege::of_this_user())?;
     if kernels.is_empty() {
         let reason = "the kernels are those of Debian's amd64 packages, which apt does not offer here";
         if required {
@@ -115,14 +116,14 @@ pub(crate) fn test(arguments: &[String], required: bool) -> Result<()> {
 }
 
 /// Installs what the machines need, and downloads the kernels; none where there are none for this machine.
-pub(crate) fn prepare(privilege: Privilege) -> Result<Vec<Kernel>> {
-    let packages = kernels::offered(privilege)?;
-    if packages.is_empty() {
+pub(crate) fn prepare(chosen: &[String], privilege: Privilege) -> Result<Vec<Kernel>> {
+    let offers = kernels::offered(chosen, privilege)?;
+    if offers.is_empty() {
         return Ok(Vec::new());
     }
     prerequisites::ensure("the tests on other kernels", &PREREQUISITES, privilege)?;
     Qemu::of_this_machine(privilege)?;
-    packages.iter().map(|package| kernels::fetch(package, privilege)).collect()
+    offers.iter().map(|offer| kernels::fetch(offer, privilege)).collect()
 }
 
 fn run(

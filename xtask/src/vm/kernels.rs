@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::packages::{self, Apt};
-use crate::setup::{self, Privilege};
+use super::suites;
+use crate::packages::Apt;
+use crate::setup::Privilege;
 use crate::workspace;
 
 /// Packages that depend on the newest kernel of a series: the release's own, and the backported one.
@@ -27,30 +28,89 @@ pub(crate) struct Kernel {
     pub(crate) modules: Vec<PathBuf>,
 }
 
-/// The packages of the kernels that apt offers; none where it has no kernels for this machine.
-pub(crate) fn offered(privilege: Privilege) -> Result<Vec<String>> {
-    let Some(apt) = Apt::of_this_machine() else { return Ok(Vec::new()) };
-    if std::env::consts::ARCH != "x86_64" {
-        return Ok(Vec::new());
-    }
-    let mut names = names(&apt);
-    // A fresh image has no lists at all.
-    if names.is_empty() && privilege != Privilege::None {
-        setup::carry_out("apt knows no kernels yet", &[packages::update()], privilege)?;
-        names = self::names(&apt);
-    }
-    Ok(names)
+/// A kernel's package, and the apt that has it.
+pub(crate) struct Offer {
+    apt: Apt,
+    package: String,
 }
 
-fn names(apt: &Apt) -> Vec<String> {
-    let mut names: Vec<_> =
-        SERIES.iter().filter_map(|series| apt.dependency(series, "linux-image-")).collect();
-    names.dedup();
-    names
+impl Offer {
+    /// The package `of` depends on that has a kernel.
+    pub(super) fn dependency(apt: Apt, of: &str) -> Option<Self> {
+        let package = apt.dependency(of, PREFIX)?;
+        Some(Self { apt, package })
+    }
+
+    /// The newest kernel of a series.
+    pub(super) fn newest(apt: Apt, series: &str, flavour: &str) -> Option<Self> {
+        let names = apt.names(&format!("{PREFIX}{series}."));
+        let package = names.into_iter().filter(|name| is_flavour(name, series, flavour)).max_by_key(|name| numbers(name))?;
+        Some(Self { apt, package })
+    }
+
+    /// Whether it is of a series of kernels, such as `6.12`.
+    fn is_of(&self, series: &str) -> bool {
+        self.package.strip_prefix(PREFIX).is_some_and(|version| version.starts_with(&format!("{series}.")))
+    }
+
+    /// What holds its files: since 6.19 a kernel's package has none, and depends on two that do.
+    fn packages(&self) -> Vec<String> {
+        let parts = ["linux-binary-", "linux-modules-"];
+        let parts = parts.map(|prefix| self.apt.dependency(&self.package, prefix));
+        match parts {
+            [Some(binary), Some(modules)] => vec![binary, modules],
+            _ => vec![self.package.clone()],
+        }
+    }
+}
+
+/// How the package of a kernel is called, before its version.
+const PREFIX: &str = "linux-image-";
+
+/// `linux-image-6.17.13+deb13-cloud-amd64`, and neither one that is signed elsewhere nor one with debugging symbols.
+fn is_flavour(name: &str, series: &str, flavour: &str) -> bool {
+    let version = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(flavour)?.strip_suffix('-'));
+    let release = version.and_then(|version| version.strip_prefix(series)?.strip_prefix('.'));
+    release.is_some_and(|release| !release.contains('-'))
+}
+
+/// The numbers in a name, which order the versions of one series.
+fn numbers(name: &str) -> Vec<u64> {
+    name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+}
+
+/// The kernels that are chosen, or those that apt offers for this release; none where it has no kernels for this machine.
+pub(crate) fn offered(chosen: &[String], privilege: Privilege) -> Result<Vec<Offer>> {
+    if std::env::consts::ARCH != "x86_64" || Apt::of_this_machine().is_none() {
+        return Ok(Vec::new());
+    }
+    let own = || SERIES.iter().filter_map(|series| Offer::dependency(Apt::of_this_machine()?, series));
+    let mut offers: Vec<Offer> = own().collect();
+    // A fresh image has no lists at all.
+    if offers.is_empty()
+        && privilege != Privilege::None
+        && let Some(apt) = Apt::of_this_machine()
+    {
+        apt.update("apt knows no kernels yet", privilege)?;
+        offers = own().collect();
+    }
+    offers.dedup_by(|one, other| one.package == other.package);
+    if chosen.is_empty() {
+        return Ok(offers);
+    }
+    let mut wanted = Vec::new();
+    for series in chosen {
+        match offers.iter().position(|offer| offer.is_of(series)) {
+            Some(index) => wanted.push(offers.swap_remove(index)),
+            None => wanted.push(suites::offer(series, privilege)?),
+        }
+    }
+    Ok(wanted)
 }
 
 /// The kernel of a package, downloaded unless it was before.
-pub(crate) fn fetch(name: &str, privilege: Privilege) -> Result<Kernel> {
+pub(crate) fn fetch(offer: &Offer, privilege: Privilege) -> Result<Kernel> {
+    let name = &offer.package;
     let directory = workspace::target().join("vm").join(name);
     // One that was unpacked for fewer modules is unpacked anew. What is built in is an empty file.
     let is_complete = MODULES.iter().all(|module| directory.join(module).is_file());
@@ -61,7 +121,9 @@ pub(crate) fn fetch(name: &str, privilege: Privilege) -> Result<Kernel> {
         let parent = workspace::target().join("vm");
         fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
         let partial = tempfile::tempdir_in(&parent).context("cannot create a directory")?;
-        download(&[name], partial.path(), privilege)?;
+        let packages = offer.packages();
+        let names: Vec<&str> = packages.iter().map(String::as_str).collect();
+        offer.apt.download(&names, partial.path(), privilege)?;
         let unpacked = partial.path().join("kernel");
         unpack(partial.path(), &unpacked)?;
         fs::rename(&unpacked, &directory)
@@ -78,42 +140,15 @@ pub(crate) fn fetch(name: &str, privilege: Privilege) -> Result<Kernel> {
     })
 }
 
-/// Downloads packages, as files, into a directory.
-pub(super) fn download(names: &[&str], directory: &Path, privilege: Privilege) -> Result<()> {
-    eprintln!("xtask: downloading {}", names.join(", "));
-    let mut get = Command::new("apt-get");
-    get.args(["download", "-q"]).args(names).current_dir(directory);
-    if workspace::check(&mut get).is_err() {
-        // The version that the lists name may have left the archive.
-        setup::carry_out("apt's lists may be too old", &[packages::update()], privilege)?;
-        workspace::check(&mut get)?;
-    }
-    Ok(())
-}
-
-/// Takes what is needed out of the one package in `from`.
+/// Takes what is needed out of the packages in `from`.
 fn unpack(from: &Path, into: &Path) -> Result<()> {
     fs::create_dir(into).with_context(|| format!("cannot create {}", into.display()))?;
-    let package = only(from, ".deb")?;
-    let mut stream = Command::new("dpkg-deb")
-        .arg("--fsys-tarfile")
-        .arg(&package)
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start dpkg-deb")?;
-    let tar = stream.stdout.take().context("a pipe from dpkg-deb")?;
-    let mut command = Command::new("tar");
-    command.args(["--extract", "--wildcards", "--transform", "s,.*/,,", "--directory"]).arg(into);
-    let patterns = MODULES.map(|module| format!("*/{module}*"));
-    let command = command.arg("./boot/vmlinuz-*").args(&patterns).stdin(tar).stderr(Stdio::null());
-    // It fails for a module that is built in.
-    command.status().context("cannot start tar")?;
-    let read = stream.wait().context("cannot wait for dpkg-deb")?;
-    if !read.success() {
-        bail!("{} cannot be read ({read})", package.display());
-    }
-    let image = only(into, "vmlinuz-")?;
-    fs::rename(&image, into.join("vmlinuz")).with_context(|| format!("cannot rename {}", image.display()))?;
+    let packages = containing(from, ".deb")?;
+    packages.iter().try_for_each(|package| unpack_one(package, into))?;
+    let [image] = &containing(into, "vmlinuz")?[..] else {
+        bail!("{} does not hold one image", into.display());
+    };
+    fs::rename(image, into.join("vmlinuz")).with_context(|| format!("cannot rename {}", image.display()))?;
     for module in MODULES {
         let (plain, packed) = (into.join(module), into.join(format!("{module}.xz")));
         if packed.is_file() {
@@ -125,15 +160,50 @@ fn unpack(from: &Path, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The one file in `directory` whose name contains `part`.
-fn only(directory: &Path, part: &str) -> Result<PathBuf> {
+fn unpack_one(package: &Path, into: &Path) -> Result<()> {
+    let mut stream = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(package)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start dpkg-deb")?;
+    let tar = stream.stdout.take().context("a pipe from dpkg-deb")?;
+    let mut command = Command::new("tar");
+    command.args(["--extract", "--wildcards", "--transform", "s,.*/,,", "--directory"]).arg(into);
+    let modules = MODULES.map(|module| format!("*/{module}*"));
+    let command = command.args(["./boot/vmlinuz-*", "*/vmlinuz"]).args(&modules).stdin(tar).stderr(Stdio::null());
+    // It fails for what is not in this package, and for a module that is built in.
+    command.status().context("cannot start tar")?;
+    let read = stream.wait().context("cannot wait for dpkg-deb")?;
+    if !read.success() {
+        bail!("{} cannot be read ({read})", package.display());
+    }
+    Ok(())
+}
+
+/// The files in `directory` whose names contain `part`.
+fn containing(directory: &Path, part: &str) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
-    let mut found = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains(part)));
-    match (found.next(), found.next()) {
-        (Some(path), None) => Ok(path),
-        _ => bail!("{} does not hold one {part}", directory.display()),
+    let paths = entries.flatten().map(|entry| entry.path());
+    Ok(paths.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains(part))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_kernel_of_a_series_and_flavour_is_taken() {
+        let names = [
+            "linux-image-6.17.8+deb13-cloud-amd64",
+            "linux-image-6.17.13+deb13-cloud-amd64",
+            "linux-image-6.17.13+deb13-amd64",
+            "linux-image-6.17.13+deb13-rt-amd64",
+            "linux-image-6.17.13+deb13-cloud-amd64-dbg",
+            "linux-image-6.17.14+deb13-cloud-amd64-unsigned",
+            "linux-image-6.1.17-cloud-amd64",
+        ];
+        let of_series = names.iter().filter(|name| is_flavour(name, "6.17", "cloud-amd64"));
+        assert_eq!(of_series.max_by_key(|name| numbers(name)), Some(&names[1]));
     }
 }

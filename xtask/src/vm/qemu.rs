@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::kernels;
+use crate::packages::Apt;
 use crate::setup::{self, Privilege};
 use crate::workspace;
 
@@ -35,7 +35,8 @@ impl Qemu {
             let partial = tempfile::tempdir_in(&parent).context("cannot create a directory")?;
             let packages = missing_packages()?;
             let names: Vec<&str> = packages.iter().map(String::as_str).collect();
-            kernels::download(&names, partial.path(), privilege)?;
+            let apt = Apt::of_this_machine().context("QEMU is not installed, and there is no apt here")?;
+            apt.download(&names, partial.path(), privilege)?;
             let unpacked = partial.path().join("root");
             unpack(partial.path(), &unpacked)?;
             fs::rename(&unpacked, &root).with_context(|| format!("cannot create {}", root.display()))?;
