@@ -2,7 +2,7 @@
 //!
 //! One file per hook. `emit` is the only writer to the ring and counts what it cannot write, `lanes` decides who may
 //! write how much, `task` captures the current task, `memory` reads kernel memory at the `OFFSETS` that the daemon
-//! resolves and writes before load, `path` walks up a path, `mount_table` tells whether mounts have changed.
+//! resolves and writes before load, `path` walks up a path, `syscall` reads what tracepoints of system calls give, `mount_table` tells whether mounts have changed.
 #![no_std]
 #![no_main]
 // For the one atomic operation of `emit`.
@@ -22,6 +22,7 @@ mod mount_table;
 mod neighbor;
 mod path;
 mod remove;
+mod syscall;
 mod task;
 mod umount;
 

@@ -5,7 +5,6 @@
 //! then, as the kernel itself has just done: of callers that could have changed it meanwhile the daemon is told enough to
 //! be less certain.
 
-use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_ktime_get_boot_ns, bpf_task_pt_regs};
 use aya_ebpf::macros::{map, tracepoint};
 use aya_ebpf::maps::PerCpuArray;
@@ -19,7 +18,7 @@ use crate::mount_table::MountTable;
 use crate::path::{Place, either, equal};
 use crate::task::{self, Program};
 use crate::umount::{add_directory, read_path};
-use crate::{emit, lanes, umount};
+use crate::{emit, lanes, syscall, umount};
 
 const EBUSY: i64 = -16;
 
@@ -41,17 +40,13 @@ struct Arguments {
     flags: u64,
 }
 
-/// `syscalls:sys_exit_*` of all of them: `int __syscall_nr` at 8, `long ret` at 16.
+/// `syscalls:sys_exit_*` of all of them: `int __syscall_nr`, `long ret`.
 #[tracepoint(category = "syscalls", name = "sys_exit_unlinkat")]
 fn sys_exit_remove(ctx: TracePointContext) -> u32 {
-    // SAFETY: offset of the tracepoint's format, which the verifier bounds.
-    let Ok(EBUSY) = (unsafe { ctx.read_at::<i64>(16) }) else {
+    if syscall::result(&ctx) != EBUSY {
         return 0;
-    };
-    // SAFETY: as above.
-    let Ok(number) = (unsafe { ctx.read_at::<u32>(8) }) else {
-        return 0;
-    };
+    }
+    let number = syscall::number(&ctx);
     let mut index = 0;
     while index < call::COUNT {
         if number == offset!(calls[index]) {
@@ -128,7 +123,7 @@ fn arguments(ctx: &TracePointContext, number: u32) -> Arguments {
 fn registers(ctx: &TracePointContext) -> Kernel {
     // The verifier knows it, and walks one of the two ways only.
     if offset!(context_registers) != MISSING {
-        return Kernel(ctx.as_ptr() as u64).follow(offset!(context_registers));
+        return syscall::context(ctx).follow(offset!(context_registers));
     }
     // SAFETY: of the current task, which is in a system call. Since 5.15.
     Kernel(unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) } as u64)

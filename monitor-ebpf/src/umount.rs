@@ -24,7 +24,7 @@ use crate::memory::{Kernel, Structure as _, offset};
 use crate::mount_table::MountTable;
 use crate::path::Place;
 use crate::task::{self, Program};
-use crate::{emit, lanes};
+use crate::{emit, lanes, syscall};
 
 const EBUSY: i64 = -16;
 
@@ -78,12 +78,11 @@ static STARTED: LruHashMap<u32, Start> = LruHashMap::with_max_entries(8192, 0);
 #[map]
 static SCRATCH: PerCpuArray<UmountRecord> = PerCpuArray::with_max_entries(1, 0);
 
-/// `syscalls:sys_enter_umount`: `char *name` at 16, `int flags` at 24.
+/// `syscalls:sys_enter_umount`: `char *name`, `int flags`.
 #[tracepoint(category = "syscalls", name = "sys_enter_umount")]
 fn sys_enter_umount(ctx: TracePointContext) -> u32 {
-    // SAFETY: offsets of the tracepoint's format, which the verifier bounds.
-    let (path, flags) = unsafe { (ctx.read_at::<u64>(16), ctx.read_at::<u64>(24)) };
-    let (Ok(path), Ok(flags), Some(record)) = (path, flags, SCRATCH.get_ptr_mut(0)) else {
+    let (path, flags) = (syscall::argument(&ctx, 0), syscall::argument(&ctx, 1));
+    let Some(record) = SCRATCH.get_ptr_mut(0) else {
         return 0;
     };
     // SAFETY: as in `sys_exit_umount`.
@@ -131,17 +130,14 @@ fn path_umount(ctx: FEntryContext) -> i32 {
     0
 }
 
-/// `syscalls:sys_exit_umount`: `long ret` at 16.
+/// `syscalls:sys_exit_umount`: `long ret`.
 #[tracepoint(category = "syscalls", name = "sys_exit_umount")]
 fn sys_exit_umount(ctx: TracePointContext) -> u32 {
     let tid = bpf_get_current_pid_tgid() as u32;
     // SAFETY: the map's values are plain bytes.
     let start = unsafe { STARTED.get(tid) }.copied().unwrap_or(Start::UNSEEN);
     let _ = STARTED.remove(tid);
-    // SAFETY: offset of the tracepoint's format, which the verifier bounds.
-    let Ok(result) = (unsafe { ctx.read_at::<i64>(16) }) else {
-        return 0;
-    };
+    let result = syscall::result(&ctx);
     if result == EBUSY {
         emit::count(counter::BUSY);
     } else if result != 0 {

@@ -1,4 +1,5 @@
-//! The layouts: `task` for what every hook sends, `lanes` for how much of it, then one file per hook, which holds the
+//! The layouts: `task` for what every hook sends, `lanes` for how much of it, `syscall` for what tracepoints of system calls
+//! give, then one file per hook, which holds the
 //! hook's number, its records and its counters.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -9,6 +10,7 @@ pub mod lanes;
 pub mod link;
 pub mod neighbor;
 pub mod remove;
+pub mod syscall;
 pub mod task;
 pub mod umount;
 

@@ -1,13 +1,14 @@
 //! Loading and attaching: every hook on the best rung that the configuration and this kernel allow.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::path::Path;
+use std::io;
 use std::sync::Arc;
 
 use aya::maps::{Array, HashMap, LpmTrie, MapData, PerCpuArray, RingBuf};
 use aya::programs::{BtfTracePoint, FEntry, ProgramError, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfLoader, Endianness};
 use kevtmon_ebpf::lanes::Limits;
+use kevtmon_ebpf::syscall::SyscallContext;
 use nix::errno::Errno;
 use thiserror::Error;
 use zerocopy::IntoBytes as _;
@@ -20,12 +21,13 @@ use super::mount_table::MountTables;
 use super::objects::{Object, SHARED_MAPS, SharedMaps};
 use super::plugins::Plugins;
 use super::skipped::SkippedRuns;
+use super::syscall_context::{self, ContextError};
+use super::tracefs::{self, TRACEFS};
 use super::{BpfConfig, BpfError, CountReader, counters, task};
 use crate::error_chain::chain;
 use crate::sources::procfs::Proc;
 
 const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
-const TRACEFS: &str = "/sys/kernel/tracing";
 
 /// The status of every hook, and the programs of those that have any.
 pub struct LoadedHooks {
@@ -142,6 +144,14 @@ enum AttachError {
     },
     #[error("needs tracefs at {TRACEFS}, which is not mounted and cannot be mounted")]
     NoTracefs(#[source] Errno),
+    #[error("the format of {event} in tracefs")]
+    NoFormat {
+        event: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Context(#[from] ContextError),
 }
 
 /// Offsets as bytes, by the global that they are written to.
@@ -150,6 +160,7 @@ type Offsets = Vec<(&'static str, Result<Vec<u8>, BtfError>)>;
 /// The objects that the wanted hooks need, in the kernel.
 struct Objects {
     types: aya::Btf,
+    syscalls: Result<SyscallContext, BtfError>,
     offsets: Offsets,
     loaded: Vec<(&'static Object, Result<Ebpf, Arc<BpfError>>)>,
 }
@@ -157,7 +168,7 @@ struct Objects {
 impl Objects {
     /// Loads each by itself; an error if none can be.
     fn load(config: &BpfConfig, wanted: &[&'static Object]) -> Result<Self, Arc<BpfError>> {
-        let (types, offsets) = type_information()?;
+        let TypeInformation { types, syscalls, offsets } = type_information()?;
         let shared = match wanted {
             [] | [_] => None,
             _ => Some(SharedMaps::new().map_err(BpfError::Share)?),
@@ -174,7 +185,7 @@ impl Objects {
         {
             return Err(Arc::clone(error));
         }
-        Ok(Self { types, offsets, loaded })
+        Ok(Self { types, syscalls, offsets, loaded })
     }
 
     /// Attaches all of the programs or none, but for those that can be done without.
@@ -183,10 +194,7 @@ impl Objects {
         if let Some((_, Err(error))) = hook.offsets.and_then(|offsets| resolved(offsets.global)) {
             return Err(AttachError::Offsets(error.clone()));
         }
-        let is_traced = |attach| matches!(attach, Attach::Tracepoint { .. } | Attach::Returns(_));
-        if programs.iter().any(|program| is_traced(program.attach)) {
-            mount_tracefs().map_err(AttachError::NoTracefs)?;
-        }
+        programs.iter().try_for_each(|program| self.check_context(program))?;
         let needed = || programs.iter().filter(|program| !is_extra(program));
         let attached = needed()
             .try_for_each(|program| self.load_program(program))
@@ -202,6 +210,22 @@ impl Objects {
             }
         }
         Ok(())
+    }
+
+    /// Whether the program would read what it is given where it is.
+    fn check_context(&self, program: &Program) -> Result<(), AttachError> {
+        let events: Vec<String> = match program.attach {
+            Attach::Tracepoint { category: "syscalls", name } => vec![name.to_owned()],
+            Attach::Returns(calls) => calls.iter().map(|call| format!("sys_exit_{call}")).collect(),
+            _ => return Ok(()),
+        };
+        tracefs::mount().map_err(AttachError::NoTracefs)?;
+        let context = self.syscalls.as_ref().map_err(|error| AttachError::Offsets(error.clone()))?;
+        events.into_iter().try_for_each(|event| {
+            let format = tracefs::format_of_syscall(&event);
+            let format = format.map_err(|source| AttachError::NoFormat { event: event.clone(), source })?;
+            Ok(syscall_context::check(context, &event, &format)?)
+        })
     }
 
     fn load_program(&mut self, program: &Program) -> Result<(), AttachError> {
@@ -351,7 +375,8 @@ fn load_object(
             // Must be there if a hook that reads it has programs in this object.
             let hooks = HOOKS.iter().filter(|hook| hook.has_program_in(object));
             let mut read = hooks.filter_map(|hook| hook.offsets).map(|offsets| offsets.global);
-            let required = *global == task::OFFSETS.global || read.any(|read| read == *global);
+            let is_common = [task::OFFSETS, syscall_context::OFFSETS].iter().any(|common| common.global == *global);
+            let required = is_common || read.any(|read| read == *global);
             loader.override_global(global, &bytes[..], required);
         }
     }
@@ -366,37 +391,26 @@ fn load_object(
     loader.load(object.bytes).map_err(|error| BpfError::Load(Box::new(error)))
 }
 
+/// What the kernel says about its types.
+struct TypeInformation {
+    types: aya::Btf,
+    syscalls: Result<SyscallContext, BtfError>,
+    offsets: Offsets,
+}
+
 /// The kernel's types, and the offsets that are resolved from them. Without those of the task no hook works.
-fn type_information() -> Result<(aya::Btf, Offsets), BpfError> {
+fn type_information() -> Result<TypeInformation, BpfError> {
     let bytes = std::fs::read(BTF_PATH).map_err(|source| BpfError::NoBtf { path: BTF_PATH, source })?;
     let malformed = |source| BpfError::Btf { path: BTF_PATH, source };
     let btf = Btf::parse(&bytes).map_err(malformed)?;
     let of_task = (task::OFFSETS.resolve)(&btf).map_err(malformed)?;
-    let mut offsets: Offsets = vec![(task::OFFSETS.global, Ok(of_task))];
-    offsets.extend(
-        HOOKS.iter().filter_map(|hook| hook.offsets).map(|wanted| (wanted.global, (wanted.resolve)(&btf))),
-    );
+    let of_hooks = HOOKS.iter().filter_map(|hook| hook.offsets).chain([syscall_context::OFFSETS]);
+    let of_hooks = of_hooks.map(|wanted| (wanted.global, (wanted.resolve)(&btf)));
+    let offsets: Offsets = [(task::OFFSETS.global, Ok(of_task))].into_iter().chain(of_hooks).collect();
+    let syscalls = syscall_context::resolve(&btf);
     let types = aya::Btf::parse(&bytes, Endianness::default())
         .map_err(|source| BpfError::AyaBtf { path: BTF_PATH, source })?;
-    Ok((types, offsets))
-}
-
-/// Only tracefs has the ids of tracepoints, and some nodes do not mount it at boot. It is mounted where every tool
-/// expects it, and stays there.
-fn mount_tracefs() -> Result<(), Errno> {
-    let events = Path::new(TRACEFS).join("events/syscalls");
-    if events.exists() || Path::new("/sys/kernel/debug/tracing/events/syscalls").exists() {
-        return Ok(());
-    }
-    nix::mount::mount(
-        Some("tracefs"),
-        TRACEFS,
-        Some("tracefs"),
-        nix::mount::MsFlags::MS_NOSUID | nix::mount::MsFlags::MS_NODEV | nix::mount::MsFlags::MS_NOEXEC,
-        None::<&str>,
-    )?;
-    tracing::info!(path = TRACEFS, "mounted tracefs");
-    Ok(())
+    Ok(TypeInformation { types, syscalls, offsets })
 }
 
 fn take(objects: &mut [Ebpf], name: &'static str) -> Result<aya::maps::Map, BpfError> {

@@ -23,7 +23,9 @@ mod questions;
 mod ring;
 pub mod settings;
 mod skipped;
+mod syscall_context;
 mod task;
+mod tracefs;
 
 pub(super) use lineage::Complete;
 
