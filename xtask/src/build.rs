@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
+use crate::cross;
 use crate::ebpf::ebpf;
 use crate::static_link::is_static;
 use crate::workspace;
@@ -20,11 +21,18 @@ pub(crate) struct Options {
     /// Optimised and static, at target/release/kevtmon
     #[arg(long)]
     release: bool,
+    /// For another architecture, as cargo calls it, such as aarch64-unknown-linux-gnu: always static
+    #[arg(long, value_name = "TARGET")]
+    target: Option<String>,
 }
 
 /// Builds with these options and returns the daemon's path.
 pub(crate) fn build(options: &Options) -> Result<PathBuf> {
-    if options.release { release() } else { debug() }
+    match &options.target {
+        Some(target) => cross::build(target, options.release),
+        None if options.release => release(),
+        None => debug(),
+    }
 }
 
 fn debug() -> Result<PathBuf> {

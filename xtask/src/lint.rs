@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 
 use self::files::File;
 use self::rules::Finding;
+use crate::cross;
 use crate::setup::{self, Privilege, Step};
 use crate::workspace;
 
@@ -30,6 +31,8 @@ enum Check {
     Clippy,
     /// Clippy on the kernel programs
     Programs,
+    /// That the daemon compiles for arm64
+    Arm64,
     /// The house rules that no compiler checks
     Rules,
     /// Which module of the daemon imports which, what is pure, and who reads /proc
@@ -42,6 +45,7 @@ impl Check {
             Self::Format => formatting(),
             Self::Clippy => clippy(),
             Self::Programs => clippy_of_programs(),
+            Self::Arm64 => cross::check(cross::CHECKED),
             Self::Rules => report("house rules", &files::read_all()?, &[rules::check]),
             Self::Imports => {
                 report("imports", &files::read_all()?, &[imports::check, purity::check, rules::proc_paths])
@@ -54,6 +58,7 @@ impl Check {
             Self::Format => "formatting",
             Self::Clippy => "clippy",
             Self::Programs => "clippy of the kernel programs",
+            Self::Arm64 => "the daemon for arm64",
             Self::Rules => "house rules",
             Self::Imports => "imports",
         }
@@ -61,7 +66,8 @@ impl Check {
 }
 
 /// What runs when no check is named.
-const DEFAULT: [Check; 5] = [Check::Format, Check::Clippy, Check::Programs, Check::Rules, Check::Imports];
+const DEFAULT: [Check; 6] =
+    [Check::Format, Check::Clippy, Check::Programs, Check::Arm64, Check::Rules, Check::Imports];
 
 /// Runs the requested checks; an error names those that failed.
 pub(crate) fn lint(options: &Options) -> Result<()> {

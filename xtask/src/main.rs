@@ -7,6 +7,7 @@
 mod bench;
 mod build;
 mod cluster;
+mod cross;
 mod demo;
 mod ebpf;
 mod kubernetes;

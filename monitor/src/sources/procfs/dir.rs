@@ -269,8 +269,10 @@ impl Dir {
     #[must_use]
     pub fn task_count(&self) -> Option<u64> {
         let stat = fstatat(&self.0, c"task", AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
+        #[allow(clippy::useless_conversion, reason = "not all architectures have 64 bits for it")]
+        let links = u64::from(stat.st_nlink);
         // The link count of a directory is two and one for each directory in it; some file systems report 1.
-        stat.st_nlink.checked_sub(2)
+        links.checked_sub(2)
     }
 
     /// The size that this directory claims. Of `/proc/PID/fd` it is the number of descriptors since 6.2, and
