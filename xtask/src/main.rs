@@ -5,6 +5,7 @@
 #![expect(clippy::print_stderr, reason = "a build tool talks to whoever started it")]
 
 mod bench;
+mod btf;
 mod build;
 mod cluster;
 mod cross;
@@ -44,6 +45,9 @@ enum Command {
     Cluster(cluster::Options),
     /// Build the kernel programs into target/bpf/kevtmon-ebpf.o
     Ebpf,
+    /// Keep the part of a kernel's type information that the daemon reads, for its tests
+    #[command(hide = true)]
+    Btf(btf::Options),
     /// Build the kernel programs and the daemon
     Build(build::Options),
     /// Build everything and start the daemon in the foreground (needs root: goes through sudo)
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Bench(options) => bench::bench(&options),
         Command::Cluster(options) => cluster::cluster(&options),
+        Command::Btf(options) => btf::btf(&options),
         Command::Ebpf => ebpf::ebpf().map(|_object| ()),
         Command::Build(options) => build::build(&options).map(|_binary| ()),
         Command::Run(options) => run::run(&options),
