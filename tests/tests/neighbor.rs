@@ -393,6 +393,13 @@ fn an_entry_that_is_to_be_resolved_from_now_on_is_lost_but_neither_deleted_nor_r
     {
         let (pod, mut daemon) = pod_and_daemon();
         let ip = pod.ip(&format!("neigh replace {GATEWAY} dev eth0 {request}"));
+        if request == "use" && pod.has_gateway() {
+            // Before 5.16 such a request sends a packet at most, and changes nothing.
+            let events = daemon.fence(&pod);
+            let about = events.iter().find(|event| event.is_neighbor(pod.inum(), GATEWAY));
+            assert_eq!(about.map(ToString::to_string), None);
+            continue;
+        }
         let event = daemon.wait_for("neighbor.changed", |event| {
             event.kind() == "neighbor.changed" && event.is_neighbor(pod.inum(), GATEWAY)
         });
