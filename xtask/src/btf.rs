@@ -47,8 +47,12 @@ pub(crate) fn btf(options: &Options) -> Result<()> {
 
 /// The type information in a file: all of it, or somewhere in an image that may be compressed.
 fn find(content: &[u8]) -> Option<Vec<u8>> {
-    const PACKED: [(&[u8], &str); 4] =
-        [(b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\x02\x21\x4c\x18", "lz4"), (b"\x1f\x8b\x08", "gzip")];
+    const PACKED: [(&[u8], &str); 4] = [
+        (b"\xfd7zXZ\0", "xz"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"\x02\x21\x4c\x18", "lz4"),
+        (b"\x1f\x8b\x08", "gzip"),
+    ];
     find_plain(content).or_else(|| {
         PACKED.iter().find_map(|(magic, program)| {
             positions(content, magic).find_map(|at| find_plain(&unpacked(program, &content[at..])?))
@@ -103,7 +107,8 @@ fn add_wanted(directory: &Path, wanted: &mut Wanted) -> Result<()> {
         if path.is_dir() {
             add_wanted(&path, wanted)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let text =
+                fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
             add_names(&text, wanted);
         }
     }

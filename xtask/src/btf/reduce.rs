@@ -100,7 +100,8 @@ fn get<'t, 'a>(types: &'t [Type<'a>], id: u32) -> Option<&'t Type<'a>> {
 
 /// All types, and the bytes of the strings.
 fn parse(bytes: &[u8]) -> Option<(Vec<Type<'_>>, &[u8])> {
-    let [types_at, types_len, strings_at, strings_len] = [8, 12, 16, 20].map(|at| word(bytes, at).map(|n| n as usize));
+    let [types_at, types_len, strings_at, strings_len] =
+        [8, 12, 16, 20].map(|at| word(bytes, at).map(|n| n as usize));
     let body = bytes.get(word(bytes, 4)? as usize..)?;
     let strings = body.get(strings_at?..)?.get(..strings_len?)?;
     let mut left = body.get(types_at?..)?.get(..types_len?)?;
@@ -214,8 +215,10 @@ mod tests {
         let strings = b"\0int\0a\0x\0y\0z\0b\0w\0v\0c\0";
         let at = |name: &str| {
             let name = [b"\0", name.as_bytes(), b"\0"].concat();
-            u32::try_from(strings.windows(name.len()).position(|window| window == name).expect("a string") + 1)
-                .expect("small")
+            u32::try_from(
+                strings.windows(name.len()).position(|window| window == name).expect("a string") + 1,
+            )
+            .expect("small")
         };
         let words = [
             vec![at("int"), 1 << 24, 4, 32],

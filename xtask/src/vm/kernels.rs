@@ -44,7 +44,10 @@ impl Offer {
     /// The newest kernel of a series.
     pub(super) fn newest(apt: Apt, series: &str, flavour: &str) -> Option<Self> {
         let names = apt.names(&format!("{PREFIX}{series}."));
-        let package = names.into_iter().filter(|name| is_flavour(name, series, flavour)).max_by_key(|name| numbers(name))?;
+        let package = names
+            .into_iter()
+            .filter(|name| is_flavour(name, series, flavour))
+            .max_by_key(|name| numbers(name))?;
         Some(Self { apt, package })
     }
 
@@ -171,7 +174,8 @@ fn unpack_one(package: &Path, into: &Path) -> Result<()> {
     let mut command = Command::new("tar");
     command.args(["--extract", "--wildcards", "--transform", "s,.*/,,", "--directory"]).arg(into);
     let modules = MODULES.map(|module| format!("*/{module}*"));
-    let command = command.args(["./boot/vmlinuz-*", "*/vmlinuz"]).args(&modules).stdin(tar).stderr(Stdio::null());
+    let command =
+        command.args(["./boot/vmlinuz-*", "*/vmlinuz"]).args(&modules).stdin(tar).stderr(Stdio::null());
     // It fails for what is not in this package, and for a module that is built in.
     command.status().context("cannot start tar")?;
     let read = stream.wait().context("cannot wait for dpkg-deb")?;
@@ -185,7 +189,9 @@ fn unpack_one(package: &Path, into: &Path) -> Result<()> {
 fn containing(directory: &Path, part: &str) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
     let paths = entries.flatten().map(|entry| entry.path());
-    Ok(paths.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains(part))).collect())
+    Ok(paths
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains(part)))
+        .collect())
 }
 
 #[cfg(test)]

@@ -61,7 +61,9 @@ impl<'a> Btf<'a> {
         let end = start + word(12)? as usize;
         let strings = header + word(16)? as usize;
         let layout = match header >= HEADER_WITH_LAYOUT {
-            true => bytes.get(header + word(24)? as usize..).and_then(|tail| tail.get(..word(28).ok()? as usize)),
+            true => {
+                bytes.get(header + word(24)? as usize..).and_then(|tail| tail.get(..word(28).ok()? as usize))
+            }
             false => None,
         };
         let mut btf = Self { bytes, strings, types: vec![0] };

@@ -51,7 +51,7 @@ fn cut_or_wrong_bytes_are_an_error() {
     assert_eq!(Btf::parse(&[]).err(), Some(BtfError::Malformed(0)));
     assert_eq!(Btf::parse(b"ELF is not BTF").err(), Some(BtfError::Malformed(0)));
     for (kernel, bytes) in KERNELS {
-        for len in (0..bytes.len()).step_by(97) {
+        for len in (0..bytes.len()).step_by(997) {
             // What is cut within the strings only lacks names.
             let Ok(btf) = Btf::parse(&bytes[..len]) else { continue };
             for path in OFFSETS.lines().filter_map(|line| line.split_whitespace().next()) {
@@ -85,7 +85,9 @@ fn each_kernel_has_all_that_the_programs_read() {
     for (name, _) in KERNELS {
         let is_of_this_machine = name.contains("arm64") == cfg!(target_arch = "aarch64");
         let btf = kernel(name);
-        for offsets in HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS, syscall_context::OFFSETS]) {
+        for offsets in
+            HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS, syscall_context::OFFSETS])
+        {
             let resolved = (offsets.resolve)(&btf);
             // Registers are called by the names that this architecture has for them.
             if is_of_this_machine || offsets.global != "REMOVE_OFFSETS" {
