@@ -31,6 +31,7 @@ mod sources;
 
 pub use kernel::{KernelCount, KernelMetric};
 pub use mount::IgnoredRefusals;
+pub use registrar::Description;
 
 use cni::CniMetrics;
 use containers::ContainerMetrics;
@@ -61,6 +62,7 @@ trait FamilyMetrics {
 /// The registry of this process.
 pub struct Metrics {
     registry: Registry,
+    descriptions: Vec<Description>,
     /// Adds up to wall-clock time with a boot time, in nanoseconds.
     clock_offset: AtomicI64,
     last_tick: Gauge,
@@ -87,9 +89,8 @@ impl Metrics {
         revision: &str,
         own: impl ProcessReader + 'static,
     ) -> Result<Self, MetricsError> {
-        let registry = Registry::new();
-        let registrar = Registrar { registry: &registry };
-        let metrics = Self {
+        let registrar = Registrar::default();
+        let mut metrics = Self {
             clock_offset: AtomicI64::new(clock_offset_now()),
             last_tick: registrar.float_gauge(
                 "kevtmon_core_last_tick_timestamp_seconds",
@@ -106,7 +107,8 @@ impl Metrics {
             sinks: SinkMetrics::register(&registrar)?,
             kernel: KernelMetrics::register(&registrar)?,
             process: ProcessMetrics::register(&registrar, Box::new(own))?,
-            registry: registry.clone(),
+            registry: registrar.registry.clone(),
+            descriptions: Vec::new(),
         };
         registrar
             .gauges("kevtmon_build_info", "The running program.", &["version", "revision"])?
@@ -115,7 +117,14 @@ impl Metrics {
         registrar
             .float_gauge("process_start_time_seconds", "Start of the process since the epoch in seconds.")?
             .set(metrics.wall_seconds(metrics.process.start_ns().unwrap_or_else(boot_now)));
+        metrics.descriptions = registrar.descriptions.into_inner();
         Ok(metrics)
+    }
+
+    /// Every metric, in the order in which they are registered.
+    #[must_use]
+    pub fn descriptions(&self) -> &[Description] {
+        &self.descriptions
     }
 
     fn families(&self) -> [&dyn FamilyMetrics; 8] {

@@ -11,7 +11,7 @@ pub(super) struct CniMetrics {
 }
 
 impl CniMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         let invocations = registrar.counters(
             "kevtmon_cni_invocations_total",
             "Calls of CNI plugins that have ended, chained and delegated plugins counted as one.",

@@ -21,7 +21,7 @@ pub(super) struct ContainerMetrics {
 }
 
 impl ContainerMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         let recreations = registrar.counters(
             "kevtmon_container_recreations_total",
             "Containers of pods that were made instead of others.",

@@ -17,7 +17,7 @@ pub(super) struct EventMetrics {
 }
 
 impl EventMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         // Without zeros: there are more kinds than series to spare, and what one alerts on has counters of its own.
         let events = registrar.counters("kevtmon_events_total", "Events, by kind.", &["kind"])?;
         let joins = registrar.counters(

@@ -67,7 +67,7 @@ fn name(actor: &Actor) -> String {
 }
 
 impl IncidentMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         let metrics = Self {
             open: registrar.gauges(
                 "kevtmon_incidents_open",

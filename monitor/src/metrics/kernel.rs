@@ -51,7 +51,7 @@ pub(super) struct KernelMetrics {
 }
 
 impl KernelMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         Ok(Self {
             neighbor_deletions: registrar.counters(
                 "kevtmon_kernel_neighbor_deletions_total",

@@ -18,7 +18,7 @@ pub(super) struct LinkMetrics {
 }
 
 impl LinkMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         let changes = registrar.counters(
             "kevtmon_link_changes_total",
             "Changes of network interfaces.",

@@ -36,7 +36,7 @@ pub(super) struct MountMetrics {
 }
 
 impl MountMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         let busy = registrar.counters(
             "kevtmon_mount_busy_total",
             "Calls refused because a mount is busy.",

@@ -11,7 +11,7 @@ pub(super) struct NeighborMetrics {
 }
 
 impl NeighborMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         let deletions = registrar.counters(
             "kevtmon_neighbor_deletions_total",
             "Permanent neighbor entries deleted.",

@@ -79,10 +79,7 @@ pub(super) struct ProcessMetrics {
 }
 
 impl ProcessMetrics {
-    pub(super) fn register(
-        registrar: &Registrar<'_>,
-        own: Box<dyn ProcessReader>,
-    ) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar, own: Box<dyn ProcessReader>) -> Result<Self, MetricsError> {
         let self_pins = registrar.gauges(
             "kevtmon_self_pins",
             "Mounts and namespaces that this process pins; above 0 only during a scan.",

@@ -12,7 +12,7 @@ pub(super) struct SinkMetrics {
 }
 
 impl SinkMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         let discarded = registrar.counters(
             "kevtmon_events_discarded_total",
             "Events that a sink discarded.",

@@ -23,7 +23,7 @@ pub(super) struct SourceMetrics {
 }
 
 impl SourceMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         let lost = registrar.counters(
             "kevtmon_events_lost_total",
             "Records that the kernel or a runtime could not deliver; a loss of unknown size counts as one.",

@@ -1,5 +1,7 @@
 //! The tests read the text that Prometheus scrapes.
 
+mod manual;
+
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::{Command, Stdio};
