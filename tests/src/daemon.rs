@@ -50,7 +50,8 @@ pub fn held(path: &Path) -> serde_json::Value {
 
 /// An address of the loopback that is nobody else's: it has the id of this process, and the kernel gives such ports to no
 /// connection.
-pub(crate) fn own_address() -> SocketAddr {
+#[must_use]
+pub fn own_address() -> SocketAddr {
     const FIRST: u16 = 9200;
     static NEXT: AtomicU16 = AtomicU16::new(FIRST);
     // An id has 22 bits.

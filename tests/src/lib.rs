@@ -54,6 +54,7 @@ pub mod daemon;
 pub mod delivered;
 pub mod event;
 pub mod http;
+pub mod prometheus;
 pub mod scrape;
 pub mod stream;
 

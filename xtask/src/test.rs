@@ -323,7 +323,7 @@ fn run_as_root(cargo: &mut Command, privilege: Privilege, environment: &[(&str, 
     cargo.args(["--config", &format!("target.'cfg(unix)'.runner = [{}]", runner.join(", "))]);
 }
 
-const PREREQUISITES: [Prerequisite; 14] = [
+const PREREQUISITES: [Prerequisite; 15] = [
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
     program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
     program("iptables", "iptables", "dockerd sets up its bridge with it"),
@@ -338,7 +338,8 @@ const PREREQUISITES: [Prerequisite; 14] = [
     program("fuser", "psmisc", "what the holders of a mount are compared with"),
     program("lsof", "lsof", "the same"),
     program("ps", "procps", "shows what a failed test left running"),
-    program("promtool", "prometheus", "judges the exported metrics"),
+    program("promtool", "prometheus", "judges the exported metrics and the rules for alerts"),
+    program("prometheus", "prometheus", "evaluates the rules and the queries of the dashboard"),
 ];
 
 #[cfg(test)]
