@@ -3,11 +3,12 @@
 use crate::observation::{NsInum, SourceKind, SourceStatus};
 use crate::sources::procfs::cgroups;
 
-/// What it means that the daemon does not run in the host's mount namespace.
+/// What it means that the daemon runs in a mount namespace of its own that has copies of the host's mounts.
 pub(super) fn own_mounts(mntns: NsInum) -> SourceStatus {
     let reason = format!(
         "kevtmon runs in a mount namespace of its own (mnt:[{mntns}]), which keeps copies of the node's mounts, so that \
-         they may stay in use; start it in the host's mount namespace"
+         they may stay in use; start it in the host's mount namespace, or give its container no directory of the node \
+         with other mounts below it"
     );
     tracing::warn!("{reason}");
     SourceStatus { reason: Some(reason), ..SourceStatus::up(SourceKind::Processes, "own-mounts") }

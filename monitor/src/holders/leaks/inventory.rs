@@ -14,7 +14,7 @@ use crate::holders::mntns_index::{Member, MntnsIndex, mounts, namespace as mount
 use crate::holders::{Deadline, own_directory, own_tgid, thread_time};
 use crate::observation::{BindMount, BootNs, CopyHolder, MountCopy, NsInum, Propagation};
 use crate::sources::procfs::dir::Buffer;
-use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below};
+use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below, is_of_the_kernel};
 use crate::sources::procfs::readers::{Answer, Job};
 use crate::sources::procfs::root::is_initial_userns;
 use crate::sources::procfs::statmount::MountNamespace;
@@ -36,29 +36,6 @@ const NAMESPACES_OF_USER: usize = 64;
 const MEMBERS_LOOKED_AT: usize = 16;
 /// Processes that could not be looked at and of which each is named.
 const NAMED_MAX: usize = 16;
-/// File systems that a container has of its own, or that keep nothing.
-const OF_THE_KERNEL: [&str; 20] = [
-    "autofs",
-    "binfmt_misc",
-    "bpf",
-    "cgroup",
-    "cgroup2",
-    "configfs",
-    "debugfs",
-    "devpts",
-    "devtmpfs",
-    "efivarfs",
-    "fusectl",
-    "hugetlbfs",
-    "mqueue",
-    "nsfs",
-    "proc",
-    "pstore",
-    "rpc_pipefs",
-    "securityfs",
-    "sysfs",
-    "tracefs",
-];
 /// Below these, a tmpfs in another namespace is that namespace's own, but for the memory that containers share.
 const OWN_PLACES: [&str; 3] = ["/dev", "/proc", "/sys"];
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -400,7 +377,7 @@ fn is_in_pod(path: &str) -> bool {
 /// Whether a file system was made for the namespace in which it is.
 fn is_own(mount: &Mount) -> bool {
     let is_at = |place: &str| is_below(&mount.mountpoint, place);
-    OF_THE_KERNEL.contains(&mount.fstype.as_str())
+    is_of_the_kernel(&mount.fstype)
         || mount.fstype == "tmpfs"
             && mount.mountpoint != SHARED_MEMORY
             && OWN_PLACES.iter().any(|place| is_at(place))

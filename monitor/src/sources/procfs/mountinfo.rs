@@ -173,6 +173,36 @@ pub fn is_fuse(fstype: &str) -> bool {
     matches!(fstype, "fuse" | "fuseblk") || fstype.starts_with("fuse.")
 }
 
+/// File systems that the kernel has of its own, or makes for each namespace: they keep nothing.
+const OF_THE_KERNEL: [&str; 20] = [
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "nsfs",
+    "proc",
+    "pstore",
+    "rpc_pipefs",
+    "securityfs",
+    "sysfs",
+    "tracefs",
+];
+
+/// Whether file systems of this type keep nothing that somebody may want to be rid of.
+#[must_use]
+pub fn is_of_the_kernel(fstype: &str) -> bool {
+    OF_THE_KERNEL.contains(&fstype)
+}
+
 fn parse_line(line: &str) -> Option<Mount> {
     // Blanks within fields are escaped, so the first separator is the one.
     let (place, file_system) = line.split_once(" - ")?;

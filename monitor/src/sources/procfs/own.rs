@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process;
 
@@ -11,9 +12,12 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 
 use super::dir::mnt_id;
+use super::mountinfo::MountTable;
 use super::{Proc, parse_ns};
 use crate::metrics::{Pin, PinKind, ProcessReader, Usage};
 use crate::observation::{BootNs, NsInum};
+
+mod copies;
 
 /// Gives a descriptor of a socket's network namespace, `include/uapi/linux/sockios.h`, since 4.10.
 const SIOCGSKNS: libc::c_ulong = 0x894c;
@@ -26,6 +30,8 @@ pub struct Own {
     directories: Vec<PathBuf>,
     /// The host's mount namespace, if it is known.
     host_mntns: Option<NsInum>,
+    /// Whether its root directory is on the file system of the host's, or may be.
+    has_root_of_host: bool,
 }
 
 /// Sets the peak of resident memory (`VmHWM` of proc_pid_status(5)) back to what is resident now (proc_pid_clear_refs(5)).
@@ -53,7 +59,13 @@ impl ProcessReader for Own {
 impl Default for Own {
     fn default() -> Self {
         let proc = Proc::default();
-        Self { host_mntns: proc.first_mntns(), proc, pid: process::id(), directories: Vec::new() }
+        let device = |path| fs::metadata(path).map(|root| root.dev());
+        let has_root_of_host = match (device(PathBuf::from("/")), device(proc.first_root())) {
+            (Ok(own), Ok(host)) => own == host,
+            _ => true,
+        };
+        let (host_mntns, pid) = (proc.first_mntns(), process::id());
+        Self { proc, pid, directories: Vec::new(), host_mntns, has_root_of_host }
     }
 }
 
@@ -64,12 +76,17 @@ impl Own {
         Self { directories, ..self }
     }
 
-    /// The mount namespace of this process, if it is not the host's. It keeps copies of mounts, which others cannot
-    /// unmount then.
+    /// The mount namespace of this process, if it is not the host's and keeps copies of the host's mounts: others cannot be
+    /// rid of these then. That of a container has none, unless it was given directories with other mounts below them.
     #[must_use]
     pub fn private_mntns(&self) -> Option<NsInum> {
         let own = self.proc.ns(self.pid, "mnt")?;
-        self.host_mntns.is_some_and(|host| host != own).then_some(own)
+        let is_private = self.host_mntns.is_some_and(|host| host != own);
+        let keeps = || {
+            let table = || MountTable::parse(&self.mountinfo(), "");
+            self.has_root_of_host || copies::are_in(&table(), &self.directories)
+        };
+        (is_private && keeps()).then_some(own)
     }
 
     /// `CapEff` of proc_pid_status(5).
@@ -328,7 +345,8 @@ mod tests {
         symlink("mnt:[3]", process.join("fd/5")).unwrap();
         symlink("net:[1]", process.join("fd/6")).unwrap();
         symlink("/proc/1/mountinfo", process.join("fd/8")).unwrap();
-        let mut own = Own { proc: Proc::new(dir.path()), pid: 7, directories: vec![], host_mntns: Some(2) };
+        let proc = Proc::new(dir.path());
+        let mut own = Own { proc, pid: 7, directories: vec![], host_mntns: Some(2), has_root_of_host: true };
         let mut pins: Vec<_> = own.pins().into_iter().map(|pin| (pin.kind, pin.what)).collect();
         pins.sort();
         assert_eq!(
@@ -341,6 +359,9 @@ mod tests {
         own.host_mntns = Some(1);
         assert_eq!(own.private_mntns(), Some(2));
         assert!(own.pins().iter().any(|pin| pin.kind == PinKind::Mntns && pin.what.ends_with("mnt:[2]")));
+        own.has_root_of_host = false;
+        fs::write(process.join("mountinfo"), "21 1 0:9 / / rw - overlay overlay rw\n").unwrap();
+        assert_eq!(own.private_mntns(), None, "a container has a root of its own, and no copies");
         own.host_mntns = None;
         assert_eq!(own.private_mntns(), None, "what is not known is not claimed");
     }
