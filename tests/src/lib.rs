@@ -51,6 +51,7 @@ pub mod podman;
 
 pub mod advice;
 pub mod daemon;
+pub mod daemon_set;
 pub mod delivered;
 pub mod event;
 pub mod http;
