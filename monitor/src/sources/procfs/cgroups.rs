@@ -6,6 +6,8 @@
 //!
 //! In a control group namespace of its own, as most containers have, a process sees only a part of the paths of others, and
 //! of the hierarchies. A reader enters the initial one, and looks at the hierarchies as the node's first processes see them.
+//! So it does in another mount namespace than theirs: Docker gives a container only its own part of hierarchies of v1, in
+//! whatever namespace it is.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -14,6 +16,7 @@ use std::sync::OnceLock;
 
 use nix::sched::{CloneFlags, setns};
 
+use super::Proc;
 use crate::node::cgroup::{self, is_roots, most_specific};
 
 /// Where hierarchies are mounted, each in a directory of its own beside v1.
@@ -29,8 +32,8 @@ const NODE: [u32; 2] = [2, 1];
 /// the control group.
 pub const V1_CONTROLLERS: [&str; 4] = ["pids", "memory", "freezer", "cpu"];
 
-/// Whether this process had to enter the initial namespace.
-static ENTERED: OnceLock<bool> = OnceLock::new();
+/// Whether the node's first processes see more of the hierarchies than this one.
+static FROM_NODE: OnceLock<bool> = OnceLock::new();
 
 fn is_initial(process: &str) -> bool {
     // Before 4.6 there is only one.
@@ -46,7 +49,14 @@ pub(super) fn enter_initial() {
         let opened = File::open(place).ok().filter(|_| namespace);
         opened.is_some_and(|namespace| setns(namespace, CloneFlags::CLONE_NEWCGROUP).is_ok())
     };
-    ENTERED.get_or_init(|| !is_initial("self") && NODE.into_iter().any(enter));
+    FROM_NODE.get_or_init(|| (!is_initial("self") && NODE.into_iter().any(enter)) || has_other_mounts());
+}
+
+/// Whether this process is in another mount namespace than the node's first processes.
+fn has_other_mounts() -> bool {
+    let proc = Proc::default();
+    let own = proc.ns(std::process::id(), "mnt");
+    proc.first_mntns().is_some_and(|first| own.is_some_and(|own| own != first))
 }
 
 /// Whether readers see the control groups of the whole node.
@@ -106,7 +116,7 @@ pub fn hierarchies(proc: &Path) -> Vec<PathBuf> {
 
 /// Where hierarchies may be mounted, as this process sees it.
 fn mounted(proc: &Path) -> Option<Vec<PathBuf>> {
-    Some(match ENTERED.get() {
+    Some(match FROM_NODE.get() {
         Some(true) => NODE.into_iter().map(|pid| proc.join(format!("{pid}/root")).join(MOUNTED)).collect(),
         _ => vec![proc.parent()?.join(MOUNTED)],
     })
