@@ -29,11 +29,16 @@ const FORMS: [&str; 2] = ["capabilities", "privileged"];
 /// Starts runc. What this machine itself lacks cannot be given to a container: without CAP_SYS_RESOURCE a privileged one does
 /// not start.
 const RUNC: &str = r#"#!/bin/sh
+without() {
+    grep -q '^CapBnd:.*[13579bdf]......$' /proc/self/status && return
+    sed -i 's/,"CAP_SYS_RESOURCE"//g; s/"CAP_SYS_RESOURCE",//g' "$1"
+}
 previous=
 for word; do
-    if [ "$previous" = --bundle ] && ! grep -q '^CapBnd:.*[13579bdf]......$' /proc/self/status; then
-        sed -i 's/,"CAP_SYS_RESOURCE"//g; s/"CAP_SYS_RESOURCE",//g' "$word/config.json"
-    fi
+    case "$previous" in
+    --bundle) without "$word/config.json" ;;
+    --process) without "$word" ;;
+    esac
     previous=$word
 done
 exec runc "$@"
