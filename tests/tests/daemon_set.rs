@@ -306,7 +306,8 @@ fn each_required_capability_is_missed_by_its_name() {
         options.retain(|option| *option != format!("--cap-add={missing}"));
         assert_eq!(options.len(), all - 1, "{missing} is added");
         let words =
-            [&["run".to_owned(), "--rm".to_owned()][..], &options, &[image.clone()], &arguments].concat();
+            [&["run".to_owned(), "--rm".to_owned()][..], &options, std::slice::from_ref(&image), &arguments]
+                .concat();
         dockerd.attempt(&words)
     };
     for capability in ["SYS_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH", "NET_ADMIN"] {

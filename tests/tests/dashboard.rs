@@ -32,7 +32,7 @@ fn dashboard() -> Value {
 
 /// Every panel with queries, those in closed rows too.
 fn panels(dashboard: &Value) -> Vec<&Value> {
-    let inner = |panel: &'_ Value| panel["type"] == "row";
+    let inner = |panel: &Value| panel["type"] == "row";
     let all = list(dashboard, "panels");
     let rows = all.iter().filter(|panel| inner(panel)).flat_map(|row| list(row, "panels"));
     all.iter().filter(|panel| !inner(panel)).chain(rows).collect()
@@ -295,8 +295,8 @@ fn pages_for_that_pod_only(prometheus: &Prometheus, uid: &str) {
     assert_eq!(page["labels"]["pod_uid"], uid);
     let description = page["annotations"]["description"].as_str().unwrap_or_default();
     assert!(description.contains(uid) && description.contains("ip did it"), "{description}");
-    let critical = firing.iter().filter(|alert| alert["labels"]["severity"] == "critical");
-    assert!(critical.into_iter().all(is_broken), "nothing else pages: {firing:?}");
+    let mut critical = firing.iter().filter(|alert| alert["labels"]["severity"] == "critical");
+    assert!(critical.all(is_broken), "nothing else pages: {firing:?}");
 }
 
 fn evaluates_every_rule(prometheus: &Prometheus) {

@@ -132,12 +132,10 @@ fn what_many_nodes_have_in_common_silences_the_alerts_of_the_nodes() {
         let target = firing.iter().find(|labels| labels["alertname"] == alert).expect("it fires in a test");
         list(&alertmanager, "inhibit_rules").iter().any(|rule| {
             // Alertmanager takes a label that both lack for equal: each has to be there.
-            let equal = list(rule, "equal").iter().map(|label| label.as_str().expect("a label"));
+            let mut equal = list(rule, "equal").iter().map(|label| label.as_str().expect("a label"));
             fits(source, list(rule, "source_matchers"))
                 && fits(target, list(rule, "target_matchers"))
-                && equal
-                    .into_iter()
-                    .all(|label| source.contains_key(label) && source.get(label) == target.get(label))
+                && equal.all(|label| source.contains_key(label) && source.get(label) == target.get(label))
         })
     };
     assert!(inhibited("KevtmonSpecHashStormOnNodes", "KevtmonSpecHashStorm"));
