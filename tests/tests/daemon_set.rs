@@ -1,7 +1,7 @@
 //! The pod of the DaemonSet, run as its manifests say by a real Docker: it names who broke a gateway or holds a volume, and
 //! pins nothing.
 
-#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a test whose set-up fails must fail")]
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! What operators look at: the dashboard and the rules name what exists, are explained, and give data after real faults.
 
-#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a test whose set-up fails must fail")]
 
 use std::collections::{BTreeMap, BTreeSet};
 

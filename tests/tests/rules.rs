@@ -1,6 +1,6 @@
 //! The alerts: each fires where it should and says what to do, and those of the fleet silence those of nodes.
 
-#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a test whose set-up fails must fail")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
