@@ -15,7 +15,7 @@ use crate::observation::{Access, BootNs, Holder, HolderReport, Request, Verdict}
 
 /// When it is looked again, after the first look that found nobody.
 const DELAYS: [BootNs; 3] = [100 * MS, 1_000 * MS, 10_000 * MS];
-/// Mounts that are looked at again; of more, nothing is concluded.
+/// Mounts that are looked at again; of more, nothing is concluded. Those of users take half of the places at most.
 const MAX: usize = 64;
 /// Marks the ids of these requests.
 const RECHECK: u64 = 1 << 51;
@@ -129,7 +129,8 @@ impl Core {
         };
         let is_known = self.busy_mounts.get(umount.mount).is_some_and(|busy| busy.identity.is_some());
         let Rechecks { of, .. } = &mut self.holder_scans.rechecks;
-        if !is_known || !umount.attempt.syscall.is_umount() || of.len() >= MAX {
+        let most = if umount.account.host { MAX } else { MAX / 2 };
+        if !is_known || !umount.attempt.syscall.is_umount() || of.len() >= most {
             return;
         }
         let Earlier { seq, attempts, .. } = earlier;
