@@ -5,7 +5,7 @@ use super::*;
 
 /// Events, and what is requested about mounts.
 fn take(core: &mut Core) -> (Vec<Event>, Vec<Request>) {
-    let (emitted, mut requested) = super::mount::take(core);
+    let (emitted, mut requested) = mount::take(core);
     requested.retain(|request| !matches!(request, Request::Netns { .. }));
     (emitted, requested)
 }
