@@ -134,10 +134,10 @@ pub async fn run(
 ) -> Result<(), DaemonError> {
     let own = Own::default().with_directories(own_files(&config, &options));
     let private_mntns = own.private_mntns();
-    let metrics = Arc::new(Metrics::new(options.version, options.revision, own)?);
+    let metrics = Arc::new(Metrics::new(options.version, options.revision, own.clone())?);
     let (tx, mut rx) = mpsc::channel(QUEUE);
     // First, so that a port in use is reported before any program is loaded.
-    let Servers { health, memory, boot_id, questions, _open } = Servers::start(&config, &options, &metrics)?;
+    let Servers { health, memory, boot_id, questions, _open } = Servers::start(&config, &options, &metrics, own)?;
     let mut signals = Signals::new()?;
     store::survive_truncation()
         .map_err(|errno| DaemonError::Start { what: "signal handling", source: errno.into() })?;

@@ -46,6 +46,7 @@ pub mod cli;
 pub mod config;
 pub mod daemon;
 pub mod privilege;
+pub mod self_test;
 
 #[cfg(test)]
 mod tests;

@@ -28,6 +28,41 @@ const REQUIRED: [(Capability, &str); 4] = [
     (DAC_READ_SEARCH, "read the descriptors of every process"),
 ];
 
+/// Capabilities that more depends on, and what each is for.
+const OPTIONAL: [(Capability, &str); 3] = [
+    (BPF, "load kernel programs"),
+    (PERFMON, "load kernel programs"),
+    (NET_BROADCAST, "receive changes in all network namespaces on one socket"),
+];
+
+/// What a set of capabilities lacks, with what each is for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Lacks {
+    /// Without these the daemon does not start.
+    pub required: Vec<(Capability, &'static str)>,
+    /// Without these it sees less.
+    pub optional: Vec<(Capability, &'static str)>,
+}
+
+impl Lacks {
+    /// Those of a mask in the form of `CapEff` of proc_pid_status(5). SYS_ADMIN includes what kernel programs need.
+    #[must_use]
+    pub fn of(mask: u64) -> Self {
+        let has = |capability: Capability| mask & (1 << capability.bit) != 0;
+        let includes = |capability| has(capability) || capability != NET_BROADCAST && has(SYS_ADMIN);
+        Self {
+            required: REQUIRED.into_iter().filter(|(capability, _)| !has(*capability)).collect(),
+            optional: OPTIONAL.into_iter().filter(|(capability, _)| !includes(*capability)).collect(),
+        }
+    }
+
+    /// `CAP_BPF (load kernel programs), …`
+    #[must_use]
+    pub fn listed(missing: &[(Capability, &str)]) -> String {
+        list(missing)
+    }
+}
+
 /// What the optional capabilities allow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Privileges {
@@ -117,6 +152,16 @@ mod tests {
         let error =
             judge(mask(&[NET_ADMIN, SYS_ADMIN, DAC_READ_SEARCH, BPF, PERFMON])).unwrap_err().to_string();
         assert!(error.contains("CAP_SYS_PTRACE") && !error.contains("CAP_NET_ADMIN"), "{error}");
+    }
+
+    #[test]
+    fn sys_admin_includes_what_kernel_programs_need_and_not_listening_everywhere() {
+        let names = |of: &[(Capability, &str)]| of.iter().map(|(it, _)| it.name).collect::<Vec<_>>();
+        let lacks = Lacks::of(mask(&[SYS_ADMIN, NET_ADMIN, DAC_READ_SEARCH]));
+        assert_eq!(names(&lacks.required), ["CAP_SYS_PTRACE"]);
+        assert_eq!(names(&lacks.optional), ["CAP_NET_BROADCAST"]);
+        assert_eq!(names(&Lacks::of(0).optional), ["CAP_BPF", "CAP_PERFMON", "CAP_NET_BROADCAST"]);
+        assert_eq!(Lacks::of(u64::MAX), Lacks::default());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::error_chain::chain;
 
 pub mod bundle;
 pub mod client;
+pub mod doctor;
 pub mod exit;
 pub mod holders;
 pub mod logging;
@@ -22,6 +23,7 @@ pub mod replay;
 pub mod run;
 
 pub use bundle::BundleArgs;
+pub use doctor::DoctorArgs;
 pub use holders::HoldersArgs;
 pub use replay::ReplayArgs;
 pub use run::RunArgs;
@@ -59,6 +61,13 @@ pub enum Command {
     ///
     /// Exit code: 0 something was found, 1 nothing, 2 the answer is incomplete, or the path does not exist.
     Holders(HoldersArgs),
+    /// Tell what of kevtmon works on this node, on which rung, why not better, and how to get it
+    ///
+    /// The running daemon tells it of itself; without one, everything is tried as the daemon would try it, and let go of.
+    ///
+    /// Exit code: 0 all that is required works, 1 something does not, or the self-test failed, 69 `require_ebpf` is set and the
+    /// hooks do not work, 77 a capability is missing that the daemon cannot do without.
+    Doctor(DoctorArgs),
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would show it in the help")]
     Query(query::Query),
@@ -76,6 +85,7 @@ impl Cli {
             Command::Replay(args) => args.run(),
             Command::Bundle(args) => args.run(),
             Command::Holders(args) => args.run(),
+            Command::Doctor(args) => args.run(),
             Command::Query(query) => query.run(),
             Command::Reference(reference) => reference.run(),
         }

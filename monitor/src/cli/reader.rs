@@ -1,15 +1,24 @@
-//! A reader of /proc, which only the daemon starts: it serves jobs on its standard input.
+//! Processes that only kevtmon starts: a reader of /proc, which serves jobs on its standard input, and the one that acts
+//! in the self-test.
 
 use std::ffi::OsString;
 
 use super::exit;
 use crate::holders;
+use crate::self_test;
 use crate::sources;
 use crate::sources::procfs::readers::{self, Entry};
 
-/// Serves jobs if these are the arguments of a reader, the program's name first; then returns the exit code.
+/// Does the work of such a process if these are its arguments, the program's name first; then returns the exit code.
 pub fn run_if_asked(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
-    args.nth(1).filter(|first| first == readers::ARGUMENT)?;
+    let first = args.nth(1)?;
+    if first == self_test::ARGUMENT {
+        self_test::work();
+        return Some(exit::OK);
+    }
+    if first != readers::ARGUMENT {
+        return None;
+    }
     let background = args.next().is_some_and(|second| second == readers::BACKGROUND);
     // Nobody reads a message: the daemon says that a reader failed.
     let served = readers::serve(&jobs(), background);

@@ -28,6 +28,7 @@ use crate::sources::bpf::hooks::{HOOKS, HookStatus};
 use crate::sources::kubelet::POD_LABELS;
 use crate::sources::netlink::{NetlinkConfig, NetlinkSource, follow_host_neighbors};
 use crate::sources::procfs::Proc;
+use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{self, RuntimeSocket};
 use crate::sources::{Barrier, Sender, components, observed_now, pod_remains};
@@ -55,6 +56,7 @@ impl Servers {
         config: &Config,
         options: &Options,
         metrics: &Arc<Metrics>,
+        own: Own,
     ) -> Result<Self, DaemonError> {
         let health = Arc::new(Health::default());
         let metrics_server = match &config.get(&LISTEN).0[..] {
@@ -72,7 +74,8 @@ impl Servers {
             revision: options.revision.to_owned(),
             state_dir: config.get(&STATE_DIR),
         };
-        let server = api::Server::start(&config.get(&SOCKET), identity, Arc::clone(&memory), older, asking)?;
+        let path = config.get(&SOCKET);
+        let server = api::Server::start(&path, identity, Arc::clone(&memory), older, asking, own)?;
         Ok(Self { health, memory, boot_id, questions, _open: (metrics_server, server) })
     }
 }

@@ -9,6 +9,7 @@
 
 pub mod coverage;
 pub mod current;
+pub mod doctor;
 pub mod down;
 pub mod filter;
 pub mod history;

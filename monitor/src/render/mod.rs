@@ -14,6 +14,7 @@ pub use event::Transcript;
 mod fold;
 pub use fold::Fold;
 
+pub mod doctor;
 pub mod holders;
 pub mod incident;
 pub mod leaks;

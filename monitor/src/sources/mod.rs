@@ -6,6 +6,7 @@ use crate::observation::{Fact, Observation, Source};
 pub mod bpf;
 pub mod cni;
 pub mod components;
+pub mod kernel;
 pub mod kubelet;
 pub mod loop_device;
 pub mod netlink;

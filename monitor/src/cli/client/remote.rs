@@ -21,6 +21,7 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
 use crate::core::state::NodeState;
+use crate::query::doctor::DaemonReport;
 use crate::query::filter::{EventFilter, IncidentFilter};
 use crate::query::history::{Extent, History, HistoryError, IncidentView, Page};
 use crate::query::why::Outcome;
@@ -158,6 +159,14 @@ impl Remote {
     /// When it does not answer.
     pub fn version(&self) -> Result<VersionAnswer, RemoteError> {
         Ok(serde_json::from_str(&self.get("/v1/version")?)?)
+    }
+
+    /// What the daemon tells of itself.
+    ///
+    /// # Errors
+    /// When it does not answer, or is too old to.
+    pub fn doctor(&self) -> Result<DaemonReport, RemoteError> {
+        Ok(serde_json::from_str(&self.get("/v1/doctor")?)?)
     }
 
     /// The story of the subject, answered in the daemon.

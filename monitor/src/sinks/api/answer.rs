@@ -23,12 +23,14 @@ use crate::event::SCHEMA;
 use crate::http::{
     Connection, JSON, NDJSON, Response, method_not_allowed, respond, stream_body, text, whole,
 };
+use crate::query::doctor::DaemonReport;
 use crate::query::filter::EventFilter;
 use crate::query::history::{History, HistoryError, Layered, LiveHistory};
 use crate::query::why::why;
 use crate::query::wire::{self, VersionAnswer};
 use crate::query::{API, API_HEADER};
 use crate::query::{lull, stale};
+use crate::sources::procfs::own::Own;
 
 /// Timeout for a copy of the model from the core.
 const CORE_TIME: Duration = Duration::from_secs(5);
@@ -47,6 +49,9 @@ pub struct Identity {
     pub state_dir: PathBuf,
 }
 
+/// Most of what it pins that is told.
+const PINS: usize = 32;
+
 pub(super) struct Answers {
     pub(super) identity: Identity,
     pub(super) memory: Arc<Memory>,
@@ -55,6 +60,8 @@ pub(super) struct Answers {
     /// What reaches further back.
     pub(super) older: Option<Arc<dyn LiveHistory>>,
     pub(super) questions: mpsc::Sender<Question>,
+    /// The process of the daemon.
+    pub(super) own: Own,
 }
 
 impl Answers {
@@ -75,10 +82,11 @@ impl Answers {
             "/v1/why" => self.why(query).await,
             "/v1/state" => self.state().await,
             "/v1/version" => self.version(),
+            "/v1/doctor" => self.doctor().await,
             path => text(
                 StatusCode::NOT_FOUND,
                 format!(
-                    "unknown path {path}: this daemon serves /v1/events, /v1/incidents, /v1/why, /v1/state, /v1/version"
+                    "unknown path {path}: this daemon serves /v1/events, /v1/incidents, /v1/why, /v1/state, /v1/version, /v1/doctor"
                 ),
             ),
         }
@@ -179,6 +187,31 @@ impl Answers {
             Ok(body) => respond(StatusCode::OK, JSON, whole(body)),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         }
+    }
+
+    /// What the daemon tells of itself.
+    async fn doctor(&self) -> Response {
+        let state = match self.model().await {
+            Ok(state) => state,
+            Err(refusal) => return refusal,
+        };
+        let (own, identity) = (self.own.clone(), self.identity.clone());
+        searched(move || {
+            let Identity { node, version, revision, state_dir } = identity;
+            let report = DaemonReport {
+                version,
+                revision,
+                node,
+                pid: std::process::id(),
+                state_dir,
+                ready: state.ready,
+                capabilities: own.effective_capabilities().map(|mask| format!("{mask:016x}")),
+                pins: own.pins().into_iter().take(PINS).map(|pin| pin.what).collect(),
+                sources: state.sources,
+            };
+            to_json(&report).map_err(broken)
+        })
+        .await
     }
 
     async fn follow(&self, mut filter: EventFilter, connection: Arc<Connection>) -> Response {

@@ -23,6 +23,7 @@ use crate::http::{self, CONNECTION_TIME, Connection, Handler, Limits, PATIENCE, 
 use crate::query::history::{History, Layered, LiveHistory};
 use crate::query::{API, API_HEADER};
 use crate::settings::settings;
+use crate::sources::procfs::own::Own;
 
 mod answer;
 mod backlog;
@@ -129,6 +130,7 @@ impl Server {
         memory: Arc<Memory>,
         older: Option<Arc<dyn LiveHistory>>,
         questions: mpsc::Sender<Question>,
+        own: Own,
     ) -> Result<Self, ApiError> {
         let (listener, socket) = socket::bind(path)?;
         let newest: Arc<dyn History> = Arc::<Memory>::clone(&memory);
@@ -136,7 +138,7 @@ impl Server {
             Some(older) => Arc::new(Layered::new(newest, Arc::clone(older))),
             None => newest,
         };
-        let answers = Answers { identity, memory: Arc::clone(&memory), history, older, questions };
+        let answers = Answers { identity, memory: Arc::clone(&memory), history, older, questions, own };
         let endpoint = Endpoint { answers, access: AccessControl::new(path) };
         let http = http::Server::start("api", vec![listener], LIMITS, endpoint).map_err(ApiError::Start)?;
         Ok(Self { memory, _http: http, _socket: socket })

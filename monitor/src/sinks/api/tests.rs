@@ -20,7 +20,6 @@ use crate::metrics::Metrics;
 use crate::query::filter::{EventFilter, IncidentFilter, Order};
 use crate::settings::Settings;
 use crate::settings::{Cmdline, EventRate};
-use crate::sources::procfs::own::Own;
 use crate::store::{Archive, Limits, Writer};
 use crate::tests::history;
 use crate::tests::patience::{PATIENCE, eventually};
@@ -87,7 +86,8 @@ impl Rig {
             revision: "r".into(),
             state_dir: "/state".into(),
         };
-        let server = Server::start(&path, identity, Arc::clone(&memory), older, asking).unwrap();
+        let server =
+            Server::start(&path, identity, Arc::clone(&memory), older, asking, Own::default()).unwrap();
         Self { server: Some(server), core: fake, memory, metrics, path, _dir: dir }
     }
 
@@ -410,4 +410,13 @@ fn an_incident_of_an_earlier_run_is_shown_once_though_the_store_breaks_later() {
     };
     rig.memory.push(&closed, "{}".into());
     assert_eq!(shown(), []);
+}
+
+#[test]
+fn the_daemon_tells_of_itself() {
+    let report = Rig::new().remote().doctor().unwrap();
+    assert_eq!((report.node.as_str(), report.revision.as_str()), ("n", "r"));
+    assert_eq!(report.pid, std::process::id());
+    assert!(!report.ready, "its core has no sources yet");
+    assert!(report.capabilities.is_some_and(|mask| u64::from_str_radix(&mask, 16).is_ok()));
 }

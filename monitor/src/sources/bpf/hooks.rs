@@ -10,8 +10,8 @@ mod remove;
 mod umount;
 
 pub use choice::{Choice, HookChoices};
-pub use ladder::HookStatus;
 pub(super) use ladder::wants_programs;
+pub use ladder::{HookStatus, SWITCHED_OFF};
 
 use kevtmon_ebpf::Counter;
 
@@ -33,6 +33,8 @@ pub struct Hook {
     pub name: &'static str,
     /// What it observes, in the plural: `neighbor changes`.
     pub observes: &'static str,
+    /// What is not known while it is not on its best rung.
+    pub without: &'static str,
     /// The ways to observe it, the best first.
     pub rungs: &'static [Rung],
     /// Where its programs read the kernel's structures, besides those of the current task.

@@ -23,8 +23,7 @@ use super::plugins::Plugins;
 use super::skipped::SkippedRuns;
 use super::syscall_context::{self, ContextError};
 use super::tracefs::{self, TRACEFS};
-use super::{BpfConfig, BpfError, CountReader, counters, task};
-use crate::error_chain::chain;
+use super::{BpfConfig, BpfError, CountReader, counters, refusal, task};
 use crate::sources::procfs::Proc;
 
 const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
@@ -93,7 +92,7 @@ pub fn load(config: &BpfConfig) -> LoadedHooks {
             .iter()
             .map(|hook| {
                 HookStatus::select(hook, config.hooks.of(hook), |programs| {
-                    objects.attach(hook, programs).map_err(|error| chain(&error))
+                    objects.attach(hook, programs).map_err(|error| refusal::reason(&error))
                 })
             })
             .collect();
@@ -104,7 +103,7 @@ pub fn load(config: &BpfConfig) -> LoadedHooks {
     match loaded {
         Ok((statuses, source)) => LoadedHooks { statuses, programs: Some(source), failure: None },
         Err(error) => {
-            let statuses = without_programs(config, &chain(&error));
+            let statuses = without_programs(config, &refusal::reason(&*error));
             LoadedHooks { statuses, programs: None, failure: Some(error) }
         }
     }
@@ -206,7 +205,12 @@ impl Objects {
         for program in programs.iter().filter(|program| is_extra(program)) {
             if let Err(error) = self.load_program(program).and_then(|()| self.attach_program(program)) {
                 self.unload_program(program);
-                tracing::info!(hook = hook.name, program = program.name, error = %chain(&error), "does without a program");
+                tracing::info!(
+                    hook = hook.name,
+                    program = program.name,
+                    error = refusal::reason(&error),
+                    "does without a program"
+                );
             }
         }
         Ok(())

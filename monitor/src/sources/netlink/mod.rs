@@ -126,6 +126,12 @@ impl NetlinkSource {
         self.host
     }
 
+    /// Why changes in other namespaces cannot be received, if so.
+    #[must_use]
+    pub fn host_only(&self) -> Option<String> {
+        self.subscription.host_only.as_ref().map(ToString::to_string)
+    }
+
     /// Delivers snapshots and changes until the receiver is gone. Each namespace that comes by `requests`
     /// is answered with its snapshot, or with its absence; each of `barriers` once all messages that the kernel sent before
     /// were delivered.

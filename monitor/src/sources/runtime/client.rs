@@ -194,7 +194,8 @@ impl RuntimeError {
     }
 
     /// For an operator: what failed, and the innermost cause.
-    pub(super) fn reason(&self) -> String {
+    #[must_use]
+    pub fn reason(&self) -> String {
         let mut cause = self.source();
         while let Some(inner) = cause.and_then(|error| error.source()) {
             cause = Some(inner);

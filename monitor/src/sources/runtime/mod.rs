@@ -6,9 +6,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Sender;
+use super::procfs::Proc;
 use super::procfs::readers::Readers;
 use crate::names::names;
 use crate::sources::kubelet::PodLabels;
@@ -81,6 +82,22 @@ impl RuntimeSocket {
     #[must_use]
     pub fn source(&self) -> String {
         format!("{}:{}", self.kind.name(), self.path.display())
+    }
+
+    /// What answers there: `docker`, `podman`, `containerd`, …
+    ///
+    /// # Errors
+    /// Why nothing does, within the time that a request may take.
+    pub async fn probe(&self, proc: &Proc, options: &Options) -> Result<String, RuntimeError> {
+        let path = proc.on_host(&self.path);
+        let asked = async {
+            Ok(match self.kind {
+                RuntimeKind::Docker => docker::Docker::connect(&path, options).await?.runtime().to_owned(),
+                RuntimeKind::Cri => cri::Cri::connect(&path, options).await?.runtime().to_owned(),
+            })
+        };
+        let late = RuntimeError::Timeout { after: options.timeout };
+        timeout(options.timeout, asked).await.unwrap_or(Err(late))
     }
 
     /// Watches it until the receiver of observations is gone.

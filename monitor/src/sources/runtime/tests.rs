@@ -87,7 +87,7 @@ async fn a_runtime_without_an_event_stream_is_polled_and_degraded() {
         tokio::spawn(run::<Mute>("mute:/a".into(), Path::new("/a"), timing, Proc::default().into(), tx));
     let mut status: Option<SourceStatus> = None;
     let mut listed: Vec<ContainerFacts> = Vec::new();
-    let met = tokio::time::timeout(Duration::from_secs(30), async {
+    let met = timeout(Duration::from_secs(30), async {
         while let Some(observation) = rx.recv().await {
             match observation.fact {
                 Fact::Source(reported) => {

@@ -17,6 +17,7 @@ use crate::sources::bpf::objects;
 pub(super) const HOOK: Hook = Hook {
     name: "exec",
     observes: "calls of CNI plugins",
+    without: "calls of CNI plugins are not seen, so that no change of the network is told to be part of one",
     rungs: &[Rung {
         name: "tp_btf",
         note: None,

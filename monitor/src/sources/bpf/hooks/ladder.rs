@@ -5,7 +5,7 @@ use super::{Hook, Mechanism, Program, Rung};
 use crate::observation::{SourceKind, SourceStatus};
 
 /// Why a rung that the configuration excludes is refused.
-const SWITCHED_OFF: &str = "switched off";
+pub const SWITCHED_OFF: &str = "switched off";
 
 /// The rung that a hook is on, and why on none above it.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use crate::sources::bpf::task::actor;
 pub(super) const HOOK: Hook = Hook {
     name: "link",
     observes: "changes of interfaces",
+    without: "who set a link down, moved or deleted it is not known, but for a CNI call at that time",
     rungs: &[Rung {
         name: "tp_btf",
         note: None,

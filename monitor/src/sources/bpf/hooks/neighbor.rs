@@ -22,6 +22,7 @@ use crate::sources::bpf::task::actor;
 pub(super) const HOOK: Hook = Hook {
     name: "neighbor",
     observes: "neighbor changes",
+    without: "who deleted or changed a neighbor entry is not known; on the rung `netlink` it is seen that they went",
     rungs: &[
         Rung {
             name: "tp_btf",

@@ -22,6 +22,7 @@ const EBUSY: u16 = 16;
 pub(super) const HOOK: Hook = Hook {
     name: "remove",
     observes: "names that cannot be removed or renamed",
+    without: "mount points that cannot be removed or renamed are not seen when that is refused; what remains is found by its state",
     rungs: &[Rung {
         name: "tracepoint",
         note: Some("makes each of these calls some tens of nanoseconds longer"),

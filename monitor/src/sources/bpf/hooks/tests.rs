@@ -27,6 +27,7 @@ fn every_name_in_the_table_is_unique() {
     assert!(HOOKS.iter().all(|hook| is_name(hook.name) && hook.name != "ring_kib"));
     for hook in HOOKS {
         assert!(hook.rungs.iter().all(|rung| is_name(rung.name)), "{}", hook.name);
+        assert!(!hook.observes.is_empty() && !hook.without.is_empty(), "{}", hook.name);
         // With `auto` and `off`, which no rung may be called.
         assert_unique(hook.choices());
     }
@@ -117,6 +118,7 @@ const fn program(name: &'static str) -> Program {
 const TWO: Hook = Hook {
     name: "two",
     observes: "things",
+    without: "nothing is known of things",
     rungs: &[
         Rung { name: "fast", note: None, mechanism: Mechanism::Programs(&[program("a")]) },
         Rung { name: "slow", note: None, mechanism: Mechanism::Programs(&[program("b"), program("c")]) },

@@ -26,6 +26,7 @@ use crate::sources::bpf::task::actor;
 pub(super) const HOOK: Hook = Hook {
     name: "umount",
     observes: "unmount attempts",
+    without: "unmounts that are refused are not seen when they are, and nobody is named for them; mounts and pods that remain are found by their state",
     rungs: &[Rung {
         name: "tracepoint",
         note: None,

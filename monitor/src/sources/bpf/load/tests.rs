@@ -3,6 +3,7 @@
 use kevtmon_ebpf::lanes::Rate;
 
 use super::*;
+use crate::error_chain::chain;
 use crate::sources::bpf::hooks::HookChoices;
 use crate::sources::bpf::objects::CORE;
 

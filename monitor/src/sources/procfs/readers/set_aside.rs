@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::hanging::Description;
+use super::{READERS, Readers};
 use crate::observation::{SourceKind, SourceStatus};
 use crate::sources::procfs::pidfd::PidFd;
 
@@ -129,6 +130,15 @@ impl SetAside {
             reason.push_str(&format!("; and {} more", self.0.len() - NAMED));
         }
         Some(reason)
+    }
+}
+
+impl Readers {
+    /// Which processes hang their readers, as far as that is known by now.
+    #[must_use]
+    pub fn status(&self) -> SourceStatus {
+        let state = self.0.state();
+        state.aside.status(state.missing, READERS)
     }
 }
 

@@ -1,0 +1,199 @@
+//! What `doctor --self-test` does, as a process of its own: in a network namespace with a veth it deletes a permanent neighbor
+//! entry, and in a mount namespace it is refused an unmount. Both namespaces, the veth and the mounts end with the process,
+//! however it ends. It does not look at what comes of it.
+//!
+//! In: lines on standard input, each of which allows the next step; its end ends the process. Out: a line of JSON after each.
+
+mod network;
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, Write};
+use std::net::Ipv4Addr;
+use std::os::unix::process::parent_id;
+use std::path::{Path, PathBuf};
+use std::process;
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use network::{Network, RequestError};
+
+/// First argument of such a process.
+pub const ARGUMENT: &str = "self-test-worker";
+/// The neighbor whose entry is deleted, of a network for documentation (RFC 5737).
+pub const NEIGHBOR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// Interface in the namespace of its own.
+const LINK: &str = "kvtest";
+/// Directories that may be there: what is in them is covered, for this process alone.
+const PLACES: [&str; 3] = ["/tmp", "/run", "/dev"];
+
+/// What the process has done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Done {
+    /// The namespaces are there, with all that is in them.
+    Prepared {
+        /// The other end of the veth, in the network namespace of the parent process.
+        link: String,
+        /// What is mounted and in use, in the mount namespace of this process.
+        mount: PathBuf,
+    },
+    /// The entry was deleted, and the unmount refused.
+    Acted {
+        /// What umount2(2) returned: the name of an errno, or `ok`.
+        umount: String,
+    },
+    /// Nothing more comes.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+#[derive(Debug, Error)]
+enum WorkError {
+    #[error("cannot make a {what} namespace")]
+    Namespace {
+        what: &'static str,
+        #[source]
+        source: Errno,
+    },
+    #[error(transparent)]
+    Network(#[from] RequestError),
+    #[error("cannot mount a tmpfs at {}", path.display())]
+    Mount {
+        path: PathBuf,
+        #[source]
+        source: Errno,
+    },
+    #[error("none of {} is there to mount something at", PLACES.join(", "))]
+    NoPlace,
+    #[error("cannot use {}", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Name of the end of the veth that is in the namespace of the parent of the process with this id.
+fn link_of(pid: u32) -> String {
+    format!("kvt{pid}")
+}
+
+/// Does it, in this process.
+pub fn work() {
+    serve(&mut io::stdin().lock(), &mut io::stdout().lock());
+}
+
+fn serve(steps: &mut impl BufRead, out: &mut impl Write) {
+    let mut tell = |done: &Done| {
+        // Whoever started this reads it, or is gone.
+        let line = serde_json::to_string(done).unwrap_or_default();
+        writeln!(out, "{line}").and_then(|()| out.flush()).is_ok()
+    };
+    let failed = |error: &WorkError| Done::Failed { reason: crate::error_chain::chain(error) };
+    let mut prepared = match Prepared::new() {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            tell(&failed(&error));
+            return;
+        }
+    };
+    let there = Done::Prepared { link: link_of(process::id()), mount: prepared.mount.clone() };
+    if !tell(&there) || !is_allowed(steps) {
+        return;
+    }
+    tell(&prepared.act().unwrap_or_else(|error| failed(&error)));
+    // Whoever acted stays until it was looked at.
+    is_allowed(steps);
+}
+
+fn is_allowed(steps: &mut impl BufRead) -> bool {
+    steps.read_line(&mut String::new()).is_ok_and(|length| length > 0)
+}
+
+/// Namespaces with what is to be changed.
+struct Prepared {
+    network: Network,
+    ifindex: u32,
+    mount: PathBuf,
+    /// Keeps the mount in use.
+    _file: File,
+}
+
+impl Prepared {
+    fn new() -> Result<Self, WorkError> {
+        let namespace = |what, flags| unshare(flags).map_err(|source| WorkError::Namespace { what, source });
+        namespace("network", CloneFlags::CLONE_NEWNET)?;
+        let mut network = Network::open()?;
+        network.add_veth(LINK, &link_of(process::id()), parent_id())?;
+        let ifindex = nix::net::if_::if_nametoindex(LINK)
+            .map_err(|errno| RequestError::refused("look up the veth", errno.into()))?;
+        network.set_up(ifindex)?;
+        network.add_permanent_neighbor(ifindex, NEIGHBOR)?;
+        namespace("mount", CloneFlags::CLONE_NEWNS)?;
+        let (mount, file) = mount_in_use()?;
+        Ok(Self { network, ifindex, mount, _file: file })
+    }
+
+    fn act(&mut self) -> Result<Done, WorkError> {
+        self.network.delete_neighbor(self.ifindex, NEIGHBOR)?;
+        let umount = match umount2(&self.mount, MntFlags::empty()) {
+            Ok(()) => "ok".to_owned(),
+            Err(errno) => format!("{errno:?}"),
+        };
+        Ok(Done::Acted { umount })
+    }
+}
+
+/// A tmpfs that nobody else sees, with an open file in it.
+fn mount_in_use() -> Result<(PathBuf, File), WorkError> {
+    let none = None::<&str>;
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| WorkError::Mount { path, source }
+    };
+    let root = Path::new("/");
+    mount(none, root, none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).map_err(failed(root))?;
+    let place = PLACES.iter().map(Path::new).find(|place| place.is_dir()).ok_or(WorkError::NoPlace)?;
+    let tmpfs = |path: &Path| {
+        mount(Some("kevtmon-self-test"), path, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, none)
+            .map_err(failed(path))
+    };
+    tmpfs(place)?;
+    let point = place.join(format!("kevtmon-self-test-{}", process::id()));
+    let file = |path: &Path| {
+        let path = path.to_owned();
+        move |source| WorkError::File { path, source }
+    };
+    fs::create_dir(&point).map_err(file(&point))?;
+    tmpfs(&point)?;
+    let inside = point.join("file");
+    Ok((point, File::create(&inside).map_err(file(&inside))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_link_fits_whatever_the_process_id() {
+        // IFNAMSIZ, with its end.
+        assert!(link_of(4_194_304).len() < 16);
+    }
+
+    #[test]
+    fn what_was_done_reads_back() {
+        for done in [
+            Done::Prepared { link: "kvt7".into(), mount: "/tmp/a".into() },
+            Done::Acted { umount: "EBUSY".into() },
+            Done::Failed { reason: "no".into() },
+        ] {
+            assert_eq!(serde_json::from_str::<Done>(&serde_json::to_string(&done).unwrap()).unwrap(), done);
+        }
+    }
+}
