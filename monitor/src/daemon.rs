@@ -7,6 +7,7 @@ mod leaks;
 mod order;
 mod programs;
 mod reload;
+mod service_manager;
 mod signals;
 mod startup;
 mod surroundings;
@@ -47,6 +48,7 @@ use crate::store::{self, PreviousRun};
 use lanes::Touched;
 use programs::Reading;
 use reload::Reload;
+use service_manager::ServiceManager;
 use signals::Signals;
 use startup::{Servers, Sources, own_files, resume, start_recorder};
 use surroundings::{own_cgroups, own_mounts};
@@ -137,7 +139,8 @@ pub async fn run(
     let metrics = Arc::new(Metrics::new(options.version, options.revision, own.clone())?);
     let (tx, mut rx) = mpsc::channel(QUEUE);
     // First, so that a port in use is reported before any program is loaded.
-    let Servers { health, memory, boot_id, questions, _open } = Servers::start(&config, &options, &metrics, own)?;
+    let Servers { health, memory, boot_id, questions, _open } =
+        Servers::start(&config, &options, &metrics, own)?;
     let mut signals = Signals::new()?;
     store::survive_truncation()
         .map_err(|errno| DaemonError::Start { what: "signal handling", source: errno.into() })?;
@@ -197,12 +200,14 @@ pub async fn run(
         has_settled: false,
         aftermath: 0,
         is_configured: true,
+        service_manager: ServiceManager::of_environment(),
     };
     let lacks = private_mntns.map(own_mounts).into_iter().chain(own_cgroups()).chain(unrecorded);
     let statuses = statuses.into_iter().chain(lacks).collect();
     daemon.resume(&previous_run, statuses, &memory);
     let (reading, mut netlink) = sources.start(&mut daemon, netns_rx, barriers_rx, tx);
     let ended = daemon.work(&mut rx, questions, &mut signals, &mut netlink, reload).await;
+    daemon.service_manager.stopping();
     daemon.drain(rx, reading).await;
     daemon.stop();
     ended
@@ -247,6 +252,7 @@ struct Daemon {
     aftermath: u32,
     /// Whether the configuration could be used when it was read last.
     is_configured: bool,
+    service_manager: ServiceManager,
 }
 
 impl Daemon {
@@ -282,6 +288,7 @@ impl Daemon {
         let mut reload = Reload::new(reload);
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut watchdog = self.service_manager.watchdog_interval().map(interval);
         let mut earliest = Instant::now();
         loop {
             let in_time = |at: u64| Instant::now() + Duration::from_nanos(at.saturating_sub(boot_now()));
@@ -310,14 +317,22 @@ impl Daemon {
                     earliest = Instant::now() + TICK_PAUSE;
                 }
                 _ = heartbeat.tick() => self.heartbeat(),
+                // By the core itself: one that does not come back to here is ended, and started again.
+                () = service_manager::due(&mut watchdog) => self.service_manager.feed_watchdog(),
                 Some(question) = questions.recv() => {
                     // The client may have disconnected.
                     let _ = question.send(Box::new(self.core.state(boot_now())));
                 }
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
-                _ = signals.hangup.recv() => reload.begin(),
-                config = reload.next() => self.reload(config),
+                _ = signals.hangup.recv() => {
+                    self.service_manager.reloading();
+                    reload.begin();
+                }
+                config = reload.next() => {
+                    self.reload(config);
+                    self.service_manager.ready();
+                }
                 _ = &mut *netlink => return Err(DaemonError::SourceEnded),
             }
             if std::mem::take(&mut self.has_judged) {
@@ -362,6 +377,7 @@ impl Daemon {
         if event.kind == Kind::DaemonReady {
             self.health.set_ready();
         }
+        self.service_manager.event(&event);
         self.storm_detector.event();
         self.has_judged |= event.incident.is_some() && event.neighbor.is_some();
         self.sinks.offer(&Arc::new(event.into()));

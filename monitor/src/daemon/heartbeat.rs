@@ -38,6 +38,7 @@ impl Daemon {
         let repeated = self.core.umounts_ignored();
         self.metrics.refusals_ignored(IgnoredRefusals { repeated, cgroup, nameless });
         self.health.tick(now);
+        self.service_manager.flush();
         // What a start or a storm needed.
         let is_settled = self.core.is_ready() && !std::mem::replace(&mut self.has_settled, true);
         let is_over = self.storm_detector.has_calmed() || is_settled;

@@ -22,6 +22,21 @@ pub struct Daemon {
     pub degraded: SourceStates,
 }
 
+impl Daemon {
+    /// How it is, in one line.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let sources = format!("{} sources", self.sources.len());
+        match self.degraded.len() {
+            0 => sources,
+            _ => {
+                let names: Vec<&str> = self.degraded.keys().map(String::as_str).collect();
+                format!("{sources}; degraded: {}", names.join(", "))
+            }
+        }
+    }
+}
+
 /// What was lost or discarded, for `events.lost`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Lost {
