@@ -18,7 +18,7 @@ use crate::regular_file;
 use crate::settings::{CMDLINE, Description, Policy, Setting, Stored, Thresholds, Valid, Values, settings};
 use crate::sinks::listen::{Addresses, LISTEN};
 use crate::sinks::stdout::{FORMAT, Format, MIN_SEVERITY};
-use crate::sinks::{api, listen, stdout};
+use crate::sinks::{api, journald, listen, stdout};
 use crate::sources::{bpf, cni, kubelet};
 use crate::{diagnose, recording, store};
 
@@ -50,16 +50,23 @@ settings! { "":
 /// All settings, in the order of the file: the top level first, then table by table.
 pub fn descriptions() -> Vec<&'static dyn Description> {
     let thresholds = diagnose::thresholds().map(|threshold| threshold as &dyn Description);
-    [SETTINGS, api::SETTINGS, crate::settings::SETTINGS, stdout::SETTINGS, listen::SETTINGS]
-        .into_iter()
-        .chain([runtime::SETTINGS, kubelet::SETTINGS, cni::SETTINGS])
-        .flatten()
-        .copied()
-        .chain(bpf::settings::descriptions())
-        .chain(crate::settings::event_rates::SETTINGS.iter().copied())
-        .chain(thresholds)
-        .chain([store::settings::SETTINGS, recording::settings::SETTINGS].into_iter().flatten().copied())
-        .collect()
+    [
+        SETTINGS,
+        api::SETTINGS,
+        crate::settings::SETTINGS,
+        stdout::SETTINGS,
+        journald::SETTINGS,
+        listen::SETTINGS,
+    ]
+    .into_iter()
+    .chain([runtime::SETTINGS, kubelet::SETTINGS, cni::SETTINGS])
+    .flatten()
+    .copied()
+    .chain(bpf::settings::descriptions())
+    .chain(crate::settings::event_rates::SETTINGS.iter().copied())
+    .chain(thresholds)
+    .chain([store::settings::SETTINGS, recording::settings::SETTINGS].into_iter().flatten().copied())
+    .collect()
 }
 
 /// The value of every setting. None is a secret: recordings and bundles contain it.

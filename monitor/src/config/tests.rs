@@ -60,6 +60,11 @@ cmdline = "all"
 format = "pretty"
 min_severity = "warning"
 
+[journald]
+enabled = "yes"
+min_severity = "info"
+socket = "/run/j.sock"
+
 [metrics]
 listen = ["0.0.0.0:19809", "[::1]:19809"]
 

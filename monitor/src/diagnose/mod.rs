@@ -36,6 +36,7 @@ mod cni_teardown_failing;
 mod container_undeletable;
 mod duplicate_pod_ip;
 mod engine;
+mod explained;
 mod finding;
 mod flapping;
 mod gateway_neighbor_lost;
@@ -57,6 +58,7 @@ mod umount_hung;
 mod volume_busy;
 
 pub use engine::{Engine, IncidentChange, RestoreError, Saved};
+pub use explained::{Explained, explained};
 pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
 pub use flapping::Lull;
 pub use incidents::{Incidents, OpenIncident};

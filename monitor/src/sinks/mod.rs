@@ -14,6 +14,7 @@ mod commit_barrier;
 mod event_gap;
 mod event_queue;
 pub mod health;
+pub mod journald;
 pub mod json;
 mod kept;
 pub mod listen;
@@ -33,9 +34,10 @@ pub use startup::{Context, Running, StartError, Started, start};
 
 /// Every sink, with its name in errors, in the order in which they get an event. The store is the first: the others
 /// wait for its commits.
-const SINKS: [(&str, startup::Start); 3] = [
+const SINKS: [(&str, startup::Start); 4] = [
     ("the event store", store::start_if_enabled),
     ("standard output", stdout::start),
+    ("the journal", journald::start),
     ("the memory of events", api::start_sink),
 ];
 

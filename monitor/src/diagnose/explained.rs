@@ -1,0 +1,123 @@
+//! What each kind of incident means and what to do, for people who meet it in a log and do not know kevtmon.
+
+use super::{
+    cni_netns_mismatch, cni_teardown_failing, container_undeletable, gateway_neighbor_lost,
+    kubelet_crash_loop, mount_leak, orphan_container, pod_stuck_terminating, sandbox_crash_loop,
+    spec_hash_storm, stale_cni_del, umount_hung, volume_busy,
+};
+
+/// A kind of incident in plain words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Explained {
+    /// What is wrong, in one line.
+    pub title: &'static str,
+    /// What it means, and how it comes.
+    pub meaning: &'static str,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+/// The words for a kind; `None` for one that is none.
+#[must_use]
+#[expect(clippy::too_many_lines, reason = "one entry for each kind")]
+pub fn explained(kind: &str) -> Option<Explained> {
+    let (title, meaning, remedy) = match kind {
+        gateway_neighbor_lost::KIND => (
+            "A pod or container has lost the neighbor entry of its gateway",
+            "The default route leads to a gateway whose ARP or NDP entry was removed, replaced, points to a wrong hardware \
+             address or does not resolve. Nothing that it sends outside arrives. Where the entry was static, as Calico sets \
+             it, the kernel does not find it again by itself.",
+            "Put the entry back, or restart the pod, as the advice of the incident says; then look at who removed it: \
+             the actor of the incident.",
+        ),
+        orphan_container::KIND => (
+            "A container is there whose pod sandbox is gone",
+            "Kubelets of about 1.18 to 1.23 refuse to start while such a container exists and their runtime does not \
+             remember the sandbox.",
+            "Remove the container by the command of the advice, then see who removed the sandbox alone.",
+        ),
+        volume_busy::KIND => (
+            "A pod's volume cannot be unmounted",
+            "The unmount is refused because a process, another mount or the kernel uses the volume, so the pod stays in \
+             Terminating. Another copy of the mount in a container refuses nothing by itself.",
+            "End or restart who holds it: the incident names holders, `kevtmon holders PATH` shows who does now. A lazy \
+             unmount only hides it.",
+        ),
+        stale_cni_del::KIND => (
+            "A CNI DEL of an old sandbox may hit the newer pod of the same name",
+            "Plugins that know endpoints by the pod's name take the network of the newer pod away when the older one is \
+             cleaned up late.",
+            "Restart the newer pod if its network is gone; remove the old sandbox so that the call is not repeated.",
+        ),
+        cni_teardown_failing::KIND => (
+            "The CNI DEL of a sandbox fails again and again",
+            "The network of a pod that has ended is not taken down: addresses and interfaces may leak, and the pod stays.",
+            "Read the plugin's error in the log of the kubelet or the runtime; the incident names the plugin.",
+        ),
+        cni_netns_mismatch::KIND => (
+            "A CNI DEL was sent into another network namespace than its sandbox's",
+            "The process id in its path was given to another process meanwhile, so the plugin may take the network of the \
+             host or of another pod down.",
+            "Check the network of the namespace that was hit; update the kubelet or the runtime, which reuse the id.",
+        ),
+        kubelet_crash_loop::KIND => (
+            "The kubelet ends again and again soon after its start",
+            "No pod of this node is managed meanwhile: none starts, none is removed, and the node becomes NotReady.",
+            "Read the last lines of its log; an orphan container or a wrong configuration are usual reasons.",
+        ),
+        spec_hash_storm::KIND => (
+            "Containers of many pods were made anew because their hash differs",
+            "A kubelet of another version computes other hashes of the same specifications and restarts all containers of \
+             the node.",
+            "Nothing is wrong with the pods. Drain nodes before the next update of the kubelet across such a version.",
+        ),
+        sandbox_crash_loop::KIND => (
+            "A pod gets new sandboxes again and again",
+            "The runtime or the CNI plugin cannot bring the pod's network up, and the kubelet tries without end.",
+            "Read the error in the events of the pod and the log of the runtime and the plugin.",
+        ),
+        umount_hung::KIND => (
+            "A process hangs in an unmount",
+            "It waits in the kernel for a file system whose server does not answer, such as NFS or a stopped FUSE server, \
+             and cannot be killed. What waits for it hangs, too.",
+            "Let the server answer or end it; for FUSE, abort the connection, as the advice says.",
+        ),
+        container_undeletable::KIND => (
+            "A container cannot be removed",
+            "Something uses its directory or its mounts, often a copy of the mount in the namespace of a service or of \
+             another container.",
+            "End or restart who holds it, as the incident names it; the runtime removes the container then.",
+        ),
+        pod_stuck_terminating::KIND => (
+            "A pod has ended and something of it is left on the node",
+            "A volume is still mounted, a process still in its control group, a CNI DEL fails, or a process that was \
+             killed waits in the kernel; so the pod stays in Terminating.",
+            "The incident says which of these it is and by whom; begin there.",
+        ),
+        mount_leak::KIND => (
+            "Somebody still has mounts that the host has unmounted",
+            "The copies in another mount namespace keep file systems and devices in use: a device cannot be detached, a \
+             FUSE server is not told to end.",
+            "Restart the container or service that has them; mount host directories with the propagation HostToContainer \
+             (rslave), and run services without a mount namespace of their own.",
+        ),
+        _ => return None,
+    };
+    Some(Explained { title, meaning, remedy })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnose::KINDS;
+
+    #[test]
+    fn every_kind_is_explained_in_whole_sentences() {
+        for kind in KINDS {
+            let Explained { title, meaning, remedy } = explained(kind).unwrap();
+            assert!(!title.ends_with('.') && title.len() < 80, "{kind}");
+            assert!(meaning.ends_with('.') && remedy.ends_with('.'), "{kind}");
+        }
+        assert_eq!(explained("no-such-kind"), None);
+    }
+}
