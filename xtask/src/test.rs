@@ -340,6 +340,7 @@ const PREREQUISITES: [Prerequisite; 15] = [
     program("ps", "procps", "shows what a failed test left running"),
     program("promtool", "prometheus", "judges the exported metrics and the rules for alerts"),
     program("prometheus", "prometheus", "evaluates the rules and the queries of the dashboard"),
+    program("systemd-analyze", "systemd", "judges the unit of the service; nothing is started by it"),
 ];
 
 #[cfg(test)]
