@@ -69,7 +69,7 @@ pub(super) fn check(context: &SyscallContext, event: &str, format: &str) -> Resu
         .try_for_each(|(types, (name, at))| differs(name, types, *at))
 }
 
-/// Names and offsets in `field:TYPE NAME;	offset:N;	size:N;	signed:N;`.
+/// Names and offsets in `field:TYPE NAME; offset:N; size:N; signed:N;`, which tabs separate.
 fn fields(format: &str) -> impl Iterator<Item = (&str, u32)> {
     format.lines().filter_map(|line| {
         let mut parts = line.trim().strip_prefix("field:")?.split(';');
