@@ -1,11 +1,14 @@
 //! Two pods of the node with one address, on a node without any runtime: the addresses are those of their own namespaces.
 
+use std::process::{Command, Stdio};
+
 use kevtmon_tests::advice::{carry_out, incident};
 use kevtmon_tests::daemon::{Daemon, Launch, launch};
 use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::PodSandbox;
-use kevtmon_tests::process::run;
+use kevtmon_tests::process::{Running, comm, run};
 use serde_json::Value;
 
 const KIND: &str = "duplicate-pod-ip";
@@ -102,7 +105,10 @@ fn a_namespace_that_is_no_pods_the_other_containers_of_a_pod_and_usual_addresses
     let others = [Pod::new(), Pod::new()];
     others[0].ip(&format!("address add {}/32 dev eth0", first.address()));
     others[1].ip(&format!("address add {}/32 dev eth0", first.address()));
-    let _stranger = others[0].netns().run("true");
+    let mut stranger = Command::new("nsenter");
+    stranger.arg(format!("--net={}", others[0].netns().path().display())).args(["sleep", "1000000"]);
+    let stranger = Running::spawn(stranger.stdin(Stdio::null()));
+    eventually!(comm(stranger.pid()).as_deref() == Some("sleep"), "it is in the network");
     // Pods whose addresses are only those that every namespace has.
     let usual = [Pod::new(), Pod::new()];
     let _sandboxes: Vec<PodSandbox> = usual.iter().map(PodSandbox::of).collect();
