@@ -19,6 +19,7 @@ use crate::observation::{Access, Holder, NsInum};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir, is_gone};
 use crate::sources::procfs::procmap::maps_any;
+use crate::sources::procfs::readers;
 
 mod descriptors;
 mod hidden;
@@ -324,6 +325,13 @@ pub(super) fn mapped_file(line: &str) -> Option<(&str, &str)> {
     Some((&line[head.len() + 1..], device))
 }
 
+/// Whether a process, by its parent and its program, is another reader of whoever asks: until it is there it has the open files
+/// that it was started with.
+fn is_reader(ppid: u32, exe: Option<&str>) -> bool {
+    let own = || std::fs::read_link("/proc/self/exe");
+    readers::asker() == Some(ppid) && own().is_ok_and(|own| own.to_str() == exe && exe.is_some())
+}
+
 /// Describes a process and lists what it pins.
 pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: Vec<Pin>) -> Vec<Holder> {
     if pins.is_empty() {
@@ -331,6 +339,9 @@ pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: 
     }
     let Some(stat) = proc.stat(tgid) else { return Vec::new() };
     let (exe, cmdline, cgroup) = (proc.exe(tgid), proc.cmdline(tgid), proc.cgroup(tgid));
+    if is_reader(stat.ppid, exe.as_deref()) {
+        return Vec::new();
+    }
     let uid = proc.uid(tgid);
     let served = file_server::served(process);
     // The description was read by id: it is this process' only if that was there until now.
