@@ -323,7 +323,7 @@ fn run_as_root(cargo: &mut Command, privilege: Privilege, environment: &[(&str, 
     cargo.args(["--config", &format!("target.'cfg(unix)'.runner = [{}]", runner.join(", "))]);
 }
 
-const PREREQUISITES: [Prerequisite; 15] = [
+const PREREQUISITES: [Prerequisite; 16] = [
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
     program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
     program("iptables", "iptables", "dockerd sets up its bridge with it"),
