@@ -106,7 +106,7 @@ fn told(daemon: &mut Daemon, device: &str) -> Event {
 }
 
 /// The process that is said to keep the namespace, and how.
-fn keeper<'e>(event: &'e Event, pid: u32) -> &'e Value {
+fn keeper(event: &Event, pid: u32) -> &Value {
     let found = event.list("/holders").iter().find(|holder| holder["pid"] == pid);
     found.unwrap_or_else(|| unreachable!("process {pid} in {event}"))
 }

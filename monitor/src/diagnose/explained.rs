@@ -1,9 +1,9 @@
 //! What each kind of incident means and what to do, for people who meet it in a log and do not know kevtmon.
 
 use super::{
-    cni_netns_mismatch, cni_teardown_failing, container_undeletable, gateway_neighbor_lost,
-    kubelet_crash_loop, mount_leak, orphan_container, pod_stuck_terminating, sandbox_crash_loop,
-    spec_hash_storm, stale_cni_del, umount_hung, volume_busy,
+    cni_netns_mismatch, cni_teardown_failing, container_undeletable, duplicate_pod_ip, gateway_neighbor_lost,
+    kubelet_crash_loop, mount_leak, orphan_container, orphan_veth, pod_neighbor_unreachable,
+    pod_stuck_terminating, sandbox_crash_loop, spec_hash_storm, stale_cni_del, umount_hung, volume_busy,
 };
 
 /// A kind of incident in plain words.
@@ -100,6 +100,25 @@ pub fn explained(kind: &str) -> Option<Explained> {
              FUSE server is not told to end.",
             "Restart the container or service that has them; mount host directories with the propagation HostToContainer \
              (rslave), and run services without a mount namespace of their own.",
+        ),
+        orphan_veth::KIND => (
+            "A pod's veth device is left on the node though its pod is gone",
+            "The network of the pod was not taken down, or something keeps its network namespace alive: a process, an open \
+             file or a mount. Routes and addresses that belong to the device may be in the way of newer pods.",
+            "End who keeps the namespace, as the incident names them; the device goes with it. Do not delete a device by its \
+             name: the next pod of that name has one of the same name.",
+        ),
+        duplicate_pod_ip::KIND => (
+            "Two pods of this node have the same address",
+            "Packets for one of them reach the other, or neither. The address was given out while it was in use, often after \
+             the records of the address management were lost or restored.",
+            "Restart the pod that got the address last, and compare the records of the address management with the pods.",
+        ),
+        pod_neighbor_unreachable::KIND => (
+            "This node cannot reach one of its pods",
+            "The neighbor record of the pod's address stays unresolved while the pod runs: its interface is down or has lost \
+             the address, or ARP is not answered there.",
+            "Look at the interface and the address in the pod, as the advice says; restart the pod if its network is gone.",
         ),
         _ => return None,
     };

@@ -279,7 +279,7 @@ fn causes(owner: &Owner) -> Vec<String> {
         causes.push(format!("; ARP is off on {inner} in the pod"));
     }
     if !owner.has_address {
-        causes.push(format!("; {inner} in the pod does not have that address"));
+        causes.push(format!("; {inner} in the pod lacks that address"));
     }
     causes
 }

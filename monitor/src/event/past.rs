@@ -17,7 +17,7 @@ const TENSES: [(&str, &str); 95] = [
     ("this node cannot reach ", "this node could not reach "),
     (" is down", " was down"),
     ("; ARP is off on ", "; ARP was off on "),
-    (" in the pod does not have that address", " in the pod did not have that address"),
+    (" in the pod lacks that address", " in the pod lacked that address"),
     (" has run for ", " had run for "),
     ("and why is not known", "and why was not known"),
     (" does not end: ", " did not end: "),

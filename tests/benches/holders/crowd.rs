@@ -4,7 +4,7 @@
 use std::env;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, IntoRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -111,6 +111,6 @@ fn open_descriptors(files: &Path) -> io::Result<()> {
         }
     }
     // For as long as the process lives.
-    kept.into_iter().for_each(|fd| drop(fd.into_raw_fd()));
+    kept.into_iter().for_each(std::mem::forget);
     Ok(())
 }

@@ -192,6 +192,7 @@ fn the_exit_of_its_container_closes_an_incident() {
     node.observe(etcd(ContainerState::Exited));
     let closed = node.last_incident().incident.clone().unwrap();
     assert_eq!(closed.close_reason, Some(CloseReason::SubjectGone));
+    node.end_network(ETCD);
     node.run_for(100 * S);
     assert_eq!(node.kinds(), ["incident.opened", "incident.closed"]);
 }

@@ -126,6 +126,7 @@ fn a_graceful_deletion_and_clean_up_after_a_reboot_raise_nothing() {
     node.call_with(CniCommand::Del, SANDBOX, 0, |node| {
         node.delete_entry(ETCD, NeighborCause::LinkDeleted);
     });
+    node.end_network(ETCD);
     node.observe(etcd(ContainerState::Exited));
     node.call(CniCommand::Del, SANDBOX, 0);
     node.run_for(60 * S);

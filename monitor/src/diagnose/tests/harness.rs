@@ -155,6 +155,18 @@ impl TestNode {
     }
 
     /// Deletes the entry as `ip neigh del` does, seen by the kernel hook.
+    /// The network namespace of a pod ends, and both ends of its veth pair with it.
+    pub(in crate::diagnose) fn end_network(&mut self, netns: NsInum) {
+        self.tables.remove(&netns);
+        let Some(host) = self.tables.get_mut(&HOST) else { return };
+        let is_of_it = |link: &LinkFacts| link.peer.as_ref().is_some_and(|peer| peer.netns == Some(netns));
+        let gone: Vec<u32> = host.links.iter().filter(|link| is_of_it(link)).map(|link| link.ifindex).collect();
+        host.links.retain(|link| !gone.contains(&link.ifindex));
+        for ifindex in gone {
+            self.observe(Fact::LinkGone { netns: HOST, ifindex, moved_to: None });
+        }
+    }
+
     pub(in crate::diagnose) fn delete_entry(&mut self, netns: NsInum, cause: NeighborCause) {
         self.set_entry(netns, None);
         self.observe(Fact::Neighbor(Box::new(deletion(netns, cause))));

@@ -101,6 +101,16 @@ fn extremes() -> Event {
     link.moved_to = Some(LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("eth0".into()) });
     link.master = Some(3);
     link.peer = Some(LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("cali0".into()) });
+    event.address_conflict = Some(Box::new(crate::event::AddressConflict {
+        address: "10.0.0.2".parse().unwrap(),
+        pods: vec![crate::event::AddressedPod {
+            pod: pod.clone(),
+            netns: 7,
+            ifindex: 2,
+            ifname: "eth0".into(),
+            host_end: LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("cali0".into()) },
+        }],
+    }));
     event.sandbox = Some(Box::new(crate::event::Sandbox {
         id: container.id.clone(),
         checkpoint: Some(true),

@@ -379,7 +379,8 @@ fn load_object(
             // Must be there if a hook that reads it has programs in this object.
             let hooks = HOOKS.iter().filter(|hook| hook.has_program_in(object));
             let mut read = hooks.filter_map(|hook| hook.offsets).map(|offsets| offsets.global);
-            let is_common = [task::OFFSETS, syscall_context::OFFSETS].iter().any(|common| common.global == *global);
+            let is_common =
+                [task::OFFSETS, syscall_context::OFFSETS].iter().any(|common| common.global == *global);
             let required = is_common || read.any(|read| read == *global);
             loader.override_global(global, &bytes[..], required);
         }

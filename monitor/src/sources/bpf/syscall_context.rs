@@ -59,7 +59,8 @@ pub(super) fn check(context: &SyscallContext, event: &str, format: &str) -> Resu
         return differs(name, context.result, *at);
     }
     // What newer kernels copy of the memory that an argument points to has such a name, too.
-    let mut arguments = of_call.iter().filter(|(name, _)| !name.starts_with("__") && *name != "nr").peekable();
+    let mut arguments =
+        of_call.iter().filter(|(name, _)| !name.starts_with("__") && *name != "nr").peekable();
     if arguments.peek().is_none() {
         return Err(missing("argument"));
     }

@@ -9,7 +9,7 @@ fn teardown_is_no_incident() {
     node.delete_entry(ETCD, NeighborCause::LinkDeleted);
     node.run_for(20 * S);
     node.observe(etcd(ContainerState::Exited));
-    node.tables.remove(&ETCD);
+    node.end_network(ETCD);
     node.run_for(200 * S);
     assert_eq!(node.kinds(), [""; 0]);
 }
@@ -25,7 +25,7 @@ fn a_plugin_takes_the_entry_when_its_own_sandbox_is_deleted() {
         node.run_for(10 * S);
         assert_eq!(node.core.state(0).suspected[0].reason, "its sandbox is being deleted");
         node.observe(etcd(ContainerState::Exited));
-        node.tables.remove(&ETCD);
+        node.end_network(ETCD);
         node.run_for(200 * S);
         assert_eq!(node.kinds(), [""; 0]);
     }

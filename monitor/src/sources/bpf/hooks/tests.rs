@@ -34,7 +34,13 @@ fn every_name_in_the_table_is_unique() {
     assert_unique(
         HOOKS.iter().flat_map(|hook| hook.programs()).map(|program| (program.object.name, program.name)),
     );
-    assert_unique(HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS, syscall_context::OFFSETS]).map(|it| it.global));
+    assert_unique(
+        HOOKS
+            .iter()
+            .filter_map(|hook| hook.offsets)
+            .chain([task::OFFSETS, syscall_context::OFFSETS])
+            .map(|it| it.global),
+    );
 }
 
 #[test]
@@ -63,7 +69,8 @@ fn every_program_of_the_table_is_in_its_object() {
             |name: &str| program.object.bytes.windows(name.len()).any(|bytes| bytes == name.as_bytes());
         assert!(named(&format!("\0{}\0", program.name)), "{}", program.name);
     }
-    let globals = HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS, syscall_context::OFFSETS]);
+    let globals =
+        HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS, syscall_context::OFFSETS]);
     for global in globals.map(|offsets| format!("\0{}\0", offsets.global)) {
         let mut bytes = objects::CORE.bytes.windows(global.len());
         assert!(bytes.any(|bytes| bytes == global.as_bytes()), "{global}");
@@ -77,7 +84,9 @@ fn the_running_kernel_has_all_that_the_programs_read() {
         return;
     };
     let btf = Btf::parse(&bytes).unwrap();
-    for offsets in HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS, syscall_context::OFFSETS]) {
+    for offsets in
+        HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS, syscall_context::OFFSETS])
+    {
         let resolved = (offsets.resolve)(&btf).unwrap();
         assert!(resolved.iter().any(|byte| *byte != 0), "{}", offsets.global);
     }
