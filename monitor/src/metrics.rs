@@ -25,6 +25,7 @@ mod link;
 mod mount;
 mod neighbor;
 mod process;
+mod rbd;
 mod registrar;
 mod sinks;
 mod sources;
@@ -42,6 +43,7 @@ use link::LinkMetrics;
 use mount::MountMetrics;
 use neighbor::NeighborMetrics;
 use process::ProcessMetrics;
+use rbd::RbdMetrics;
 use registrar::Registrar;
 use sinks::SinkMetrics;
 use sources::SourceMetrics;
@@ -74,6 +76,7 @@ pub struct Metrics {
     incidents: IncidentMetrics,
     sources: SourceMetrics,
     containers: ContainerMetrics,
+    rbd: RbdMetrics,
     sinks: SinkMetrics,
     kernel: KernelMetrics,
     process: ProcessMetrics,
@@ -104,6 +107,7 @@ impl Metrics {
             incidents: IncidentMetrics::register(&registrar)?,
             sources: SourceMetrics::register(&registrar)?,
             containers: ContainerMetrics::register(&registrar)?,
+            rbd: RbdMetrics::register(&registrar)?,
             sinks: SinkMetrics::register(&registrar)?,
             kernel: KernelMetrics::register(&registrar)?,
             process: ProcessMetrics::register(&registrar, Box::new(own))?,
@@ -127,7 +131,7 @@ impl Metrics {
         &self.descriptions
     }
 
-    fn families(&self) -> [&dyn FamilyMetrics; 8] {
+    fn families(&self) -> [&dyn FamilyMetrics; 9] {
         [
             &self.events,
             &self.neighbor,
@@ -137,6 +141,7 @@ impl Metrics {
             &self.incidents,
             &self.sources,
             &self.containers,
+            &self.rbd,
         ]
     }
 

@@ -23,6 +23,7 @@ mod neighbor;
 mod net;
 mod pod_remains;
 mod process;
+mod rbd;
 mod runtime;
 mod source;
 mod unmounter;
@@ -45,6 +46,7 @@ pub use net::{
 };
 pub use pod_remains::{PodCgroup, PodProcess, PodRemains};
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
+pub use rbd::{RbdImage, RbdImages};
 pub(crate) use runtime::source_or;
 pub use runtime::{
     ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof,
@@ -246,6 +248,8 @@ pub enum Fact {
     /// Mounts in other namespaces than the host's whose file systems the host no longer has mounted; after the first also the
     /// reply to [`Request::MountCopies`].
     MountCopies(Box<MountCopies>),
+    /// The Ceph RBD images that the kernel has mapped.
+    RbdImages(RbdImages),
     /// Root executed a program that has the name of one.
     ComponentExecuted {
         /// The process (thread group).

@@ -19,7 +19,7 @@ use crate::settings::{CMDLINE, Description, Policy, Setting, Stored, Thresholds,
 use crate::sinks::listen::{Addresses, LISTEN};
 use crate::sinks::stdout::{FORMAT, Format, MIN_SEVERITY};
 use crate::sinks::{api, journald, listen, stdout};
-use crate::sources::{bpf, cni, kubelet};
+use crate::sources::{bpf, cni, kubelet, rbd};
 use crate::{diagnose, recording, store};
 
 mod file;
@@ -59,7 +59,7 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
         listen::SETTINGS,
     ]
     .into_iter()
-    .chain([runtime::SETTINGS, kubelet::SETTINGS, cni::SETTINGS])
+    .chain([runtime::SETTINGS, kubelet::SETTINGS, cni::SETTINGS, rbd::SETTINGS])
     .flatten()
     .copied()
     .chain(bpf::settings::descriptions())

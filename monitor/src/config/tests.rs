@@ -78,6 +78,9 @@ pod_labels = ["app.kubernetes.io/name"]
 [cni]
 bin_dirs = ["/opt/k3s/bin"]
 
+[rbd]
+sysfs = "/host/sys"
+
 [hooks]
 neighbor = "netlink"
 umount = "off"

@@ -20,6 +20,7 @@ use crate::node::namespaces::{Crowd, Namespaces};
 use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
+use crate::node::rbd::MappedImages;
 use crate::node::tasks::Tasks;
 use crate::observation::{
     BootNs, Fact, KnownNetns, NsInum, Observation, Request, Source, SourceStatus, source_or,
@@ -41,6 +42,7 @@ mod mount;
 mod neighbor;
 mod pending;
 mod pod_remains;
+mod rbd;
 mod recreation;
 mod saved;
 pub mod state;
@@ -99,6 +101,7 @@ pub struct Core {
     pods: PodNames,
     kubelets: Kubelets,
     pods_on_node: PodsOnNode,
+    rbd: MappedImages,
     cni: CniCalls,
     kubelet_lookup: kubelet::KubeletLookup,
     pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
@@ -201,6 +204,7 @@ impl Core {
             Fact::Unmounters { unmounters } => self.unmounters(at, unmounters),
             Fact::PodRemains { pods } => self.pod_remains(at, pods),
             Fact::PodRemainsUnread => self.pods_on_node.note_unread(),
+            Fact::RbdImages(found) => self.rbd_images(at, found),
             Fact::MountCopies(found) => self.mount_copies(at, *found),
             Fact::ComponentExecuted { tgid } => self.request(Request::Component { tgid }),
             Fact::ComponentExited(exit) => self.component_exited(at, &exit),

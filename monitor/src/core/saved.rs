@@ -23,6 +23,7 @@ use crate::node::namespaces::{Crowd, Namespaces};
 use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
+use crate::node::rbd::MappedImages;
 use crate::node::tasks::Tasks;
 use crate::observation::{BootNs, NsInum, Source, SourceStatus};
 use crate::settings::Settings;
@@ -63,6 +64,7 @@ pub struct Saved<'a> {
     pods: Cow<'a, PodNames>,
     kubelets: Cow<'a, Kubelets>,
     pods_on_node: Cow<'a, PodsOnNode>,
+    rbd: Cow<'a, MappedImages>,
     cni: Cow<'a, CniCalls>,
     kubelet_lookup: kubelet::KubeletLookup,
     tasks: Cow<'a, Tasks>,
@@ -110,6 +112,7 @@ impl Core {
             pods: saved.pods.into_owned(),
             kubelets: saved.kubelets.into_owned(),
             pods_on_node: saved.pods_on_node.into_owned(),
+            rbd: saved.rbd.into_owned(),
             cni: saved.cni.into_owned(),
             kubelet_lookup: saved.kubelet_lookup,
             pending_neighbors: saved.pending_neighbors,
@@ -154,6 +157,7 @@ impl Core {
             pods,
             kubelets,
             pods_on_node,
+            rbd,
             cni,
             kubelet_lookup,
             pending_neighbors,
@@ -200,6 +204,7 @@ impl Core {
             pods: Cow::Borrowed(pods),
             kubelets: Cow::Borrowed(kubelets),
             pods_on_node: Cow::Borrowed(pods_on_node),
+            rbd: Cow::Borrowed(rbd),
             cni: Cow::Borrowed(cni),
             kubelet_lookup: kubelet_lookup.clone(),
             tasks: Cow::Borrowed(tasks),

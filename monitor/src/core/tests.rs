@@ -18,6 +18,7 @@ mod link;
 mod mount;
 mod names;
 mod order;
+mod rbd;
 mod recreations;
 mod runtimes;
 pub(crate) mod saved;

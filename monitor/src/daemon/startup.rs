@@ -30,8 +30,9 @@ use crate::sources::netlink::{NetlinkConfig, NetlinkSource, follow_host_neighbor
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
+use crate::sources::rbd::SYSFS;
 use crate::sources::runtime::{self, RuntimeSocket};
-use crate::sources::{Barrier, Sender, components, observed_now, pod_remains};
+use crate::sources::{Barrier, Sender, components, observed_now, pod_remains, rbd};
 use crate::store::{Archive, Limits, PreviousRun};
 
 /// Files that the daemon holds open by itself.
@@ -194,6 +195,7 @@ impl Daemon {
         self.kubelets.look_and_send(readers, observations);
         self.components = Some(components::start(readers.clone(), observations.clone()));
         unmounters::start(readers.clone(), observations.clone());
+        rbd::start(self.config.get(&SYSFS).0, observations.clone());
         let kubelets = self.kubelets.clone();
         self.pod_processes = Some(pod_remains::start(readers.clone(), kubelets, observations.clone()));
     }

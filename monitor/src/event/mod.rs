@@ -27,6 +27,7 @@ mod mount;
 mod neighbor;
 mod object;
 pub(crate) mod past;
+mod rbd;
 mod recreation;
 mod route;
 mod sandbox;
@@ -52,6 +53,7 @@ pub use link::{Link, LinkPeer};
 pub use mount::{Mount, MountHolder, Serves, Unreadable, Volume};
 pub use neighbor::Neighbor;
 pub use object::{Details, Object, Role, Visitor};
+pub use rbd::Rbd;
 pub use recreation::{Recreation, RecreationReason, SpecHash};
 pub use route::Route;
 pub use sandbox::Sandbox;
@@ -123,6 +125,10 @@ kind::kinds! {
     ComponentStarted = "component.started",
     /// A kubelet or runtime has ended.
     ComponentExited = "component.exited",
+    /// The kernel has mapped a Ceph RBD image.
+    RbdMapped = "rbd.mapped",
+    /// A Ceph RBD image is no longer mapped.
+    RbdUnmapped = "rbd.unmapped",
     /// An incident opened.
     IncidentOpened = "incident.opened",
     /// An open incident was observed again, got worse or is better understood.
@@ -219,6 +225,9 @@ pub struct Event {
     /// The kubelet or runtime, for `component.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub component: Option<Box<Component>>,
+    /// The Ceph RBD image, for `rbd.*`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub rbd: Option<Box<Rbd>>,
     /// What was lost or discarded, for `events.lost`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost: Option<Lost>,
@@ -267,6 +276,7 @@ impl Event {
             completes: None,
             recreation: None,
             component: None,
+            rbd: None,
             lost: None,
             throttled: None,
             incident: None,
@@ -311,6 +321,7 @@ impl Event {
             object(self.leaks.as_ref()),
             object(self.recreation.as_deref()),
             object(self.component.as_deref()),
+            object(self.rbd.as_deref()),
             object(self.lost.as_ref()),
             object(self.throttled.as_deref()),
             object(self.incident.as_deref()),

@@ -16,6 +16,7 @@ pub mod own_mounts;
 pub mod owner;
 pub mod pod_remains;
 pub mod pods;
+pub mod rbd;
 pub mod routing;
 pub mod tasks;
 pub mod veth_names;

@@ -13,6 +13,7 @@ pub mod netlink;
 pub mod pod_remains;
 pub mod procfs;
 pub(crate) mod programs;
+pub mod rbd;
 pub mod runtime;
 pub mod unix_sockets;
 

@@ -1,0 +1,90 @@
+//! Ceph RBD images.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Details, Object, Role, Visitor};
+use crate::escape::name;
+use crate::observation::RbdImage;
+
+/// A Ceph RBD image that the kernel has or had mapped as a block device, for `rbd.*`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Rbd {
+    /// Pool.
+    pub pool: String,
+    /// Namespace in the pool; absent for the default one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub rados_namespace: Option<String>,
+    /// Name of the image.
+    pub image: String,
+    /// Id of the image in its pool; absent where the kernel does not tell.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub image_id: Option<String>,
+    /// The snapshot that is mapped; absent where it is the image itself.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub snapshot: Option<String>,
+    /// The node of the device: `/dev/rbd0`.
+    pub device: String,
+    /// Number of the device, `major:minor`.
+    pub device_number: String,
+    /// `client4125`: the kernel's client. It is not the one that a kubelet's lock names, which is that of the program `rbd`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub client_id: Option<String>,
+    /// Address of that client, `IP:PORT/NONCE`, as in the watchers of `rbd status`; absent before Linux 4.9.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub client_addr: Option<String>,
+    /// The cluster; absent before Linux 4.9.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cluster_fsid: Option<String>,
+}
+
+impl Rbd {
+    /// The image as `rbd` takes it: `POOL/NAMESPACE/IMAGE@SNAPSHOT`.
+    #[must_use]
+    pub fn spec(&self) -> String {
+        let namespace = self.rados_namespace.as_ref().map_or_else(String::new, |name| format!("{name}/"));
+        let snapshot = self.snapshot.as_ref().map_or_else(String::new, |name| format!("@{name}"));
+        format!("{}/{namespace}{}{snapshot}", self.pool, self.image)
+    }
+
+    /// As part of a sentence: `RBD image kube/index-api-image`.
+    #[must_use]
+    pub fn label(&self) -> String {
+        format!("RBD image {}", name(&self.spec()))
+    }
+}
+
+impl Object for Rbd {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.path(Role::Object, &self.device);
+        visitor.device(Role::Object, &self.device_number);
+    }
+
+    fn describe(&self, details: &mut dyn Details) {
+        let mut text = format!("{} on {}", self.spec(), self.device);
+        if let Some(client) = &self.client_id {
+            text.push_str(&format!(" · {client}"));
+        }
+        if let Some(address) = &self.client_addr {
+            text.push_str(&format!(" at {address}"));
+        }
+        details.line("image", &text);
+    }
+}
+
+impl From<&RbdImage> for Rbd {
+    fn from(image: &RbdImage) -> Self {
+        Self {
+            pool: image.pool.clone(),
+            rados_namespace: image.namespace.clone(),
+            image: image.image.clone(),
+            image_id: image.image_id.clone(),
+            snapshot: image.snapshot.clone(),
+            device: image.path(),
+            device_number: image.device.clone(),
+            client_id: image.client_id.clone(),
+            client_addr: image.client_addr.clone(),
+            cluster_fsid: image.cluster_fsid.clone(),
+        }
+    }
+}
