@@ -26,6 +26,7 @@ use crate::clock::{boot_now, realtime_offset_ns};
 use crate::config::{Config, NODE_NAME, STATE_DIR};
 use crate::core::{Core, Output};
 use crate::event::{Event, Kind};
+use crate::holders::rbd as rbd_uses;
 use crate::holders::worker::{Limits, Scanner};
 use crate::holders::{self, DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::metrics::{Metrics, MetricsError};
@@ -191,6 +192,7 @@ pub async fn run(
         pod_processes: None,
         wanted_containers: sources.wanted_containers(),
         leaks: None,
+        rbd_uses: None,
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
@@ -237,6 +239,8 @@ struct Daemon {
     wanted_containers: broadcast::Sender<String>,
     /// Takes requests to look for mounts that are left.
     leaks: Option<mpsc::Sender<()>>,
+    /// Takes the images whose uses are looked for.
+    rbd_uses: Option<rbd_uses::Wanted>,
     /// Answers that need no waiting, and the observation that is processed.
     replies: VecDeque<Observation>,
     config: Config,
@@ -404,6 +408,7 @@ impl Daemon {
                 cni::find_netns_and_send(&self.readers, &self.observations, id, path, within);
             }
             Request::MountCopies => self.look_for_leaks(),
+            Request::RbdUses { images } => rbd_uses::follow(self.rbd_uses.as_ref(), images),
             Request::Component { tgid } => components::look_at(self.components.as_ref(), tgid),
             Request::Container { id } => drop(self.wanted_containers.send(id)),
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),

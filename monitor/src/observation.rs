@@ -46,7 +46,7 @@ pub use net::{
 };
 pub use pod_remains::{PodCgroup, PodProcess, PodRemains};
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
-pub use rbd::{RbdImage, RbdImages};
+pub use rbd::{RbdImage, RbdImages, RbdUse, RbdUses};
 pub(crate) use runtime::source_or;
 pub use runtime::{
     ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof,
@@ -250,6 +250,8 @@ pub enum Fact {
     MountCopies(Box<MountCopies>),
     /// The Ceph RBD images that the kernel has mapped.
     RbdImages(RbdImages),
+    /// Reply to [`Request::RbdUses`], again whenever it changes.
+    RbdUses(RbdUses),
     /// Root executed a program that has the name of one.
     ComponentExecuted {
         /// The process (thread group).
@@ -319,6 +321,11 @@ pub enum Request {
     Container {
         /// 64 hex digits.
         id: String,
+    },
+    /// Look from now on for those who use these mapped images, and no others; the reply is `Fact::RbdUses`.
+    RbdUses {
+        /// The images.
+        images: Vec<RbdImage>,
     },
     /// Where the kubelets that run now keep the directories of pods; the reply is `Fact::Kubelet`.
     Kubelet,

@@ -205,6 +205,7 @@ impl Core {
             Fact::PodRemains { pods } => self.pod_remains(at, pods),
             Fact::PodRemainsUnread => self.pods_on_node.note_unread(),
             Fact::RbdImages(found) => self.rbd_images(at, found),
+            Fact::RbdUses(found) => self.rbd_uses(at, &found),
             Fact::MountCopies(found) => self.mount_copies(at, *found),
             Fact::ComponentExecuted { tgid } => self.request(Request::Component { tgid }),
             Fact::ComponentExited(exit) => self.component_exited(at, &exit),

@@ -1,17 +1,29 @@
 //! Ceph RBD images that are mapped and unmapped.
 
 use super::Core;
+use crate::diagnose::ModelChange;
 use crate::event::{Event, Kind, Rbd, Severity};
-use crate::observation::{BootNs, RbdImage, RbdImages};
+use crate::observation::{BootNs, RbdImage, RbdImages, Request};
+
+mod uses;
 
 impl Core {
     pub(super) fn rbd_images(&mut self, at: BootNs, found: RbdImages) {
+        let had_any = self.rbd.iter().next().is_some();
         let changes = self.rbd.replace(found);
         for image in &changes.unmapped {
             self.emit_rbd(at, Kind::RbdUnmapped, image, "unmapped from");
         }
         for image in &changes.mapped {
             self.emit_rbd(at, Kind::RbdMapped, image, "mapped as");
+        }
+        let images: Vec<RbdImage> = self.rbd.iter().cloned().collect();
+        if self.rbd.is_whole() {
+            let all: Vec<Rbd> = images.iter().map(Rbd::from).collect();
+            self.diagnose(at, &ModelChange::RbdImages(&all));
+        }
+        if had_any || !images.is_empty() {
+            self.request(Request::RbdUses { images });
         }
     }
 

@@ -12,7 +12,7 @@ use super::{Daemon, DaemonError, Options};
 use crate::clock::boot_now;
 use crate::config::{Config, NODE_NAME, Runtimes, SOCKETS, STATE_DIR};
 use crate::core::Resume;
-use crate::holders::unmounters;
+use crate::holders::{rbd as rbd_uses, unmounters};
 use crate::metrics::Metrics;
 use crate::observation::{Fact, NsInum, SourceStatus};
 use crate::query::history::LiveHistory;
@@ -195,7 +195,9 @@ impl Daemon {
         self.kubelets.look_and_send(readers, observations);
         self.components = Some(components::start(readers.clone(), observations.clone()));
         unmounters::start(readers.clone(), observations.clone());
-        rbd::start(self.config.get(&SYSFS).0, observations.clone());
+        let sysfs = self.config.get(&SYSFS).0;
+        self.rbd_uses = Some(rbd_uses::start(readers.clone(), sysfs.clone(), observations.clone()));
+        rbd::start(sysfs, observations.clone());
         let kubelets = self.kubelets.clone();
         self.pod_processes = Some(pod_remains::start(readers.clone(), kubelets, observations.clone()));
     }

@@ -3,7 +3,8 @@
 use super::{
     cni_netns_mismatch, cni_teardown_failing, container_undeletable, duplicate_pod_ip, gateway_neighbor_lost,
     kubelet_crash_loop, mount_leak, orphan_container, orphan_veth, pod_neighbor_unreachable,
-    pod_stuck_terminating, sandbox_crash_loop, spec_hash_storm, stale_cni_del, umount_hung, volume_busy,
+    pod_stuck_terminating, rbd_orphan_mapping, sandbox_crash_loop, spec_hash_storm, stale_cni_del, umount_hung,
+    volume_busy,
 };
 
 /// A kind of incident in plain words.
@@ -119,6 +120,12 @@ pub fn explained(kind: &str) -> Option<Explained> {
             "The neighbor record of the pod's address stays unresolved while the pod runs: its interface is down or has lost \
              the address, or ARP is not answered there.",
             "Look at the interface and the address in the pod, as the advice says; restart the pod if its network is gone.",
+        ),
+        rbd_orphan_mapping::KIND => (
+            "A Ceph RBD image is mapped on this node though no pod uses it",
+            "The pod that used it has gone, and its image was not unmapped: something still has it mounted or open, or the \
+             kubelet does not try any more. A pod on another node may wait for it: the image is locked.",
+            "End who holds the device, as the incident names them, unmount it there, then unmap it; only then look at its lock.",
         ),
         _ => return None,
     };

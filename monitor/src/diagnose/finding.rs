@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{
     Actor, AddressConflict, Advice, CloseReason, Cni, Component, Confidence, Event, LeakedMount, Link, Mount,
-    MountHolder, Neighbor, Sandbox, Severity, Target, Unreadable,
+    MountHolder, Neighbor, Rbd, Sandbox, Severity, Target, Unreadable,
 };
 use crate::observation::{BootNs, Request, Verdict};
 
@@ -51,6 +51,8 @@ pub struct IncidentObjects {
     pub holders_verdict: Option<Verdict>,
     /// Mounts that are left in the mount namespace of the actor.
     pub leaks: Option<Vec<LeakedMount>>,
+    /// The Ceph RBD image.
+    pub rbd: Option<Box<Rbd>>,
 }
 
 impl IncidentObjects {
@@ -73,6 +75,7 @@ impl IncidentObjects {
             holders_unreadable: event.holders_unreadable.clone(),
             holders_verdict: event.holders_verdict,
             leaks: event.leaks.clone(),
+            rbd: event.rbd.clone(),
         }
     }
 
@@ -95,6 +98,7 @@ impl IncidentObjects {
             holders_unreadable: self.holders_unreadable,
             holders_verdict: self.holders_verdict,
             leaks: self.leaks,
+            rbd: self.rbd,
             ..event
         }
     }
@@ -124,6 +128,7 @@ impl IncidentObjects {
         put(&mut self.holders_complete, newer.holders_complete);
         put(&mut self.holders_verdict, newer.holders_verdict);
         put(&mut self.leaks, newer.leaks);
+        put(&mut self.rbd, newer.rbd);
     }
 }
 

@@ -8,7 +8,7 @@ use std::fmt::Debug;
 
 use serde_json::Value;
 
-use crate::event::{Event, MountServer, Severity, WallClock};
+use crate::event::{Event, MountServer, Rbd, Severity, WallClock};
 use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
 use crate::node::view::NodeView;
@@ -49,6 +49,7 @@ mod orphan_veth;
 mod pod_neighbor_unreachable;
 mod pod_network;
 mod pod_stuck_terminating;
+mod rbd_orphan_mapping;
 mod sandbox_crash_loop;
 mod spec_hash_storm;
 mod stale_cni_del;
@@ -64,13 +65,14 @@ pub use flapping::Lull;
 pub use incidents::{Incidents, OpenIncident};
 pub use mount_leak::{Leak, Leaks};
 pub use orphan_veth::VethEnd;
+pub use rbd_orphan_mapping::{ImageUse, Usage};
 pub(crate) use sandbox_crash_loop::is_folded;
 pub use suspicion::Suspicion;
 pub use umount_hung::Waiting;
 pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 16] = [
+pub const KINDS: [&str; 17] = [
     cni_teardown_failing::KIND,
     gateway_neighbor_lost::KIND,
     orphan_veth::KIND,
@@ -87,6 +89,7 @@ pub const KINDS: [&str; 16] = [
     container_undeletable::KIND,
     pod_stuck_terminating::KIND,
     mount_leak::KIND,
+    rbd_orphan_mapping::KIND,
 ];
 
 /// Severities that incidents of a kind have.
@@ -104,7 +107,8 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | duplicate_pod_ip::KIND
         | pod_neighbor_unreachable::KIND
         | pod_stuck_terminating::KIND
-        | container_undeletable::KIND => &[Severity::Warning],
+        | container_undeletable::KIND
+        | rbd_orphan_mapping::KIND => &[Severity::Warning],
         mount_leak::KIND => &[Severity::Info, Severity::Warning],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
@@ -149,6 +153,7 @@ pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
         container_undeletable::THRESHOLDS,
         pod_stuck_terminating::THRESHOLDS,
         mount_leak::THRESHOLDS,
+        rbd_orphan_mapping::THRESHOLDS,
     ];
     all.into_iter().flatten().copied()
 }
@@ -186,6 +191,7 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
         Box::new(container_undeletable::ContainerUndeletable::new(thresholds)),
         Box::new(pod_stuck_terminating::PodStuckTerminating::new(thresholds)),
         Box::new(mount_leak::MountLeak::new(thresholds)),
+        Box::new(rbd_orphan_mapping::RbdOrphanMapping::new(thresholds)),
     ]
 }
 
@@ -296,6 +302,10 @@ pub enum ModelChange<'a> {
     },
     /// Mounts of containers and pods that are left in other namespaces were looked for.
     MountCopies(&'a Leaks),
+    /// The Ceph RBD images that are mapped, all of them.
+    RbdImages(&'a [Rbd]),
+    /// Who uses them was looked for.
+    RbdUses(&'a [ImageUse]),
     /// The mount namespaces or root directories of kubelets are others.
     Kubelets,
     /// A snapshot of all containers of a runtime was applied.

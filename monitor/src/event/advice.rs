@@ -147,10 +147,14 @@ pub mod form {
         SHOW_USERS = "show-users", Read, "kevtmon holders PATH",
             ["volume-busy", "container-undeletable", "pod-stuck-terminating"];
         SHOW_LEAKS = "show-leaks", Read, "kevtmon holders --leaks", ["mount-leak", "container-undeletable"];
-        TELL_VOLUME = "tell-volume", Read, "kevtmon why PATH", ["volume-busy"];
-        UNMOUNT = "unmount", Destructive, "umount PATH", ["volume-busy", "container-undeletable"];
+        TELL_VOLUME = "tell-volume", Read, "kevtmon why PATH", ["volume-busy", "rbd-orphan-mapping"];
+        UNMOUNT = "unmount", Destructive, "umount PATH",
+            ["volume-busy", "container-undeletable", "rbd-orphan-mapping"];
         DETACH = "detach", Destructive, "umount --lazy PATH", ["volume-busy"];
-        UNMOUNT_INSIDE = "unmount-inside", Destructive, "nsenter -t PID -m umount PATH", ["volume-busy"];
+        UNMOUNT_INSIDE = "unmount-inside", Destructive, "nsenter -t PID -m umount PATH",
+            ["volume-busy", "rbd-orphan-mapping"];
+        UNMAP_IMAGE = "unmap-image", Destructive, "rbd unmap DEVICE", ["rbd-orphan-mapping"];
+        LIST_LOCKS = "list-locks", Read, "rbd lock list IMAGE", ["rbd-orphan-mapping"];
         DETACH_INSIDE = "detach-inside", Destructive, "nsenter -t PID -m umount --lazy PATH", ["volume-busy"];
         RESTART_UNIT = "restart-unit", Restart, "systemctl restart UNIT", ["volume-busy", "mount-leak"];
         END_SERVER = "end-server", Destructive, "kill SERVER", ["volume-busy"];
@@ -223,6 +227,8 @@ mod tests {
         ("mount-leak/delete-pod", "needs the API server of a cluster"),
         ("mount-leak/restart-unit", "needs systemd as process 1"),
         ("mount-leak/stop-by-crictl", "Debian 12 has no package of crictl; carried out where it is there"),
+        ("rbd-orphan-mapping/list-locks", "needs a Ceph cluster"),
+        ("rbd-orphan-mapping/unmap-image", "needs a Ceph cluster, and a kernel with rbd"),
         ("volume-busy/delete-pod", "needs the API server of a cluster"),
         ("volume-busy/restart-unit", "needs systemd as process 1"),
         ("volume-busy/stop-by-crictl", "Debian 12 has no package of crictl; carried out where it is there"),

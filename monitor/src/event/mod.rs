@@ -197,7 +197,7 @@ pub struct Event {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mount: Option<Box<Mount>>,
     /// Who pins the mount, for `mount.busy`; who still uses it, for `mount.detached`; what keeps the network namespace of the
-    /// other end, for incidents of kind `orphan-veth`.
+    /// other end, for incidents of kind `orphan-veth`; who holds the device, for those of kind `rbd-orphan-mapping`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders: Option<Vec<MountHolder>>,
     /// How long before the event its holders were found, milliseconds; absent where they were found for it.
@@ -225,7 +225,7 @@ pub struct Event {
     /// The kubelet or runtime, for `component.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub component: Option<Box<Component>>,
-    /// The Ceph RBD image, for `rbd.*`.
+    /// The Ceph RBD image, for `rbd.*` and incidents of kind `rbd-orphan-mapping`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rbd: Option<Box<Rbd>>,
     /// What was lost or discarded, for `events.lost`.

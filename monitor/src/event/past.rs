@@ -4,7 +4,10 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 95] = [
+const TENSES: [(&str, &str); 98] = [
+    (" is still mapped as ", " was still mapped as "),
+    (", though no pod has used it for ", ", though no pod had used it for "),
+    ("; it is mounted in ", "; it was mounted in "),
     (" is still mounted, though ", " was still mounted, though "),
     (" is still on this node, though ", " was still on this node, though "),
     (" is still on this node: ", " was still on this node: "),

@@ -36,6 +36,9 @@ pub struct Rbd {
     /// The cluster; absent before Linux 4.9.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cluster_fsid: Option<String>,
+    /// Where the host or a kubelet has it mounted outside of pods' directories, for `rbd-orphan-mapping`.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub mounted_at: Vec<String>,
 }
 
 impl Rbd {
@@ -58,6 +61,9 @@ impl Object for Rbd {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.path(Role::Object, &self.device);
         visitor.device(Role::Object, &self.device_number);
+        for path in &self.mounted_at {
+            visitor.path(Role::Object, path);
+        }
     }
 
     fn describe(&self, details: &mut dyn Details) {
@@ -69,6 +75,9 @@ impl Object for Rbd {
             text.push_str(&format!(" at {address}"));
         }
         details.line("image", &text);
+        for path in &self.mounted_at {
+            details.line("", &format!("mounted at {path}"));
+        }
     }
 }
 
@@ -85,6 +94,7 @@ impl From<&RbdImage> for Rbd {
             client_id: image.client_id.clone(),
             client_addr: image.client_addr.clone(),
             cluster_fsid: image.cluster_fsid.clone(),
+            mounted_at: Vec::new(),
         }
     }
 }

@@ -283,7 +283,7 @@ pub(crate) fn copies_phrase(holders: &[MountHolder]) -> Option<String> {
 }
 
 /// A holder by its command name, id and container; on the host any user chooses the names of his processes.
-fn holder_label(holder: &MountHolder) -> String {
+pub(crate) fn holder_label(holder: &MountHolder) -> String {
     if holder.pid == 0 {
         return kernel_label(holder);
     }

@@ -10,6 +10,7 @@ use super::leaks::Inventory;
 use super::locate::{Located, first};
 use super::presence::presence;
 use super::progress::Progress;
+use super::rbd::Look as RbdUses;
 use super::scan::{Part, scan};
 use super::still_held::still_held;
 use super::unmounters::Look as Unmounters;
@@ -22,7 +23,9 @@ use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
 pub fn jobs() -> impl Iterator<Item = Entry> {
     let scans = [entry::<Scan>(), entry::<Locate>(), entry::<Presence>(), entry::<StillHeld>()];
     let scans = scans.into_iter().chain([entry::<Detached>()]);
-    scans.chain([entry::<InitialNamespace>(), entry::<Unmounters>(), entry::<Inventory>()])
+    let looks =
+        [entry::<InitialNamespace>(), entry::<Unmounters>(), entry::<Inventory>(), entry::<RbdUses>()];
+    scans.chain(looks)
 }
 
 /// An answer, and the processor time that it took.

@@ -42,6 +42,7 @@ mod places;
 mod presence;
 mod progress;
 mod propagation;
+pub mod rbd;
 mod resolve;
 mod same_directory;
 mod scan;

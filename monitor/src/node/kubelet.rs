@@ -49,6 +49,23 @@ impl Kubelets {
         known.is_none_or(|known| known.iter().any(|namespace| namespace.mntns == mntns))
     }
 
+    /// Whether a path is below a root directory of a kubelet, in this mount namespace.
+    #[must_use]
+    pub fn has_below_root(&self, mntns: NsInum, path: &str) -> bool {
+        let known = self.reported.iter().flat_map(|(_, facts)| &facts.namespaces);
+        let mut roots = known.filter(|known| known.mntns == mntns).flat_map(|known| &known.roots);
+        let is_below = |root: &String| {
+            let below = path.strip_prefix(root.trim_end_matches('/'));
+            below.is_some_and(|rest| rest.starts_with('/'))
+        };
+        roots.any(is_below)
+    }
+
+    /// The mount namespaces of the host and of kubelets.
+    pub fn namespaces(&self) -> impl Iterator<Item = NsInum> {
+        self.reported.iter().flat_map(|(_, facts)| &facts.namespaces).map(|known| known.mntns)
+    }
+
     /// How a command gets into this mount namespace.
     #[must_use]
     pub fn way(&self, mntns: NsInum) -> Way {
@@ -108,6 +125,18 @@ mod tests {
         let mut kubelets = Kubelets::default();
         kubelets.replace(5, KubeletFacts { namespaces });
         kubelets
+    }
+
+    #[test]
+    fn a_path_is_below_a_root_of_its_own_mount_namespace_only() {
+        let kubelets = kubelets();
+        assert!(kubelets.has_below_root(1, "/var/lib/kubelet/plugins/x"));
+        assert!(!kubelets.has_below_root(2, "/var/lib/kubelet/plugins/x"));
+        assert!(
+            !kubelets.has_below_root(1, "/var/lib/kubelet2/x")
+                && !kubelets.has_below_root(1, "/var/lib/kubelet")
+        );
+        assert_eq!(kubelets.namespaces().collect::<Vec<_>>(), [1, 2]);
     }
 
     #[test]

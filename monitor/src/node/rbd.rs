@@ -1,6 +1,6 @@
 //! The Ceph RBD images that the kernel has mapped.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +14,10 @@ pub struct MappedImages {
     images: BTreeMap<u32, Option<RbdImage>>,
     /// Whether any look was made.
     was_read: bool,
+    /// Whether all that are mapped are among them, at the last look.
+    is_whole: bool,
+    /// By number: the uid of the pod that was last seen to use it.
+    pods: BTreeMap<u32, String>,
 }
 
 /// How the images differ from those before.
@@ -54,6 +58,10 @@ impl MappedImages {
             self.images.extend(before.split_off(&beyond));
         }
         changes.unmapped.extend(before.into_values().flatten());
+        self.is_whole = found.omitted == 0 && self.images.values().all(Option::is_some);
+        for image in &changes.unmapped {
+            self.pods.remove(&image.number);
+        }
         changes
     }
 
@@ -68,16 +76,23 @@ impl MappedImages {
         self.images.get(&number)?.as_ref()
     }
 
-    /// Whether any look was made.
+    /// Whether all that are mapped are known: what is not among them is not mapped.
     #[must_use]
-    pub fn was_read(&self) -> bool {
-        self.was_read
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
     }
 
-    /// Numbers of all that are there.
+    /// A pod was seen to use an image.
+    pub fn note_pod(&mut self, number: u32, uid: &str) {
+        if self.get(number).is_some() {
+            self.pods.insert(number, uid.to_owned());
+        }
+    }
+
+    /// The pod that was last seen to use an image, by uid.
     #[must_use]
-    pub fn numbers(&self) -> BTreeSet<u32> {
-        self.images.keys().copied().collect()
+    pub fn last_pod(&self, number: u32) -> Option<&str> {
+        self.pods.get(&number).map(String::as_str)
     }
 }
 
@@ -140,6 +155,8 @@ mod tests {
         images.replace(found(&[image(0, "a"), image(5, "b")], &[]));
         let full = RbdImages { omitted: 1, ..found(&[image(0, "a"), image(3, "c")], &[]) };
         assert_eq!(images.replace(full), changes(&[image(3, "c")], &[]));
-        assert_eq!(images.numbers(), [0, 3, 5].into());
+        assert!(!images.is_whole());
+        let numbers: Vec<u32> = images.iter().map(|image| image.number).collect();
+        assert_eq!(numbers, [0, 3, 5]);
     }
 }

@@ -1,6 +1,10 @@
 //! Ceph RBD images that the kernel has mapped.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
+
+use super::{Holder, NsInum};
 
 /// What a look at the mapped images found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,4 +71,41 @@ impl RbdImage {
         let same_id = self.image_id.is_none() || other.image_id.is_none() || self.image_id == other.image_id;
         self.number == other.number && self.device == other.device && named(self) == named(other) && same_id
     }
+}
+
+/// Who uses the mapped images.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RbdUses {
+    /// Of each image that was looked for.
+    pub uses: Vec<RbdUse>,
+    /// The mount namespace of the host, if its mounts were read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<NsInum>,
+    /// Mount namespaces whose mounts could not be read.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub unread: BTreeSet<NsInum>,
+    /// Whether every process and every mount namespace could be read.
+    pub complete: bool,
+}
+
+/// Who uses one of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RbdUse {
+    /// Its number.
+    pub number: u32,
+    /// Mounts of the device or a partition, of which each mount namespace has one holder ([`Access::Mount`]), and, where no pod's
+    /// directory has one, processes that have the device open ([`Access::Fd`]).
+    ///
+    /// [`Access::Mount`]: super::Access::Mount
+    /// [`Access::Fd`]: super::Access::Fd
+    pub holders: Vec<Holder>,
+    /// Those for which there was no room.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub omitted: u32,
+    /// Block devices that are made of it: `dm-0`, `loop3`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
+    /// Whether the kernel swaps to it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub swap: bool,
 }

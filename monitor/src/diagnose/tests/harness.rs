@@ -214,6 +214,7 @@ impl TestNode {
             | Request::PodProcesses { .. }
             | Request::Container { .. }
             | Request::DetachedUsers { .. }
+            | Request::RbdUses { .. }
             | Request::MountCopies => {}
             Request::Kubelet => self.observe(Fact::Kubelet(KubeletFacts::default())),
             Request::Netns { netns } => self.observe_netns(netns),

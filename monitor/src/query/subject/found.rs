@@ -56,7 +56,7 @@ pub(super) fn trimmed(path: &str) -> &str {
     }
 }
 
-/// The mount at the path, else the one that it lies in, else all below it.
+/// The device of an RBD image at the path; the mount there, else the one that it lies in, else all below it.
 pub(super) fn path_subject(path: &str, records: &[Record]) -> Option<Subject> {
     let path = trimmed(path);
     let mounts: BTreeSet<&str> = records
@@ -73,6 +73,10 @@ pub(super) fn path_subject(path: &str, records: &[Record]) -> Option<Subject> {
         handle: format!("path:{handle}"),
         lookups: vec![lookup],
     };
+    let is_device = |record: &Record| record.event.rbd.as_ref().is_some_and(|rbd| rbd.device == path);
+    if records.iter().any(is_device) {
+        return Some(subject(format!("device {}", name(path)), path, Lookup::exact(Family::Path, path)));
+    }
     if let Some(mount) = mounts.iter().filter(is_above).max_by_key(|mount| mount.len()) {
         return Some(subject(format!("mount {}", name(mount)), mount, Lookup::exact(Family::Path, *mount)));
     }

@@ -140,6 +140,20 @@ fn everything_that_an_operator_has_at_hand_is_understood() {
 }
 
 #[test]
+fn the_node_of_an_image_s_device_means_that_device() {
+    let image = crate::observation::RbdImage {
+        device: "252:0".into(),
+        pool: "kube".into(),
+        image: "index".into(),
+        ..Default::default()
+    };
+    let event = Event { rbd: Some(Box::new((&image).into())), ..sample::deletion() };
+    let found = candidates("/dev/rbd0", Some(&state()), &[record(&event)]);
+    let shown: Vec<(String, String)> = found.into_iter().map(|one| (one.handle, one.label)).collect();
+    assert_eq!(shown, [("path:/dev/rbd0".to_owned(), "device /dev/rbd0".to_owned())]);
+}
+
+#[test]
 fn what_can_mean_several_things_gives_them_all() {
     assert_eq!(meant("web"), ["pod:a/web", "pod:b/web"]);
     let eth0 = meant("eth0");

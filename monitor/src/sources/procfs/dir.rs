@@ -159,6 +159,26 @@ impl Dir {
         Ok((found.stx_mask & STATX_MNT_ID_UNIQUE != 0).then_some(found.stx_mnt_id))
     }
 
+    /// `major:minor` of the block device that a magic link leads to; `None` where that is none. As [`Self::mount_of`].
+    ///
+    /// # Errors
+    /// As statx(2).
+    pub fn block_device(&self, name: &CStr) -> io::Result<Option<String>> {
+        reading(self.1);
+        let mut found = MaybeUninit::<libc::statx>::zeroed();
+        let flags = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_DONT_SYNC;
+        let (fd, mask) = (self.0.as_raw_fd(), libc::STATX_TYPE);
+        // SAFETY: the name ends with NUL and the kernel writes one structure.
+        let result = unsafe { libc::statx(fd, name.as_ptr(), flags, mask, found.as_mut_ptr()) };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: zeros are a valid one, and the kernel has written it.
+        let found = unsafe { found.assume_init() };
+        let is_block = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFBLK;
+        Ok(is_block.then(|| format!("{}:{}", found.stx_rdev_major, found.stx_rdev_minor)))
+    }
+
     /// The protocol of a socket among the entries of `/proc/PID/fd`, such as `UNIX-STREAM` or `TCP`; the socket itself answers.
     /// `own`: the directory of this process in /proc.
     ///

@@ -16,7 +16,7 @@ mod sysfs;
 mod uevents;
 
 use sysfs::Problem;
-pub use sysfs::devices;
+pub use sysfs::{devices, users};
 use uevents::{Heard, Uevents};
 
 settings! { "rbd":

@@ -12,6 +12,8 @@ use crate::observation::{RbdImage, RbdImages};
 const IMAGES_MAX: usize = 256;
 /// Partitions of a device that are looked at.
 const PARTITIONS_MAX: usize = 64;
+/// Block devices made of one that are told.
+const USERS_MAX: usize = 16;
 /// The longest attribute: a page, as sysfs.
 const ATTRIBUTE_MAX: u64 = 4096;
 /// The longest name of an image or pool that is believed.
@@ -74,6 +76,29 @@ pub fn devices(sysfs: &Path, image: &RbdImage) -> Vec<String> {
     let parts = names.filter(is_part).take(PARTITIONS_MAX);
     let numbers = parts.filter_map(|part| device_number(&directory.join(part).join("dev")));
     std::iter::once(image.device.clone()).chain(numbers).collect()
+}
+
+/// Block devices that are made of a device or of a partition of it: `dm-0`, and the loop devices on it.
+#[must_use]
+pub fn users(sysfs: &Path, image: &RbdImage) -> Vec<String> {
+    let name = format!("rbd{}", image.number);
+    let block = sysfs.join("block");
+    let names = |directory: &Path| {
+        let entries = fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>()
+    };
+    let is_it =
+        |part: &str| part.strip_prefix(&name).is_some_and(|rest| rest.is_empty() || rest.starts_with('p'));
+    let parts = names(&block.join(&name)).into_iter().filter(|part| is_it(part)).take(PARTITIONS_MAX);
+    let parts = parts.map(|part| block.join(&name).join(part).join("holders"));
+    let mut users: BTreeSet<String> = names(&block.join(&name).join("holders")).into_iter().collect();
+    users.extend(parts.flat_map(|holders| names(&holders)));
+    let is_on_it = |device: &String| {
+        let file = read_attribute(&block.join(device).join("loop/backing_file")).ok().flatten();
+        file.is_some_and(|file| file.strip_prefix("/dev/").is_some_and(is_it))
+    };
+    users.extend(names(&block).into_iter().filter(|device| device.starts_with("loop") && is_on_it(device)));
+    users.into_iter().take(USERS_MAX).collect()
 }
 
 struct Device<'a> {

@@ -238,3 +238,20 @@ fn sysfs_is_at_an_absolute_path() {
     assert_eq!(serde_json::from_str::<Sysfs>("\"/host/sys\"").unwrap(), Sysfs("/host/sys".into()));
     assert!(serde_json::from_str::<Sysfs>("\"sys\"").is_err());
 }
+
+#[test]
+fn what_is_made_of_a_device_is_found_by_its_holders_and_by_the_files_of_loop_devices() {
+    let tree = Tree::with(&[1]);
+    let block = tree.path().join("block");
+    for directory in ["rbd1/holders/dm-0", "rbd1/rbd1p2/holders/md1", "rbd12/holders/dm-7"] {
+        fs::create_dir_all(block.join(directory)).unwrap();
+    }
+    for (device, file) in
+        [("loop3", "/dev/rbd1\n"), ("loop4", "/dev/rbd1p2\n"), ("loop5", "/dev/rbd12\n"), ("loop6", "/img\n")]
+    {
+        fs::create_dir_all(block.join(device).join("loop")).unwrap();
+        fs::write(block.join(device).join("loop/backing_file"), file).unwrap();
+    }
+    assert_eq!(users(tree.path(), &image(1)), ["dm-0", "loop3", "loop4", "md1"]);
+    assert_eq!(users(tree.path(), &image(2)), Vec::<String>::new());
+}
