@@ -7,6 +7,7 @@ mod leaks;
 mod order;
 mod programs;
 mod reload;
+mod requests;
 mod service_manager;
 mod signals;
 mod startup;
@@ -26,11 +27,10 @@ use crate::clock::{boot_now, realtime_offset_ns};
 use crate::config::{Config, NODE_NAME, STATE_DIR};
 use crate::core::{Core, Output};
 use crate::event::{Event, Kind};
-use crate::holders::rbd as rbd_uses;
 use crate::holders::worker::{Limits, Scanner};
-use crate::holders::{self, DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest};
+use crate::holders::{self, rbd as rbd_uses};
 use crate::metrics::{Metrics, MetricsError};
-use crate::observation::{Fact, NsInum, Observation, Request, SourceStatus};
+use crate::observation::{Fact, NsInum, Observation, SourceStatus};
 use crate::recording::recorder::{Record, RecordError, Recorder};
 use crate::settings::{EventRate, Settings};
 use crate::sinks::api::{ApiError, Memory, Question};
@@ -42,8 +42,7 @@ use crate::sources::netlink::NetlinkError;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
-use crate::sources::runtime::{checkpoint, still_runs};
-use crate::sources::{Barrier, Sender, bpf, cni, components, netlink, observed_now, pod_remains};
+use crate::sources::{Barrier, Sender, bpf, observed_now, pod_remains};
 use crate::store::{self, PreviousRun};
 
 use lanes::Touched;
@@ -385,86 +384,6 @@ impl Daemon {
         self.storm_detector.event();
         self.has_judged |= event.incident.is_some() && event.neighbor.is_some();
         self.sinks.offer(&Arc::new(event.into()));
-    }
-
-    fn handle_request(&mut self, request: Request) {
-        match request {
-            // With a full queue the pending event is emitted at its deadline, without the names that are missing.
-            Request::Netns { netns } => {
-                if self.netns.try_send(netns).is_err() {
-                    tracing::warn!(netns, "namespace queue is full; the request is discarded");
-                }
-            }
-            Request::ProcessState { tgid, started_ns } => {
-                match (still_runs::at_once(tgid, started_ns), started_ns) {
-                    (None, Some(started_ns)) => {
-                        still_runs::look_and_send(&self.readers, &self.observations, tgid, started_ns);
-                    }
-                    (Some(state), _) => self.replies.push_back(observed_now(Fact::ProcessState(state))),
-                    (None, None) => {}
-                }
-            }
-            Request::CniNetns { id, path, within } => {
-                cni::find_netns_and_send(&self.readers, &self.observations, id, path, within);
-            }
-            Request::MountCopies => self.look_for_leaks(),
-            Request::RbdUses { images } => rbd_uses::follow(self.rbd_uses.as_ref(), images),
-            Request::Component { tgid } => components::look_at(self.components.as_ref(), tgid),
-            Request::Container { id } => drop(self.wanted_containers.send(id)),
-            Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
-            Request::PodProcesses { pods } => pod_remains::list_of(self.pod_processes.as_ref(), pods),
-            Request::VethPeers { links } => {
-                netlink::find_veth_peers_and_send(&self.readers, &self.observations, links);
-            }
-            Request::SandboxCheckpoints { sandboxes } => {
-                checkpoint::look_and_send(&self.readers, &self.observations, sandboxes);
-            }
-            Request::MountPresence { id, mntns, tgid, identity, share } => {
-                let request = PresenceRequest { id, mntns, tgid, identity, at: None };
-                self.answer(self.scanner.presence(request, share));
-            }
-            Request::MountAt { id, mntns, tgid, path, origin, follow, identity, share } => {
-                let at = ScanRequest {
-                    id,
-                    mntns,
-                    tgid,
-                    path,
-                    origin,
-                    follow,
-                    mount_only: true,
-                    on_demand: false,
-                    near_suffices: false,
-                };
-                let request = PresenceRequest { id, mntns, tgid, identity, at: Some(Box::new(at)) };
-                self.answer(self.scanner.presence(request, share));
-            }
-            Request::DetachedUsers { id, mounts, share } => {
-                self.answer(self.scanner.detached(DetachedRequest { id, mounts }, share));
-            }
-            Request::StillHeld { id, mount, holders, is_attached, share } => {
-                let request = StillHeldRequest { id, mount: *mount, holders, is_attached };
-                self.answer(self.scanner.still_held(request, share));
-            }
-            Request::Holders { id, mntns, tgid, path, origin, follow, mount_only, share } => {
-                let request = ScanRequest {
-                    id,
-                    mntns,
-                    tgid,
-                    path,
-                    origin,
-                    follow,
-                    mount_only,
-                    on_demand: false,
-                    near_suffices: false,
-                };
-                self.answer(self.scanner.request(request, share));
-            }
-        }
-    }
-
-    /// The answer to a request for which there is no place, if there is one.
-    fn answer(&mut self, answer: Option<Fact>) {
-        self.replies.extend(answer.map(observed_now));
     }
 
     /// Hands the gateways to the store, for the next run.

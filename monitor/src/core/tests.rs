@@ -30,6 +30,7 @@ mod which_mount;
 const HOST: NsInum = 1;
 const POD: NsInum = 7;
 const MS: u64 = 1_000_000;
+const ID: &str = "94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb9411";
 
 fn core() -> Core {
     let settings = Settings {
@@ -64,8 +65,6 @@ fn snapshot(netns: NsInum) -> Fact {
         ..NetnsSnapshot::empty(netns)
     }))
 }
-
-const ID: &str = "94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb9411";
 
 fn container(state: ContainerState) -> Fact {
     Fact::Container(Box::new(ContainerFacts {

@@ -3,8 +3,8 @@
 use super::{
     cni_netns_mismatch, cni_teardown_failing, container_undeletable, duplicate_pod_ip, gateway_neighbor_lost,
     kubelet_crash_loop, mount_leak, orphan_container, orphan_veth, pod_neighbor_unreachable,
-    pod_stuck_terminating, rbd_orphan_mapping, sandbox_crash_loop, spec_hash_storm, stale_cni_del, umount_hung,
-    volume_busy,
+    pod_stuck_terminating, rbd_orphan_mapping, sandbox_crash_loop, spec_hash_storm, stale_cni_del,
+    umount_hung, volume_busy,
 };
 
 /// A kind of incident in plain words.

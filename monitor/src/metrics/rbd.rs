@@ -46,7 +46,7 @@ impl Series {
 }
 
 impl RbdMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+    pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         Ok(Self {
             mapped: Series::new(registrar.gauges(
                 "kevtmon_rbd_image_mapped",
@@ -99,6 +99,8 @@ impl FamilyMetrics for RbdMetrics {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use prometheus::{Registry, TextEncoder};
 
     use super::*;
@@ -127,7 +129,9 @@ mod tests {
     #[test]
     fn an_image_has_a_series_as_long_as_it_is_mapped_and_another_while_it_is_mounted() {
         let registry = Registry::new();
-        let metrics = RbdMetrics::register(&Registrar { registry: &registry }).unwrap();
+        let metrics =
+            RbdMetrics::register(&Registrar { registry: registry.clone(), descriptions: RefCell::default() })
+                .unwrap();
         let shown = |fact| {
             metrics.observation(&Observation { at: 0, source: Source::Daemon, fact });
             let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();

@@ -93,7 +93,8 @@ fn what_is_wrong_on_the_way_is_said_and_not_that_it_is_healthy() {
     let mut node = started(broken);
     fail(&mut node, 4);
     let incident = &node.open()[0];
-    let wrong = "; cali9118ebbb10b is down; ARP is off on eth0 in the pod; eth0 in the pod lacks that address";
+    let wrong =
+        "; cali9118ebbb10b is down; ARP is off on eth0 in the pod; eth0 in the pod lacks that address";
     assert!(incident.summary.ends_with(wrong), "{}", incident.summary);
     assert_eq!(incident.ruled_out, ["eth0 in the pod is up", "no other pod of this node has it"]);
     let text = crate::event::past::past(&incident.summary);

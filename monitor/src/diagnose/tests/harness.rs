@@ -160,7 +160,8 @@ impl TestNode {
         self.tables.remove(&netns);
         let Some(host) = self.tables.get_mut(&HOST) else { return };
         let is_of_it = |link: &LinkFacts| link.peer.as_ref().is_some_and(|peer| peer.netns == Some(netns));
-        let gone: Vec<u32> = host.links.iter().filter(|link| is_of_it(link)).map(|link| link.ifindex).collect();
+        let gone: Vec<u32> =
+            host.links.iter().filter(|link| is_of_it(link)).map(|link| link.ifindex).collect();
         host.links.retain(|link| !gone.contains(&link.ifindex));
         for ifindex in gone {
             self.observe(Fact::LinkGone { netns: HOST, ifindex, moved_to: None });

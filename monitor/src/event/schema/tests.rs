@@ -53,13 +53,27 @@ fn merged(a: Value, b: Value) -> Value {
     }
 }
 
+/// Two pods with one address, but for the second one.
+fn conflict(pod: &crate::event::Pod) -> Box<crate::event::AddressConflict> {
+    Box::new(crate::event::AddressConflict {
+        address: "10.0.0.2".parse().unwrap(),
+        pods: vec![crate::event::AddressedPod {
+            pod: pod.clone(),
+            netns: 7,
+            ifindex: 2,
+            ifname: "eth0".into(),
+            host_end: LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("cali0".into()) },
+        }],
+    })
+}
+
 /// Fields that the samples do without.
 fn extremes() -> Event {
     let mut event = sample::deletion();
-    let mut container = event.target.as_ref().unwrap().container.clone().unwrap();
-    container.image = Some("busybox".into());
-    (container.exit_code, container.oom_killed) = (Some(0), Some(false));
     let target = event.target.as_mut().unwrap();
+    let mut container = target.container.clone().unwrap();
+    (container.image, container.exit_code, container.oom_killed) =
+        (Some("busybox".into()), Some(0), Some(false));
     (target.netns_name, target.netns_cookie) = (Some("blue".into()), Some("4097".into()));
     (target.userns, target.unit) = (Some(crate::event::UserNamespace::Other), Some("foo.service".into()));
     target.cgroup = Some("/system.slice/foo.service".into());
@@ -98,19 +112,9 @@ fn extremes() -> Event {
     let of = |has: fn(&Event) -> bool| sample::all().into_iter().find(has).unwrap();
     event.link = of(|event| event.link.is_some()).link;
     let link = event.link.as_mut().unwrap();
-    link.moved_to = Some(LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("eth0".into()) });
-    link.master = Some(3);
-    link.peer = Some(LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("cali0".into()) });
-    event.address_conflict = Some(Box::new(crate::event::AddressConflict {
-        address: "10.0.0.2".parse().unwrap(),
-        pods: vec![crate::event::AddressedPod {
-            pod: pod.clone(),
-            netns: 7,
-            ifindex: 2,
-            ifname: "eth0".into(),
-            host_end: LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("cali0".into()) },
-        }],
-    }));
+    let end = |ifname: &str| LinkPeer { ifindex: 9, netns: Some(1), ifname: Some(ifname.into()) };
+    (link.moved_to, link.peer, link.master) = (Some(end("eth0")), Some(end("cali0")), Some(3));
+    event.address_conflict = Some(conflict(&pod));
     event.sandbox = Some(Box::new(crate::event::Sandbox {
         id: container.id.clone(),
         checkpoint: Some(true),

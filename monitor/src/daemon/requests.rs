@@ -1,0 +1,90 @@
+//! What the core wants to know: each request goes to the source that can answer it, and nothing is waited for.
+
+use super::Daemon;
+use crate::holders::rbd as rbd_uses;
+use crate::holders::{DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest};
+use crate::observation::{Fact, Request};
+use crate::sources::runtime::{checkpoint, still_runs};
+use crate::sources::{cni, components, netlink, observed_now, pod_remains};
+
+impl Daemon {
+    pub(super) fn handle_request(&mut self, request: Request) {
+        match request {
+            // With a full queue the pending event is emitted at its deadline, without the names that are missing.
+            Request::Netns { netns } => {
+                if self.netns.try_send(netns).is_err() {
+                    tracing::warn!(netns, "namespace queue is full; the request is discarded");
+                }
+            }
+            Request::ProcessState { tgid, started_ns } => {
+                match (still_runs::at_once(tgid, started_ns), started_ns) {
+                    (None, Some(started_ns)) => {
+                        still_runs::look_and_send(&self.readers, &self.observations, tgid, started_ns);
+                    }
+                    (Some(state), _) => self.replies.push_back(observed_now(Fact::ProcessState(state))),
+                    (None, None) => {}
+                }
+            }
+            Request::CniNetns { id, path, within } => {
+                cni::find_netns_and_send(&self.readers, &self.observations, id, path, within);
+            }
+            Request::MountCopies => self.look_for_leaks(),
+            Request::RbdUses { images } => rbd_uses::follow(self.rbd_uses.as_ref(), images),
+            Request::Component { tgid } => components::look_at(self.components.as_ref(), tgid),
+            Request::Container { id } => drop(self.wanted_containers.send(id)),
+            Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
+            Request::PodProcesses { pods } => pod_remains::list_of(self.pod_processes.as_ref(), pods),
+            Request::VethPeers { links } => {
+                netlink::find_veth_peers_and_send(&self.readers, &self.observations, links);
+            }
+            Request::SandboxCheckpoints { sandboxes } => {
+                checkpoint::look_and_send(&self.readers, &self.observations, sandboxes);
+            }
+            Request::MountPresence { id, mntns, tgid, identity, share } => {
+                let request = PresenceRequest { id, mntns, tgid, identity, at: None };
+                self.answer(self.scanner.presence(request, share));
+            }
+            Request::MountAt { id, mntns, tgid, path, origin, follow, identity, share } => {
+                let at = ScanRequest {
+                    id,
+                    mntns,
+                    tgid,
+                    path,
+                    origin,
+                    follow,
+                    mount_only: true,
+                    on_demand: false,
+                    near_suffices: false,
+                };
+                let request = PresenceRequest { id, mntns, tgid, identity, at: Some(Box::new(at)) };
+                self.answer(self.scanner.presence(request, share));
+            }
+            Request::DetachedUsers { id, mounts, share } => {
+                self.answer(self.scanner.detached(DetachedRequest { id, mounts }, share));
+            }
+            Request::StillHeld { id, mount, holders, is_attached, share } => {
+                let request = StillHeldRequest { id, mount: *mount, holders, is_attached };
+                self.answer(self.scanner.still_held(request, share));
+            }
+            Request::Holders { id, mntns, tgid, path, origin, follow, mount_only, share } => {
+                let request = ScanRequest {
+                    id,
+                    mntns,
+                    tgid,
+                    path,
+                    origin,
+                    follow,
+                    mount_only,
+                    on_demand: false,
+                    near_suffices: false,
+                };
+                self.answer(self.scanner.request(request, share));
+            }
+        }
+    }
+
+    /// The answer to a request for which there is no place, if there is one.
+    fn answer(&mut self, answer: Option<Fact>) {
+        self.replies.extend(answer.map(observed_now));
+    }
+}
