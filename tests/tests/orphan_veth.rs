@@ -52,11 +52,15 @@ impl CalicoPod {
 
     /// Its container ends and is removed, and so is the name of its network namespace.
     fn end(&mut self, docker: &FakeDockerd) {
+        self.end_container(docker);
+        self.pod.delete_netns();
+    }
+
+    fn end_container(&mut self, docker: &FakeDockerd) {
         let sandbox = self.sandbox.take().expect("it lives");
         let id = sandbox.id().to_owned();
         drop(sandbox);
         docker.remove_container(&id);
-        self.pod.delete_netns();
     }
 
     fn id(&self) -> &str {
@@ -152,7 +156,9 @@ fn a_device_that_remains_names_the_mount_of_the_namespace_in_another_mount_names
     let mut pod = CalicoPod::new(&docker);
     let (inum, path) = (pod.pod.inum(), pod.pod.netns().path().to_owned());
     let holder = copy_mounts();
-    pod.end(&docker);
+    pod.end_container(&docker);
+    // Its name stays: with the file that is a mount point, the kernel removes all mounts on it.
+    run(&format!("umount {}", path.display()));
     let mut daemon = impatient(&docker).start();
     let event = told(&mut daemon, &pod.device);
     event.expect("/link/peer/netns", inum);

@@ -173,6 +173,8 @@ struct Survey {
     /// Names in the usual directories.
     names: BTreeMap<NsInum, String>,
     report: HolderReport,
+    /// The device of the file system of namespaces.
+    nsfs: Option<[u32; 2]>,
 }
 
 /// A mount of a network namespace.
@@ -190,6 +192,7 @@ impl Survey {
             kept: BTreeMap::new(),
             names: BTreeMap::new(),
             report: HolderReport::skipped(0, String::new()),
+            nsfs: nsfs(proc),
         };
         let (mut buffer, mut text) = (Buffer::default(), Vec::new());
         let mut by_mntns: BTreeMap<NsInum, Vec<u32>> = BTreeMap::new();
@@ -238,12 +241,22 @@ impl Survey {
         }
         for number in numbers {
             let Ok(link) = files.link(NumberName::new(number).as_c_str(), buffer) else { continue };
-            let netns = link.strip_prefix("net:[").and_then(|_| parse_ns(&link));
+            let netns = match link.strip_prefix("net:[") {
+                Some(_) => parse_ns(&link),
+                None if may_be_detached_namespace(&link) => self.namespace_at(&files, number),
+                None => None,
+            };
             if let Some(netns) = netns.filter(|netns| Some(*netns) != own) {
                 let path = Some(link.into_owned());
                 self.add(netns, Holder { path, fd: Some(number), ..holder(tgid, Access::Fd) });
             }
         }
+    }
+
+    /// The network namespace that a descriptor is of whose link does not show it.
+    fn namespace_at(&self, files: &Dir, number: u32) -> Option<NsInum> {
+        let (device, inode) = files.file_id(NumberName::new(number).as_c_str()).ok()?;
+        (Some(device) == self.nsfs).then_some(NsInum::try_from(inode).ok()?)
     }
 
     /// Notes what keeps a namespace; a process once.
@@ -319,6 +332,18 @@ impl Survey {
     }
 }
 
+/// The device of the file system of namespaces, as of this process's own.
+fn nsfs(proc: &Proc) -> Option<[u32; 2]> {
+    proc.dir(std::process::id()).ok()?.at(c"ns").ok()?.file_id(c"net").ok().map(|(device, _)| device)
+}
+
+/// Whether a link may be that of a namespace which was opened by a name in one of the usual directories: its path while
+/// that is mounted there, and afterwards the root of a mount that is nowhere.
+fn may_be_detached_namespace(link: &str) -> bool {
+    link == "/"
+        || NetlinkConfig::default().bind_directories.iter().any(|usual| Path::new(link).starts_with(usual))
+}
+
 fn holder(tgid: u32, access: Access) -> Holder {
     Holder { tgid, path: None, ..Holder::of_kernel(access, String::new()) }
 }
@@ -377,6 +402,7 @@ mod tests {
             kept: BTreeMap::new(),
             names: BTreeMap::new(),
             report: HolderReport::skipped(0, String::new()),
+            nsfs: None,
         };
         survey.add(1, holder(7, Access::Netns));
         survey.add(2, holder(7, Access::Netns));

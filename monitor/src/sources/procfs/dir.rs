@@ -159,6 +159,25 @@ impl Dir {
         Ok((found.stx_mask & STATX_MNT_ID_UNIQUE != 0).then_some(found.stx_mnt_id))
     }
 
+    /// Device and inode number of what a magic link leads to. As [`Self::mount_of`].
+    ///
+    /// # Errors
+    /// As statx(2).
+    pub fn file_id(&self, name: &CStr) -> io::Result<([u32; 2], u64)> {
+        reading(self.1);
+        let mut found = MaybeUninit::<libc::statx>::zeroed();
+        let flags = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_DONT_SYNC;
+        let (fd, mask) = (self.0.as_raw_fd(), libc::STATX_INO);
+        // SAFETY: the name ends with NUL and the kernel writes one structure.
+        let result = unsafe { libc::statx(fd, name.as_ptr(), flags, mask, found.as_mut_ptr()) };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: zeros are a valid one, and the kernel has written it.
+        let found = unsafe { found.assume_init() };
+        Ok(([found.stx_dev_major, found.stx_dev_minor], found.stx_ino))
+    }
+
     /// `major:minor` of the block device that a magic link leads to; `None` where that is none. As [`Self::mount_of`].
     ///
     /// # Errors
