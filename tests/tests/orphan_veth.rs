@@ -173,6 +173,7 @@ fn a_device_that_remains_names_the_mount_of_the_namespace_in_another_mount_names
     let id = event.text("/incident/id").to_owned();
     drop(holder);
     resolved(&mut daemon, &id);
+    std::fs::remove_file(&path).expect("its name is there");
 }
 
 #[test]
