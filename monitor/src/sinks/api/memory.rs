@@ -28,9 +28,9 @@ const EVENTS: usize = 4096;
 /// Most bytes of their JSON.
 const BYTES: usize = 3 << 20;
 /// The newest events in full, whoever caused them.
-const RECENT_EVENTS: usize = 256;
+const RECENT_EVENTS: usize = 512;
 /// Most bytes of their JSON.
-const RECENT_BYTES: usize = 1 << 18;
+const RECENT_BYTES: usize = 1 << 19;
 /// Most incidents; closed ones are evicted first, those of who has most of them.
 const INCIDENTS: usize = 1024;
 /// Most readers of the stream, so that connections are left for other queries.

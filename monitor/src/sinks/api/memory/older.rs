@@ -10,7 +10,7 @@ use crate::shares::Shares;
 /// Most events.
 const EVENTS: usize = 4096;
 /// Most bytes of their JSON.
-const BYTES: usize = 3 << 18;
+const BYTES: usize = 3 << 19;
 /// What an event takes besides its JSON.
 const OVERHEAD: usize = 128;
 
