@@ -124,18 +124,8 @@ impl Dir {
     /// # Errors
     /// As statx(2).
     pub fn mount_of(&self, name: &CStr) -> io::Result<Option<u64>> {
-        reading(self.1);
-        let mut found = MaybeUninit::<libc::statx>::zeroed();
-        let flags = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_DONT_SYNC;
         // The id comes unasked. Who asks for nothing is answered also by the FUSE file systems of users.
-        let (fd, mask) = (self.0.as_raw_fd(), 0);
-        // SAFETY: the name ends with NUL and the kernel writes one structure.
-        let result = unsafe { libc::statx(fd, name.as_ptr(), flags, mask, found.as_mut_ptr()) };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: zeros are a valid one, and the kernel has written it.
-        let found = unsafe { found.assume_init() };
+        let found = self.statx(name, 0)?;
         Ok((found.stx_mask & libc::STATX_MNT_ID != 0).then_some(found.stx_mnt_id))
     }
 
@@ -144,18 +134,7 @@ impl Dir {
     /// # Errors
     /// As statx(2); `EACCES` for a FUSE file system whose user shows it to nobody.
     pub fn unique_mount_of(&self, name: &CStr) -> io::Result<Option<u64>> {
-        reading(self.1);
-        let mut found = MaybeUninit::<libc::statx>::zeroed();
-        let flags = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_DONT_SYNC;
-        // SAFETY: the name ends with NUL and the kernel writes one structure.
-        let result = unsafe {
-            libc::statx(self.0.as_raw_fd(), name.as_ptr(), flags, STATX_MNT_ID_UNIQUE, found.as_mut_ptr())
-        };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: zeros are a valid one, and the kernel has written it.
-        let found = unsafe { found.assume_init() };
+        let found = self.statx(name, STATX_MNT_ID_UNIQUE)?;
         Ok((found.stx_mask & STATX_MNT_ID_UNIQUE != 0).then_some(found.stx_mnt_id))
     }
 
@@ -164,17 +143,7 @@ impl Dir {
     /// # Errors
     /// As statx(2).
     pub fn file_id(&self, name: &CStr) -> io::Result<([u32; 2], u64)> {
-        reading(self.1);
-        let mut found = MaybeUninit::<libc::statx>::zeroed();
-        let flags = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_DONT_SYNC;
-        let (fd, mask) = (self.0.as_raw_fd(), libc::STATX_INO);
-        // SAFETY: the name ends with NUL and the kernel writes one structure.
-        let result = unsafe { libc::statx(fd, name.as_ptr(), flags, mask, found.as_mut_ptr()) };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: zeros are a valid one, and the kernel has written it.
-        let found = unsafe { found.assume_init() };
+        let found = self.statx(name, libc::STATX_INO)?;
         Ok(([found.stx_dev_major, found.stx_dev_minor], found.stx_ino))
     }
 
@@ -183,19 +152,24 @@ impl Dir {
     /// # Errors
     /// As statx(2).
     pub fn block_device(&self, name: &CStr) -> io::Result<Option<String>> {
+        let found = self.statx(name, libc::STATX_TYPE)?;
+        let is_block = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFBLK;
+        Ok(is_block.then(|| format!("{}:{}", found.stx_rdev_major, found.stx_rdev_minor)))
+    }
+
+    /// What the kernel knows of what a magic link leads to, without asking a file server.
+    fn statx(&self, name: &CStr, mask: libc::c_uint) -> io::Result<libc::statx> {
         reading(self.1);
         let mut found = MaybeUninit::<libc::statx>::zeroed();
         let flags = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_DONT_SYNC;
-        let (fd, mask) = (self.0.as_raw_fd(), libc::STATX_TYPE);
         // SAFETY: the name ends with NUL and the kernel writes one structure.
-        let result = unsafe { libc::statx(fd, name.as_ptr(), flags, mask, found.as_mut_ptr()) };
+        let result =
+            unsafe { libc::statx(self.0.as_raw_fd(), name.as_ptr(), flags, mask, found.as_mut_ptr()) };
         if result != 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: zeros are a valid one, and the kernel has written it.
-        let found = unsafe { found.assume_init() };
-        let is_block = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFBLK;
-        Ok(is_block.then(|| format!("{}:{}", found.stx_rdev_major, found.stx_rdev_minor)))
+        Ok(unsafe { found.assume_init() })
     }
 
     /// The protocol of a socket among the entries of `/proc/PID/fd`, such as `UNIX-STREAM` or `TCP`; the socket itself answers.
