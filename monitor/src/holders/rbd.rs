@@ -255,6 +255,8 @@ impl Look {
                     found.complete &= !process.is_there(&mut Vec::new());
                     continue;
                 };
+                let (open, is_all) = open;
+                found.complete &= is_all;
                 for at in unused.iter().filter(|at| open.iter().any(|(found, _)| found == *at)) {
                     let of_it = open.iter().filter(|(found, _)| found == at).map(|(_, pin)| pin.clone());
                     let holders = describe(proc, member.tgid, &process, *ns, of_it.take(1).collect());
@@ -266,11 +268,16 @@ impl Look {
         }
     }
 
-    /// The devices that a process has open, with how.
-    fn open_in(&self, process: &Dir, buffers: &mut (Buffer, Buffer)) -> std::io::Result<Vec<(usize, Pin)>> {
+    /// The devices that a process has open, with how, and whether all of its descriptors were looked at.
+    fn open_in(
+        &self,
+        process: &Dir,
+        buffers: &mut (Buffer, Buffer),
+    ) -> std::io::Result<(Vec<(usize, Pin)>, bool)> {
         let list = process.at(c"fd")?;
         let mut numbers = Vec::new();
         list.numbers(&mut buffers.0, &mut numbers)?;
+        let is_all = numbers.len() <= DESCRIPTORS_MAX;
         let mut open = Vec::new();
         for fd in numbers.into_iter().take(DESCRIPTORS_MAX) {
             let name = NumberName::new(fd);
@@ -284,7 +291,7 @@ impl Look {
             let at = self.devices.iter().position(|device| device.devices.contains(&number));
             open.extend(at.map(|at| (at, Pin { fd: Some(fd), ..Pin::of(Access::Fd, path) })));
         }
-        Ok(open)
+        Ok((open, is_all))
     }
 }
 

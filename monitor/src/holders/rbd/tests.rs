@@ -65,8 +65,25 @@ fn an_open_file_that_is_no_block_device_is_none() {
     let process = Proc::default().dir(std::process::id()).unwrap();
     let look = Look { devices: vec![device(&["1:3"])], budget: Duration::from_secs(20) };
     let mut buffers = (Buffer::default(), Buffer::default());
-    assert_eq!(look.open_in(&process, &mut buffers).unwrap(), []);
+    assert_eq!(look.open_in(&process, &mut buffers).unwrap(), (Vec::new(), true));
     drop(file);
+}
+
+#[test]
+fn where_not_all_descriptors_were_looked_at_that_is_said() {
+    let root = tempfile::tempdir().unwrap();
+    let list = root.path().join("7/fd");
+    std::fs::create_dir_all(&list).unwrap();
+    let look = Look { devices: vec![device(&["1:3"])], budget: Duration::from_secs(20) };
+    let is_all = || {
+        let process = Proc::new(root.path()).dir(7).unwrap();
+        look.open_in(&process, &mut (Buffer::default(), Buffer::default())).unwrap().1
+    };
+    let open = |fd: usize| std::os::unix::fs::symlink("socket:[1]", list.join(fd.to_string())).unwrap();
+    (0..DESCRIPTORS_MAX).for_each(open);
+    assert!(is_all());
+    open(DESCRIPTORS_MAX);
+    assert!(!is_all());
 }
 
 #[test]
