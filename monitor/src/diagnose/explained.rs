@@ -111,8 +111,8 @@ pub fn explained(kind: &str) -> Option<Explained> {
         ),
         duplicate_pod_ip::KIND => (
             "Two pods of this node have the same address",
-            "Packets for one of them reach the other, or neither. The address was given out while it was in use, often after \
-             the records of the address management were lost or restored.",
+            "Packets for one of them may reach the other, or neither. Either the address was given out while it was in use, \
+             often after the records of the address management were lost or restored, or a pod has set it itself.",
             "Restart the pod that got the address last, and compare the records of the address management with the pods.",
         ),
         pod_neighbor_unreachable::KIND => (
@@ -123,8 +123,8 @@ pub fn explained(kind: &str) -> Option<Explained> {
         ),
         rbd_orphan_mapping::KIND => (
             "A Ceph RBD image is mapped on this node though no pod uses it",
-            "The pod that used it has gone, and its image was not unmapped: something still has it mounted or open, or the \
-             kubelet does not try any more. A pod on another node may wait for it: the image is locked.",
+            "Either the pod that used it has gone and something still has the image mounted or open, or it was never unmapped, \
+             or somebody has mapped it by hand. A pod on another node may wait for it, if the image is locked.",
             "End who holds the device, as the incident names them, unmount it there, then unmap it; only then look at its lock.",
         ),
         _ => return None,
