@@ -92,7 +92,11 @@ impl UmountHung {
             let steps = stopped.map(|server| continue_server(server, context.now));
             findings.report(Report {
                 severity: Severity::Warning,
-                confidence: Confidence::Certain,
+                // The path of a call is what is in the memory of its process by now.
+                confidence: match waiting.call.as_ref().is_some_and(|call| call.path.is_some()) {
+                    true => Confidence::Likely,
+                    false => Confidence::Certain,
+                },
                 summary,
                 ruled_out: None,
                 advice: Some(steps.into_iter().collect()),
@@ -279,6 +283,7 @@ mod tests {
         assert_eq!(node.kinds(), [""; 0], "that is another call");
         node.run_for(2 * S);
         let incident = &node.open()[0];
+        assert_eq!(incident.confidence, Confidence::Likely, "of the path nothing but memory tells");
         let words = ", in a call of umount2(2) on /srv/data, waits in the kernel for FUSE and has not ended after 30 s";
         assert!(incident.summary.starts_with("csi-driver (pid 50)"), "{}", incident.summary);
         assert!(incident.summary.ends_with(words), "{}", incident.summary);
