@@ -194,7 +194,8 @@ fn who_holds_it_from_another_namespace_is_found_and_left_out_where_those_suffice
     let [alone, all, near] = parts[..] else { unreachable!("{lines:?}") };
     for (part, is_all) in [(alone, true), (all, true), (near, false)] {
         let (end, answer) = part.split_last().expect("a code");
-        let pids = end.strip_prefix("code 0: ").unwrap_or_else(|| unreachable!("{part:?}"));
+        let code = if is_all { "code 0: " } else { "code 2: " };
+        let pids = end.strip_prefix(code).unwrap_or_else(|| unreachable!("{part:?}"));
         for pid in pids.split(" and ") {
             assert!(answer.iter().any(|line| line.contains(&format!("  {pid}  "))), "{pid} in {answer:?}");
         }

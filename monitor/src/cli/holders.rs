@@ -16,9 +16,8 @@ use crate::core::held::{Held, Known, View};
 use crate::core::state::NodeState;
 use crate::error_chain::chain;
 use crate::escape::{name, to_json};
-use crate::event::MountHolder;
 use crate::holders::{self, Caller, ScanRequest, Whose};
-use crate::observation::{Access, HolderReport, KubeletFacts};
+use crate::observation::{HolderReport, KubeletFacts};
 use crate::privilege;
 use crate::regular_file;
 use crate::render;
@@ -219,10 +218,6 @@ impl HoldersArgs {
         if held.exists == Some(false) {
             remark(&format!("{} does not exist", name(&held.path)));
             return exit::QUERY;
-        }
-        let is_user = |holder: &MountHolder| holder.access != Access::Mount && !holder.possible;
-        if self.near && held.holders.iter().any(is_user) {
-            return exit::OK;
         }
         if !held.holders_complete {
             if held.mount.is_none() {
