@@ -130,7 +130,11 @@ const NEEDS_TRACEFS: &str = "mount -t tracefs tracefs /sys/kernel/tracing";
 
 fn lockdown(kernel: &KernelFacts) -> Part {
     match kernel.lockdown.as_deref() {
-        None => Part::ok("lockdown", "none that the kernel tells of"),
+        None => Part::new("lockdown", Condition::Unknown).because(
+            "/sys/kernel/security/lockdown cannot be read: the kernel has none, or securityfs is not mounted",
+            "",
+            "",
+        ),
         Some(mode) if mode != CONFIDENTIALITY => Part::ok("lockdown", mode),
         Some(mode) => Part::new("lockdown", Condition::Degraded).because(
             format!("mode {mode}"),

@@ -16,7 +16,7 @@ fn node() -> Node {
         btf: Ok(5 << 20),
         tracefs: Ok("/sys/kernel/tracing".into()),
         cgroups: Cgroups::V2,
-        lockdown: None,
+        lockdown: Some("none".into()),
         proc: Ok(()),
     };
     Node { kernel, capabilities: Some(u64::MAX) }
@@ -45,6 +45,13 @@ fn a_node_that_has_everything_has_no_complaints() {
     let parts = of_node(&node());
     assert!(parts.iter().all(|part| part.state == Condition::Ok && part.reason.is_none()), "{parts:?}");
     assert!(part(&parts, "proc").required && part(&parts, "capabilities").required);
+}
+
+#[test]
+fn a_lockdown_of_which_the_kernel_does_not_tell_is_not_known() {
+    let mut node = node();
+    node.kernel.lockdown = None;
+    assert_eq!(part(&of_node(&node), "lockdown").state, Condition::Unknown);
 }
 
 #[test]
