@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Core;
 use crate::diagnose::{Lull, Suspicion};
-use crate::event::{Component, Container, Link, LinkPeer, Pod, SpecHash, Target};
+use crate::event::{Component, Container, Link, Pod, SpecHash, Target};
 use crate::node::namespaces::Namespace;
 use crate::node::view::container;
-use crate::observation::{BootNs, ContainerFacts, LinkFacts, NsInum, SourceStatus, iff};
+use crate::observation::{BootNs, ContainerFacts, LinkFacts, NsInum, SourceStatus};
 
 /// The model at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -282,25 +282,7 @@ impl Core {
 
     /// A link in the event schema, without changes.
     pub(super) fn link_state(&self, link: &LinkFacts) -> Link {
-        Link {
-            ifindex: link.ifindex,
-            ifname: link.ifname.clone(),
-            kind: link.kind.clone(),
-            netns: link.netns,
-            peer: link.peer.as_ref().map(|peer| LinkPeer {
-                ifindex: peer.ifindex,
-                netns: peer.netns,
-                ifname: peer
-                    .netns
-                    .and_then(|netns| self.namespaces.get(netns)?.links.get(&peer.ifindex))
-                    .map(|link| link.ifname.clone()),
-            }),
-            master: link.master,
-            mac: link.mac.as_ref().map(ToString::to_string),
-            up: Some(link.flags & iff::UP != 0),
-            change: Vec::new(),
-            moved_to: None,
-        }
+        self.node().link(link)
     }
 }
 

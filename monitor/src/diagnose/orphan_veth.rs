@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::pod_network::{SETTLE, link};
+use super::pod_network::SETTLE;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, seconds};
 use crate::event::{
     CloseReason, Confidence, Container, Event, Join, Kind, MountHolder, Pod, Severity, Target, Unreadable,
@@ -238,7 +238,7 @@ impl OrphanVeth {
             advice: Some(wording::steps(facts)),
             objects: IncidentObjects {
                 target: pod.map(|pod| Box::new(Target { pod: Some(pod), ..Target::unknown(Join::Late) })),
-                link: Some(Box::new(link(node, facts))),
+                link: Some(Box::new(node.link(facts))),
                 holders: Some(end.keepers.clone()),
                 holders_complete: Some(end.complete),
                 holders_unreadable: end.unreadable.clone(),

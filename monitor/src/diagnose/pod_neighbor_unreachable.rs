@@ -17,7 +17,7 @@ use crate::event::wording::{pod_label, target_label};
 use crate::event::{Advice, CloseReason, Confidence, Event, Kind, Neighbor, Pod, Severity, Target, form};
 use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, HostNeighbor, LinkFacts, NsInum, NudState, iff};
+use crate::observation::{BootNs, HostNeighbor, LinkFacts, NsInum, iff};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 #[cfg(test)]
@@ -86,7 +86,7 @@ impl PodNeighborUnreachable {
         for entry in entries {
             let Some(owner) = owner(context.node, entry) else { continue };
             let subject = subject(&owner.pod, entry.address);
-            if is_unresolved(entry.state) {
+            if entry.state.is_unresolved() {
                 if entry.updated < runs_since(context.node, owner.netns) {
                     continue;
                 }
@@ -171,10 +171,6 @@ impl PodNeighborUnreachable {
             self.end(&subject, CloseReason::SubjectGone, findings);
         }
     }
-}
-
-fn is_unresolved(state: NudState) -> bool {
-    matches!(state, NudState::FAILED | NudState::INCOMPLETE)
 }
 
 fn subject(pod: &Pod, address: IpAddr) -> String {

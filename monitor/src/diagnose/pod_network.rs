@@ -4,10 +4,10 @@ use std::net::IpAddr;
 
 use super::gateway_neighbor_lost::health::live_target;
 use super::{BootNs, SECOND};
-use crate::event::{Link, LinkPeer, Pod, Target};
+use crate::event::{Pod, Target};
 use crate::node::routing::is_default;
 use crate::node::view::NodeView;
-use crate::observation::{LinkFacts, NsInum, iff};
+use crate::observation::{LinkFacts, NsInum};
 
 /// All is looked at so long after a change: many come together.
 pub(super) const SETTLE: BootNs = SECOND;
@@ -69,26 +69,4 @@ pub(super) fn vrf(node: &NodeView<'_>, link: &LinkFacts) -> Option<u32> {
         }
     }
     None
-}
-
-/// An interface as events show it.
-pub(super) fn link(node: &NodeView<'_>, link: &LinkFacts) -> Link {
-    let name =
-        |netns: NsInum, ifindex: u32| Some(node.namespaces.get(netns)?.links.get(&ifindex)?.ifname.clone());
-    Link {
-        ifindex: link.ifindex,
-        ifname: link.ifname.clone(),
-        kind: link.kind.clone(),
-        netns: link.netns,
-        peer: link.peer.as_ref().map(|peer| LinkPeer {
-            ifindex: peer.ifindex,
-            netns: peer.netns,
-            ifname: peer.netns.and_then(|netns| name(netns, peer.ifindex)),
-        }),
-        master: link.master,
-        mac: link.mac.as_ref().map(ToString::to_string),
-        up: Some(link.flags & iff::UP != 0),
-        change: Vec::new(),
-        moved_to: None,
-    }
 }

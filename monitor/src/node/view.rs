@@ -15,10 +15,10 @@ use super::namespaces::{Namespace, Namespaces};
 use super::owner::{self, CgroupOwner, Described, Names};
 use super::pod_remains::PodsOnNode;
 use super::pods::PodNames;
-use crate::event::{Container, Join, Pod, Target, TargetProcess, UserNamespace};
+use crate::event::{Container, Join, Link, LinkPeer, Pod, Target, TargetProcess, UserNamespace};
 use crate::observation::{
     AddressFacts, ContainerFacts, LinkFacts, LlAddr, NeighborKey, NetnsOwner, NsInum, PodIdentity,
-    SourceStatus,
+    SourceStatus, iff,
 };
 
 /// Limit of addresses of a pod in an event.
@@ -67,6 +67,30 @@ impl NodeView<'_> {
     #[must_use]
     pub fn is_down(&self, source: &str) -> bool {
         self.statuses.get(source).is_some_and(|status| !status.up)
+    }
+
+    /// A link as events show it, without changes.
+    #[must_use]
+    pub fn link(&self, link: &LinkFacts) -> Link {
+        let name = |netns: NsInum, ifindex: u32| {
+            Some(self.namespaces.get(netns)?.links.get(&ifindex)?.ifname.clone())
+        };
+        Link {
+            ifindex: link.ifindex,
+            ifname: link.ifname.clone(),
+            kind: link.kind.clone(),
+            netns: link.netns,
+            peer: link.peer.as_ref().map(|peer| LinkPeer {
+                ifindex: peer.ifindex,
+                netns: peer.netns,
+                ifname: peer.netns.and_then(|netns| name(netns, peer.ifindex)),
+            }),
+            master: link.master,
+            mac: link.mac.as_ref().map(ToString::to_string),
+            up: Some(link.flags & iff::UP != 0),
+            change: Vec::new(),
+            moved_to: None,
+        }
     }
 
     /// The owner of a cgroup path.

@@ -55,6 +55,12 @@ impl NudState {
     /// Set by an administrator; never ages.
     pub const PERMANENT: Self = Self(0x80);
 
+    /// Whether nobody has answered for the address, so far or at all.
+    #[must_use]
+    pub fn is_unresolved(self) -> bool {
+        matches!(self, Self::FAILED | Self::INCOMPLETE)
+    }
+
     /// Whether an administrator set the entry.
     #[must_use]
     pub fn is_permanent(self) -> bool {

@@ -15,7 +15,7 @@ use super::dump::{self, BUDGET};
 use super::message;
 use super::socket::{RequestError, RequestSocket};
 use crate::clock::boot_now;
-use crate::observation::{Fact, HostNeighbor, NudState};
+use crate::observation::{Fact, HostNeighbor};
 use crate::sources::{Sender, observed_now};
 
 /// How often is looked.
@@ -52,16 +52,12 @@ pub async fn follow_host_neighbors(tx: Sender) {
         if entries.is_empty() && told.is_empty() {
             continue;
         }
-        let unresolved = entries.iter().filter(|entry| is_unresolved(entry.state));
+        let unresolved = entries.iter().filter(|entry| entry.state.is_unresolved());
         told = unresolved.map(|entry| (entry.ifindex, entry.address)).collect();
         if tx.send(observed_now(Fact::HostNeighbors(entries))).await.is_err() {
             return;
         }
     }
-}
-
-fn is_unresolved(state: NudState) -> bool {
-    matches!(state, NudState::FAILED | NudState::INCOMPLETE)
 }
 
 /// Those that are not resolved, and of those that were told before the present state.
@@ -72,7 +68,7 @@ fn read(told: &HashSet<(u32, IpAddr)>) -> Result<Vec<HostNeighbor>, RequestError
     RequestSocket::open(BUDGET)?.dump(request, |message| {
         let found = message::host_neighbor(now, message.payload()).ok().flatten();
         let is_told = |entry: &HostNeighbor| told.contains(&(entry.ifindex, entry.address));
-        entries.extend(found.filter(|entry| is_unresolved(entry.state) || is_told(entry)));
+        entries.extend(found.filter(|entry| entry.state.is_unresolved() || is_told(entry)));
     })?;
     // The table has no order. The same ones are told at each look, as far as there are not too many.
     entries.sort_unstable_by_key(|entry| (!is_told_first(told, entry), entry.ifindex, entry.address));
