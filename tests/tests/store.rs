@@ -333,7 +333,12 @@ fn expect_a_bundle(daemon: &mut Daemon) {
 
 #[test]
 fn a_state_directory_that_is_removed_or_replaced_is_noticed_and_made_anew() {
-    let remove = |state: &Path| std::fs::remove_dir_all(state).expect("a directory can be removed");
+    // Moved away first: a daemon that writes meanwhile can make no file in what is being removed.
+    let remove = |state: &Path| {
+        let aside = state.with_extension("removed");
+        std::fs::rename(state, &aside).expect("a directory can be renamed");
+        std::fs::remove_dir_all(aside).expect("a directory can be removed");
+    };
     let replace = |state: &Path| {
         std::fs::rename(state, state.with_extension("old")).expect("a directory can be renamed");
         std::fs::create_dir(state).expect("a directory can be made");
