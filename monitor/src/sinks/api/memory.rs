@@ -19,8 +19,10 @@ use crate::metrics::Metrics;
 use crate::query::filter::{EventFilter, IncidentFilter, Position};
 use crate::query::history::{Extent, Found, History, HistoryError, IncidentView, Page};
 use crate::query::record::{Record, timestamp};
+use line::Line;
 use older::Older;
 
+mod line;
 mod older;
 
 /// Most events that wait for readers.
@@ -68,7 +70,8 @@ struct Inner {
 
 #[derive(Clone)]
 struct Kept {
-    found: Found,
+    position: Position,
+    line: Line,
     kind: &'static str,
     severity: Severity,
 }
@@ -123,8 +126,8 @@ impl Memory {
         inner.last_seq = inner.last_seq.max(event.seq);
         inner.note_incident(event);
         inner.bytes += line.len();
-        let kept =
-            Kept { found: Found { position, line }, kind: event.kind.name(), severity: event.severity };
+        let line = Line::Plain(line);
+        let kept = Kept { position, line, kind: event.kind.name(), severity: event.severity };
         inner.recent.push_back((event.charge.clone(), kept));
         if inner.end().is_multiple_of(SWEEP) {
             inner.find_slowest();
@@ -140,7 +143,7 @@ impl Memory {
                 return;
             }
             let Some((charge, oldest)) = inner.recent.pop_front() else { return };
-            inner.bytes -= oldest.found.line.len();
+            inner.bytes -= oldest.line.len();
             inner.older.push(charge, oldest);
             inner.evicted += 1;
             if is_full && inner.evicted.is_multiple_of(SWEEP) {
@@ -191,7 +194,7 @@ impl Memory {
         let reader = Arc::new(Reader { filter, position, cut: AtomicBool::new(false), connection });
         inner.readers.push(Arc::downgrade(&reader));
         let last_seq = inner.last_seq;
-        let first_seq = inner.recent.front().map_or(last_seq + 1, |(_, kept)| kept.found.position.seq);
+        let first_seq = inner.recent.front().map_or(last_seq + 1, |(_, kept)| kept.position.seq);
         Some(Subscription { reader, changed: self.changed.subscribe(), last_seq, first_seq })
     }
 
@@ -211,7 +214,7 @@ impl Memory {
             .skip(usize::try_from(skip).unwrap_or(usize::MAX))
             .take_while(|kept| {
                 let fits = bytes < most;
-                bytes = bytes.saturating_add(kept.found.line.len());
+                bytes = bytes.saturating_add(kept.line.len());
                 fits
             })
             .cloned()
@@ -222,8 +225,9 @@ impl Memory {
             return if closed { Next::End } else { Next::Wait };
         }
         reader.position.store(place + unread.len() as u64, Ordering::Relaxed);
-        let wanted = unread.into_iter().filter(|kept| kept.is_wanted(&reader.filter));
-        Next::Lines(wanted.map(|kept| kept.found.line).collect())
+        Next::Lines(
+            unread.iter().filter_map(|kept| kept.wanted(&reader.filter)).map(|found| found.line).collect(),
+        )
     }
 
     /// Ends every stream, once its reader has read what there is.
@@ -293,14 +297,16 @@ impl Inner {
 }
 
 impl Kept {
-    /// Whether it meets the conditions, except those on its position.
-    fn is_wanted(&self, filter: &EventFilter) -> bool {
-        filter.wants_kind(self.kind)
-            && filter.severity.is_none_or(|least| self.severity >= least)
-            && (!filter.names_something()
-                || filter.may_match(&self.found.line)
-                    && Record::read(Arc::clone(&self.found.line))
-                        .is_ok_and(|record| filter.wants_names(&record.event)))
+    /// The event, if it meets the conditions, except those on its position.
+    fn wanted(&self, filter: &EventFilter) -> Option<Found> {
+        if !filter.wants_kind(self.kind) || filter.severity.is_some_and(|least| self.severity < least) {
+            return None;
+        }
+        let line = self.line.text();
+        let is_wanted = !filter.names_something()
+            || filter.may_match(&line)
+                && Record::read(Arc::clone(&line)).is_ok_and(|record| filter.wants_names(&record.event));
+        is_wanted.then_some(Found { position: self.position, line })
     }
 }
 
@@ -326,7 +332,7 @@ impl Memory {
     }
 
     fn extent_of(&self, inner: &Inner) -> Extent {
-        let time = |kept: &Kept| format!("{:.9}", kept.found.position.time);
+        let time = |kept: &Kept| format!("{:.9}", kept.position.time);
         Extent {
             from: inner.older.first().or(inner.recent.front().map(|(_, kept)| kept)).map(time),
             to: inner.recent.back().map(|(_, kept)| time(kept)),
@@ -343,17 +349,17 @@ impl History for Memory {
             return Ok(Page::default());
         }
         let inner = self.lock();
-        let kept = inner.all().filter(|kept| filter.wants_position(kept.found.position));
+        let kept = inner.all().filter(|kept| filter.wants_position(kept.position));
         let kept: Vec<Kept> = kept.cloned().collect();
         // The search does not need the lock.
         drop(inner);
-        let found = kept.into_iter().filter(|kept| kept.is_wanted(filter)).map(|kept| kept.found).collect();
+        let found = kept.iter().filter_map(|kept| kept.wanted(filter)).collect();
         Ok(Page::cut(found, filter))
     }
 
     fn numbers(&self, boot_id: &str, after: u64, before: u64) -> Result<BTreeSet<u64>, HistoryError> {
         let inner = self.lock();
-        let numbers = inner.all().map(|kept| kept.found.position.seq).filter(|_| boot_id == self.boot_id);
+        let numbers = inner.all().map(|kept| kept.position.seq).filter(|_| boot_id == self.boot_id);
         Ok(numbers.filter(|seq| (after + 1..before).contains(seq)).collect())
     }
 
@@ -379,8 +385,8 @@ impl History for Snapshot {
         if filter.boot_id.as_ref().is_some_and(|boot| *boot != self.extent.boot_id) {
             return Ok(Page::default());
         }
-        let kept = self.kept.iter().filter(|kept| filter.wants_position(kept.found.position));
-        let found = kept.filter(|kept| kept.is_wanted(filter)).map(|kept| kept.found.clone()).collect();
+        let kept = self.kept.iter().filter(|kept| filter.wants_position(kept.position));
+        let found = kept.filter_map(|kept| kept.wanted(filter)).collect();
         Ok(Page::cut(found, filter))
     }
 

@@ -52,7 +52,7 @@ fn it_holds_so_many_events_and_bytes_and_no_more() {
     let large = memory();
     let line = "x".repeat(BYTES / 10);
     (1..=100).for_each(|seq| large.push(&history::event(seq), line.as_str().into()));
-    let bytes: usize = large.lock().all().map(|kept| kept.found.line.len()).sum();
+    let bytes: usize = large.lock().all().map(|kept| kept.line.len()).sum();
     assert!(bytes <= BYTES, "{bytes}");
 }
 
