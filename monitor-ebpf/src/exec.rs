@@ -1,9 +1,13 @@
-//! CNI calls: a program in a directory of CNI plugins, executed by root of the node, its environment, and its end.
+//! CNI calls: a program in a directory of CNI plugins, executed by root of the node, its environment, and its end; and calls of
+//! the program `rbd`, with its arguments.
 //!
 //! Anybody may execute a plugin with the name of another's pod in its environment. So nothing is read but of root in the
 //! initial user namespace, and there only in a mount namespace of the host's, or below a kubelet or runtime and in its mount
 //! namespace. The daemon tells which those are, and to that end learns at once of a program that root executes under the name
 //! of one.
+//!
+//! A program called `rbd` may lie anywhere, as drivers of volumes bring one along in their containers. What it is given says
+//! something of the node only where it can map images: of root with the right to administer the node (`CAP_SYS_ADMIN`).
 
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
@@ -18,16 +22,19 @@ use kevtmon_ebpf::Header;
 use kevtmon_ebpf::exec::{
     CALLERS_MAX, COMPONENT_COMMS, ComponentRecord, DIRECTORIES_MAX, DIRECTORY_CAPACITY, EnvironmentRecord,
     ExecOffsets, ExecRecord, ExitRecord, FILENAME_CAPACITY, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC,
-    KIND_EXIT, MOUNT_NAMESPACES_MAX, PART_CAPACITY, PARTS_MAX, RUNNING_MAX, TICK_NS, counter,
+    KIND_EXIT, KIND_RBD, MOUNT_NAMESPACES_MAX, PART_CAPACITY, PARTS_MAX, RBD_COMM, RUNNING_MAX, RbdRecord,
+    TICK_NS, counter,
 };
 
 use crate::emit::{self, Room};
 use crate::lanes;
-use crate::memory::{Structure as _, Typed, offset, volatile};
+use crate::memory::{Structure as _, Typed, copy_arguments, offset, volatile};
 use crate::task::{self, Program, Task};
 
 /// `SIGNAL_GROUP_EXIT` of include/linux/sched/signal.h.
 const GROUP_EXIT: u32 = 4;
+/// The bit of `CAP_SYS_ADMIN` of include/uapi/linux/capability.h.
+const SYS_ADMIN: u32 = 1 << 21;
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "EXEC_OFFSETS")]
@@ -72,22 +79,25 @@ fn sched_process_exec(ctx: BtfTracePointContext) -> i32 {
         );
         CNI_DIRECTORIES.get(&*path).is_some()
     };
-    if !is_plugin && !has_name_of_component() {
+    let comm = name_of_program();
+    let is_called = |name: &[u64; 2]| comm[0] == name[0] && comm[1] == name[1];
+    let is_rbd = is_called(&RBD_COMM);
+    if !is_plugin && !is_rbd && !COMPONENT_COMMS.iter().any(is_called) {
         return 0;
     }
     if let Some(task) = task::current_typed(Program::Exec) {
-        if is_plugin { executed(task, filename) } else { component(task) }
+        if is_plugin || is_rbd { executed(task, filename, is_plugin) } else { component(task) }
     }
     0
 }
 
-/// Whether the program has the name of a kubelet or runtime: the command name was just made from its path.
+/// The command name, which was just made from the last component of its path.
 #[inline(always)]
-fn has_name_of_component() -> bool {
+fn name_of_program() -> [u64; 2] {
     let mut comm = [0_u64; 2];
     // SAFETY: the helper writes as many bytes as it is told, and pads the name with zeros.
     unsafe { bpf_get_current_comm((&raw mut comm).cast(), size_of_val(&comm) as u32) };
-    COMPONENT_COMMS.iter().any(|name| comm[0] == name[0] && comm[1] == name[1])
+    comm
 }
 
 /// Tells that it was executed; what it is, the daemon reads. One in a container is none, and takes no room from those of
@@ -110,16 +120,37 @@ fn component(task: Task) {
     });
 }
 
+/// Tells of a plugin, or else of `rbd`.
 #[inline(always)]
-fn executed(task: Task, filename: u64) {
+fn executed(task: Task, filename: u64, is_plugin: bool) {
     let id = task.id();
-    if !is_root(&task) || !is_on_host(id.mntns) && !task.is_called_in_its_mntns_by(is_caller) {
-        return emit::count(counter::OTHERS);
+    if is_plugin {
+        if !is_root(&task) || !is_on_host(id.mntns) && !task.is_called_in_its_mntns_by(is_caller) {
+            return emit::count(counter::OTHERS);
+        }
+    } else if !is_root(&task) || !may_administer(&task) {
+        return;
     }
     let Some(room) = lanes::exec(&task) else {
         return;
     };
     task::send_details(task, room);
+    let sent = if is_plugin { send_plugin(&task, filename, room) } else { send_rbd(&task, room) };
+    if !sent {
+        return;
+    }
+    // Without it the end of the call is not seen.
+    #[expect(clippy::needless_borrows_for_generic_args, reason = "6.1 refuses the program that has copies")]
+    let noted = CNI_RUNNING.insert(&id.tgid, &id.start_ns, u64::from(BPF_ANY));
+    if noted.is_err() {
+        emit::count(counter::RUNNING_FULL);
+    }
+}
+
+/// Sends a plugin and its environment; false if something of them was lost.
+#[inline(always)]
+fn send_plugin(task: &Task, filename: u64, room: Room) -> bool {
+    let id = task.id();
     let mm = task.address.follow(offset!(task_mm));
     let start: u64 = mm.get(offset!(mm_env_start));
     let end: u64 = mm.get(offset!(mm_env_end));
@@ -136,15 +167,26 @@ fn executed(task: Task, filename: u64) {
             bpf_probe_read_kernel_str(name, FILENAME_CAPACITY as u32, filename as *const _);
         }
     });
-    if !sent || !send_environment(id.start_ns, id.tgid, start, len, room) {
-        return;
-    }
-    // Without it the end of the call is not seen.
-    #[expect(clippy::needless_borrows_for_generic_args, reason = "6.1 refuses the program that has copies")]
-    let noted = CNI_RUNNING.insert(&id.tgid, &id.start_ns, u64::from(BPF_ANY));
-    if noted.is_err() {
-        emit::count(counter::RUNNING_FULL);
-    }
+    sent && send_environment(id.start_ns, id.tgid, start, len, room)
+}
+
+/// Sends `rbd` and its arguments; false if that was lost.
+#[inline(always)]
+fn send_rbd(task: &Task, room: Room) -> bool {
+    let mm = task.address.follow(offset!(task_mm));
+    let start: u64 = mm.get(volatile(&raw const task::OFFSETS.mm_arg_start));
+    let end: u64 = mm.get(volatile(&raw const task::OFFSETS.mm_arg_end));
+    emit::record::<RbdRecord>(room, counter::RING_FULL, |record| {
+        // SAFETY: the ring gave memory for a whole record; every field is written, `arguments` as far as its length goes,
+        // and the daemon reads no further.
+        unsafe {
+            (*record).header = Header { kind: KIND_RBD, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).task = *task.id();
+            (*record).arguments_len = end.wrapping_sub(start);
+            (*record).task_root = task.root();
+            (*record).len = copy_arguments(start, end, &raw mut (*record).arguments);
+        }
+    })
 }
 
 /// Whether it is root of the node. A file that is executed with root's rights by whoever owns no such process counts as
@@ -153,6 +195,14 @@ fn executed(task: Task, filename: u64) {
 fn is_root(task: &Task) -> bool {
     let id = task.id();
     id.euid == 0 && id.uid == 0 && lanes::is_in_initial_userns(task)
+}
+
+/// Whether it may do what takes the rights of the node's administrator, as few containers may.
+#[inline(always)]
+fn may_administer(task: &Task) -> bool {
+    let cred = task.address.follow(volatile(&raw const task::OFFSETS.task_cred));
+    // The low word of both forms of `kernel_cap_t`.
+    cred.get::<u32>(offset!(cred_cap_effective)) & SYS_ADMIN != 0
 }
 
 #[inline(always)]

@@ -2,7 +2,6 @@
 
 use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_probe_read_user};
 use kevtmon_ebpf::MISSING;
-use kevtmon_ebpf::task::ARGV_CAPACITY;
 
 /// One offset: a field of the `OFFSETS` of the file that reads it.
 macro_rules! offset {
@@ -133,13 +132,13 @@ impl Kernel {
 
 /// Copies the arguments of the current task; returns the bytes that count.
 #[inline(always)]
-pub(crate) fn copy_arguments(start: u64, end: u64, into: *mut [u8; ARGV_CAPACITY]) -> u32 {
+pub(crate) fn copy_arguments<const N: usize>(start: u64, end: u64, into: *mut [u8; N]) -> u32 {
     if start == 0 || end <= start {
         return 0;
     }
     let mut len = end - start;
-    if len > ARGV_CAPACITY as u64 {
-        len = ARGV_CAPACITY as u64;
+    if len > N as u64 {
+        len = N as u64;
     }
     // SAFETY: `len` is at most the size of the destination; probe_read checks the source.
     match unsafe { bpf_probe_read_user(into.cast(), len as u32, start as *const _) } {

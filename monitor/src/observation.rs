@@ -46,7 +46,7 @@ pub use net::{
 };
 pub use pod_remains::{PodCgroup, PodProcess, PodRemains};
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
-pub use rbd::{RbdImage, RbdImages, RbdUse, RbdUses};
+pub use rbd::{RbdCommand, RbdExec, RbdImage, RbdImages, RbdUse, RbdUses};
 pub(crate) use runtime::source_or;
 pub use runtime::{
     ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof,
@@ -220,7 +220,7 @@ pub enum Fact {
     },
     /// A CNI plugin was executed.
     CniExec(Box<CniExec>),
-    /// A process that was a CNI plugin ended.
+    /// A process that was a CNI plugin or `rbd` ended.
     CniExit(CniExit),
     /// Reply to [`Request::CniNetns`].
     CniNetns(CniNetns),
@@ -252,6 +252,8 @@ pub enum Fact {
     RbdImages(RbdImages),
     /// Reply to [`Request::RbdUses`], again whenever it changes.
     RbdUses(RbdUses),
+    /// `rbd` was executed.
+    RbdExec(Box<RbdExec>),
     /// Root executed a program that has the name of one.
     ComponentExecuted {
         /// The process (thread group).

@@ -48,6 +48,7 @@ pub mod fake_dockerd;
 pub mod image;
 pub mod kubelet;
 pub mod podman;
+pub mod rbd_call;
 
 pub mod advice;
 pub mod daemon;

@@ -1,5 +1,5 @@
-//! The hook `exec`: a program in a CNI directory that root of the node executed, its environment, and how it ended; and the
-//! start of what may be a kubelet or runtime.
+//! The hook `exec`: a program in a CNI directory that root of the node executed, its environment, and how it ended; the same of
+//! programs called `rbd`, with their arguments; and the start of what may be a kubelet or runtime.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -16,6 +16,8 @@ pub const KIND_ENVIRONMENT: u32 = HOOK.kind(1);
 pub const KIND_EXIT: u32 = HOOK.kind(2);
 /// `Header::kind` of a [`ComponentRecord`].
 pub const KIND_COMPONENT: u32 = HOOK.kind(3);
+/// `Header::kind` of an [`RbdRecord`].
+pub const KIND_RBD: u32 = HOOK.kind(4);
 
 /// What the programs count.
 pub mod counter {
@@ -48,6 +50,8 @@ pub const FILENAME_CAPACITY: usize = 256;
 pub const PART_CAPACITY: usize = 4096;
 /// Records of one environment at most: what is beyond them is not read.
 pub const PARTS_MAX: usize = 32;
+/// Bytes of the arguments of `rbd` that are captured: with a dozen monitors they have some 600.
+pub const RBD_ARGUMENTS_CAPACITY: usize = 2048;
 
 /// A program that was executed. Its environment follows in order, in one record at least.
 #[repr(C)]
@@ -114,7 +118,28 @@ pub struct ComponentRecord {
     pub reserved: u32,
 }
 
-/// The names of such programs, as far as the kernel keeps them (`TASK_COMM_LEN`), as the two words that it keeps them in.
+/// A program with the name `rbd` that root executed with the right to administer the node.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct RbdRecord {
+    /// `KIND_RBD`.
+    pub header: Header,
+    /// The process, as the new program.
+    pub task: TaskId,
+    /// Bytes of its arguments, also beyond what is captured.
+    pub arguments_len: u64,
+    /// `TaskRecord::root` of the process.
+    pub task_root: u32,
+    /// Bytes of `arguments` that count; 0 where they could not be read.
+    pub len: u32,
+    /// Arguments, each NUL-terminated, cut. Of a script those of its interpreter.
+    pub arguments: [u8; RBD_ARGUMENTS_CAPACITY],
+}
+
+/// The name of that program, as the kernel keeps it.
+pub const RBD_COMM: [u64; 2] = comm(b"rbd");
+
+/// The names of kubelets and runtimes, as far as the kernel keeps them (`TASK_COMM_LEN`), as the two words that it keeps them in.
 pub const COMPONENT_COMMS: [[u64; 2]; 9] = [
     comm(b"kubelet"),
     comm(b"hyperkube"),
@@ -141,6 +166,7 @@ const _: () = assert!(size_of::<ComponentRecord>() == 16 + 8);
 const _: () = assert!(size_of::<ExecRecord>() == 16 + 64 + 16 + 256);
 const _: () = assert!(size_of::<EnvironmentRecord>() == 16 + 24 + 4096);
 const _: () = assert!(size_of::<ExitRecord>() == 32);
+const _: () = assert!(size_of::<RbdRecord>() == 16 + 64 + 16 + 2048);
 
 /// Where the kernel keeps what only this hook reads.
 #[repr(C)]
@@ -159,9 +185,10 @@ pub struct ExecOffsets {
     pub signal_group_exit_code: u32,
     pub task_thread_pid: u32,
     pub pid_level: u32,
+    pub cred_cap_effective: u32,
 }
 
 impl ExecOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 12]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 13]);
 }

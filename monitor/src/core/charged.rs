@@ -29,6 +29,7 @@ impl Core {
             },
             Fact::Umount(attempt) => self.charge_task(&attempt.actor, false),
             Fact::CniExec(exec) => self.charge_task(&exec.actor, false),
+            Fact::RbdExec(exec) => self.charge_task(&exec.actor, false),
             Fact::Netns(snapshot) => self.charge_netns(snapshot.netns, snapshot.foreign_userns),
             Fact::Link(link) => self.charge_netns(link.netns, false),
             Fact::LinkGone { netns, .. }

@@ -213,7 +213,7 @@ impl Core {
             Fact::Lost(loss) => self.lost(at, &loss),
             Fact::Throttled(throttled) => self.throttled(at, &throttled),
             Fact::Restarted { last_alive } => self.restarted(at, last_alive),
-            Fact::Resync { .. } | Fact::Malformed { .. } | Fact::Unrecorded { .. } => {}
+            Fact::RbdExec(_) | Fact::Resync { .. } | Fact::Malformed { .. } | Fact::Unrecorded { .. } => {}
             Fact::Tick => self.tick(at),
             Fact::Settings(settings) => self.update_settings(*settings),
             Fact::Stop => self.stop(at),

@@ -58,7 +58,7 @@ pub struct CniPod {
     pub uid: Option<String>,
 }
 
-/// The end of a process that was a plugin.
+/// The end of a process that was a plugin, or `rbd`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniExit {
     /// Thread group id.

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Holder, NsInum};
+use super::{Holder, NsInum, TaskRef};
+use crate::names::names;
 
 /// What a look at the mapped images found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,4 +109,50 @@ pub struct RbdUse {
     /// Whether the kernel swaps to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub swap: bool,
+}
+
+names! {
+    /// What `rbd` was called for, as far as that is observed.
+    RbdCommand {
+        /// Map an image: `rbd map`, `rbd device map`.
+        Map = "map",
+        /// Take a lock on it: `rbd lock add`.
+        LockAdd = "lock-add",
+        /// Take one away: `rbd lock remove`, `rbd lock rm`.
+        LockRemove = "lock-remove",
+    }
+}
+
+/// A program called `rbd` that root of the node executed with the right to administer it. What it is given is what somebody
+/// wants; whether he gets it is another matter. Of its arguments nothing else is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RbdExec {
+    /// The process, as that program.
+    pub actor: TaskRef,
+    /// What it was called for.
+    pub command: RbdCommand,
+    /// Pool; `rbd`, the default of that program, where none is named.
+    pub pool: String,
+    /// Namespace in the pool; absent for the default one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Name of the image.
+    pub image: String,
+    /// A snapshot of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// Id of the lock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lock: Option<String>,
+    /// Whether others may have the lock, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
+}
+
+impl RbdExec {
+    /// Whether it shows that the image is wanted on this node; a snapshot can be mapped everywhere at once.
+    #[must_use]
+    pub fn wants(&self) -> bool {
+        self.command != RbdCommand::LockRemove && self.snapshot.is_none()
+    }
 }

@@ -20,6 +20,7 @@ mod mount_table;
 pub mod objects;
 mod plugins;
 mod questions;
+mod rbd;
 mod refusal;
 mod ring;
 pub mod settings;

@@ -1,7 +1,9 @@
-//! Executions of CNI plugins by root of the node, with what their environment asks for, and how they end.
+//! Executions of CNI plugins by root of the node, with what their environment asks for, and of `rbd`, with what its arguments ask
+//! for; and how they end.
 
 use kevtmon_ebpf::exec::{
-    ComponentRecord, ExecOffsets, ExitRecord, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT, counter,
+    ComponentRecord, ExecOffsets, ExitRecord, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT,
+    KIND_RBD, counter,
 };
 use zerocopy::IntoBytes as _;
 
@@ -12,12 +14,13 @@ use crate::observation::{CniExit, Fact};
 use crate::sources::bpf::btf::{Btf, BtfError};
 use crate::sources::bpf::cni::PartialCalls;
 use crate::sources::bpf::decode::{DecodeError, layout};
-use crate::sources::bpf::objects;
+use crate::sources::bpf::{objects, rbd};
 
 pub(super) const HOOK: Hook = Hook {
     name: "exec",
-    observes: "calls of CNI plugins",
-    without: "calls of CNI plugins are not seen, so that no change of the network is told to be part of one",
+    observes: "calls of CNI plugins and of rbd",
+    without: "calls of CNI plugins are not seen, so that no change of the network is told to be part of one, nor those of rbd, so \
+              that it is not known which RBD images are wanted",
     rungs: &[Rung {
         name: "tp_btf",
         note: None,
@@ -30,6 +33,7 @@ pub(super) const HOOK: Hook = Hook {
             (KIND_ENVIRONMENT, Decode::Part(PartialCalls::part)),
             (KIND_EXIT, Decode::Fact(exit)),
             (KIND_COMPONENT, Decode::Fact(component)),
+            (KIND_RBD, Decode::Part(|_, bytes| rbd::call(bytes))),
         ],
         counts: &[Count { counter: counter::OTHERS, metric: KernelMetric::CniIgnored, labels: &[] }],
         losses: &[
@@ -60,6 +64,8 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         // Since 4.19.
         task_thread_pid: btf.need("task_struct.thread_pid")?,
         pid_level: btf.need("pid.level")?,
+        // In all kernels; where it were missing, no call of rbd would count.
+        cred_cap_effective: btf.any_of(&["cred.cap_effective"]),
     };
     Ok(offsets.as_bytes().to_vec())
 }
