@@ -1,15 +1,25 @@
-//! Calls of `rbd`: which images are wanted on the node. The program is a fake that only ends: a real one
-//! needs a cluster.
+//! Calls of `rbd`: which images are wanted on the node, and which locks are left. The program is a fake that only ends: a real one
+//! needs a cluster. That the kernel has an image mapped is a tree in place of sysfs.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kevtmon_tests::advice::{incident, is_understood, opened, resolved};
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::dockerd::Dockerd;
+use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
+use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::rbd_call::FakeRbd;
 use kevtmon_tests::unique;
+use nix::sys::signal::Signal;
 
+const KIND: &str = "rbd-lock-left";
+/// Stands in every secret, and nowhere else.
+const SECRET: &str = "AQs3cr3t";
 /// What the plugin in the kubelet adds to its calls.
 const KUBELETS: &str = "--pool kube --id admin -m 10.47.136.2:6789,10.47.136.3:6789 --key=AQs3cr3t1==";
 
@@ -92,4 +102,110 @@ fn the_container_of_a_driver_is_believed_and_no_other_container() {
     eventually!(is_wanted(&daemon, "", &driver), "it can map images");
     fence(&daemon, &rbd);
     assert!(!is_wanted(&daemon, "", &plain));
+}
+
+/// All files below a directory.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).expect("a directory can be read");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    paths.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn keys_of_the_cluster_stand_in_nothing_that_is_written() {
+    let rbd = FakeRbd::script();
+    // Its incident tells who has taken it, with the command line.
+    let launch = launch().config(&format!("{}[incidents]\nrbd_lock_left_seconds = 1\n", no_images(&rbd)));
+    let record = launch.directory().join("record.ndjson");
+    let mut daemon = launch.argument("--record").argument(&record).start();
+    let image = unique::name("secret");
+    for line in [
+        format!("lock add {image} lock {KUBELETS}"),
+        format!("map {image} --pool kube --key {SECRET}2"),
+        format!("map kube/{image} -o name=admin,secret={SECRET}3"),
+        format!("map --unheard-of a --key {SECRET}4"),
+    ] {
+        let _ = rbd.call(&line);
+    }
+    let is_its = |event: &Event| event.text("/rbd/image") == image;
+    let open = daemon.wait_for(KIND, |event| event.is_incident("incident.opened", KIND) && is_its(event));
+    assert!(open.text("/actor/cmdline").contains("--key=***"), "masked, not dropped: {open}");
+    fence(&daemon, &rbd);
+    let state = daemon.state();
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.wait(), Some(0), "{}", daemon.log());
+    let mut looked = 0;
+    for path in files(&state).into_iter().chain([record]).chain(files(daemon.directory())) {
+        let bytes = fs::read(&path).unwrap_or_default();
+        looked += bytes.len();
+        assert!(!bytes.windows(SECRET.len()).any(|window| window == SECRET.as_bytes()), "{}", path.display());
+    }
+    assert!(looked > 4096, "{looked} bytes");
+    assert!(daemon.events().iter().all(|event| !event.to_string().contains(SECRET)));
+}
+
+/// The configuration of a daemon for which nothing is mapped.
+fn no_images(rbd: &FakeRbd) -> String {
+    let sysfs = rbd.directory().path().join("sys");
+    fs::create_dir_all(sysfs.join("bus/rbd/devices")).expect("a directory can be made");
+    format!("[rbd]\nsysfs = \"{}\"\n", sysfs.display())
+}
+
+/// As sysfs shows an image that is mapped.
+fn map(sysfs: &Path, image: &str) -> PathBuf {
+    let directory = sysfs.join("bus/rbd/devices/0");
+    fs::create_dir_all(&directory).expect("a directory can be made");
+    let files = [("pool", "kube"), ("name", image), ("current_snap", "-"), ("major", "252"), ("minor", "0")];
+    for (name, text) in files {
+        fs::write(directory.join(name), format!("{text}\n")).expect("a file can be written");
+    }
+    directory
+}
+
+#[test]
+fn a_lock_that_is_left_when_its_image_was_unmapped_is_an_incident_until_it_is_removed() {
+    let (rbd, scratch) = (FakeRbd::script(), Scratch::new());
+    let image = unique::name("locked");
+    let device = map(scratch.path(), &image);
+    let config =
+        format!("[rbd]\nsysfs = \"{}\"\n[incidents]\nrbd_lock_left_seconds = 1\n", scratch.path().display());
+    let mut daemon = launch().config(&config).start();
+    let lock = "kubelet_lock_magic_slave-197";
+    let _ = rbd.call(&format!("lock add {image} {lock} {KUBELETS}")).succeeded("rbd");
+    // What fails takes no lock.
+    let failed = unique::name("failed");
+    assert_eq!(rbd.fail(&format!("lock add {failed} {lock} {KUBELETS}"), 16).status.code(), Some(16));
+    fence(&daemon, &rbd);
+    fs::remove_dir_all(device).expect("the tree is the test's");
+    let is_its = |event: &Event| event.text("/rbd/image") == image;
+    let unmapped = daemon.wait_for("rbd.unmapped", |event| event.kind() == "rbd.unmapped" && is_its(event));
+    let id = opened(&mut daemon, KIND, is_its);
+    let open = incident(&daemon, &id);
+    let summary = open.text("/summary");
+    let begin = format!(
+        "RBD image kube/{image} is not mapped on this node, though lock {lock} on it was taken here by "
+    );
+    assert!(summary.starts_with(&begin) && summary.contains("rbd (pid "), "{summary}");
+    assert!(summary.ends_with(" and has not been removed here for 1 s"), "{summary}");
+    assert_eq!(open.text("/confidence"), "likely");
+    assert!(open.to_string().contains(&format!("rbd lock remove kube/{image} {lock} LOCKER")), "{open}");
+    let event = daemon.wait_for("its event", |event| event.text("/incident/id") == id);
+    event.expect("/rbd/lock", lock);
+    event.expect("/actor/comm", "rbd");
+    event.expect_none("/rbd/device");
+    assert!(event.number("/seq") > unmapped.number("/seq"), "not while it was mapped: {event}");
+    let unreachable = ["ceph.conf", "connect to the cluster", "No such", "unable to get monitor"];
+    let _ = is_understood(&daemon, &id, "rbd-lock-left/list-watchers", &unreachable);
+    let _ = is_understood(&daemon, &id, "rbd-lock-left/list-locks", &unreachable);
+
+    let remove = format!("lock remove {image} {lock} client.24128 {KUBELETS}");
+    let _ = rbd.fail(&remove, 2);
+    fence(&daemon, &rbd);
+    assert!(!incident(&daemon, &id).list("/advice").is_empty(), "it is still open");
+    let _ = rbd.call(&remove).succeeded("rbd");
+    let closed = resolved(&mut daemon, &id);
+    assert!(closed.text("/incident/summary").contains(" was not mapped on this node"), "{closed}");
+    let of_other =
+        |event: &Event| event.is_incident("incident.opened", KIND) && event.text("/rbd/image") == failed;
+    assert!(!daemon.events().iter().any(of_other));
 }

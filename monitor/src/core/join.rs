@@ -93,6 +93,7 @@ impl Core {
             kubelets: &self.kubelets,
             pods_on_node: &self.pods_on_node,
             cni: &self.cni,
+            rbd: &self.rbd,
             host_netns: self.settings.host_netns,
             runtimes: self.runtimes(),
             statuses: &self.statuses,

@@ -21,6 +21,7 @@ use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
 use crate::node::rbd::MappedImages;
+use crate::node::rbd_locks::LockCalls;
 use crate::node::tasks::Tasks;
 use crate::observation::{
     BootNs, Fact, KnownNetns, NsInum, Observation, Request, Source, SourceStatus, source_or,
@@ -102,6 +103,7 @@ pub struct Core {
     kubelets: Kubelets,
     pods_on_node: PodsOnNode,
     rbd: MappedImages,
+    rbd_locks: LockCalls,
     cni: CniCalls,
     kubelet_lookup: kubelet::KubeletLookup,
     pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
@@ -161,7 +163,10 @@ impl Core {
             Fact::Neighbor(change) => self.neighbor(at, *change),
             Fact::Umount(attempt) => self.umount_below_known_root(at, *attempt),
             Fact::CniExec(exec) => self.cni_exec(at, *exec),
-            Fact::CniExit(exit) => self.cni_exit(at, exit),
+            Fact::CniExit(exit) => {
+                self.cni_exit(at, exit);
+                self.rbd_exit(at, exit);
+            }
             Fact::CniNetns(found) => self.cni_netns(at, found),
             Fact::Kubelet(facts) => self.kubelet(at, facts),
             Fact::SandboxCheckpoints(found) => {
@@ -206,6 +211,7 @@ impl Core {
             Fact::PodRemainsUnread => self.pods_on_node.note_unread(),
             Fact::RbdImages(found) => self.rbd_images(at, found),
             Fact::RbdUses(found) => self.rbd_uses(at, &found),
+            Fact::RbdExec(exec) => self.rbd_exec(at, *exec),
             Fact::MountCopies(found) => self.mount_copies(at, *found),
             Fact::ComponentExecuted { tgid } => self.request(Request::Component { tgid }),
             Fact::ComponentExited(exit) => self.component_exited(at, &exit),
@@ -213,7 +219,7 @@ impl Core {
             Fact::Lost(loss) => self.lost(at, &loss),
             Fact::Throttled(throttled) => self.throttled(at, &throttled),
             Fact::Restarted { last_alive } => self.restarted(at, last_alive),
-            Fact::RbdExec(_) | Fact::Resync { .. } | Fact::Malformed { .. } | Fact::Unrecorded { .. } => {}
+            Fact::Resync { .. } | Fact::Malformed { .. } | Fact::Unrecorded { .. } => {}
             Fact::Tick => self.tick(at),
             Fact::Settings(settings) => self.update_settings(*settings),
             Fact::Stop => self.stop(at),
@@ -327,6 +333,7 @@ impl Core {
             self.containers.expire(now);
             self.pods.expire(now);
             self.cni.expire(now);
+            self.rbd_locks.expire(now);
         }
         self.diagnose_tick(now);
         self.tell_folded(now, false);

@@ -3,7 +3,7 @@
 use super::Core;
 use crate::diagnose::ModelChange;
 use crate::event::{Event, Kind, Rbd, Severity};
-use crate::observation::{BootNs, RbdImage, RbdImages, Request};
+use crate::observation::{BootNs, CniExit, RbdExec, RbdImage, RbdImages, Request};
 
 mod uses;
 
@@ -27,9 +27,21 @@ impl Core {
         }
     }
 
+    /// A call is no event. That an image is wanted is counted by the metrics alone.
+    pub(super) fn rbd_exec(&mut self, at: BootNs, exec: RbdExec) {
+        let actor = self.actor(&exec.actor, false);
+        self.rbd_locks.started(at, exec, actor);
+    }
+
+    pub(super) fn rbd_exit(&mut self, at: BootNs, exit: CniExit) {
+        if let Some(call) = self.rbd_locks.ended(&exit) {
+            self.diagnose(at, &ModelChange::RbdLock(&call));
+        }
+    }
+
     fn emit_rbd(&mut self, at: BootNs, kind: Kind, image: &RbdImage, done: &str) {
         let rbd = Rbd::from(image);
-        let message = format!("{} {done} {}", rbd.label(), rbd.device);
+        let message = format!("{} {done} {}", rbd.label(), image.path());
         let event = self.event(at, kind, Severity::Info, message);
         self.emit(Event { rbd: Some(Box::new(rbd)), ..event });
     }

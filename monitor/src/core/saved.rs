@@ -24,6 +24,7 @@ use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
 use crate::node::rbd::MappedImages;
+use crate::node::rbd_locks::LockCalls;
 use crate::node::tasks::Tasks;
 use crate::observation::{BootNs, NsInum, Source, SourceStatus};
 use crate::settings::Settings;
@@ -65,6 +66,7 @@ pub struct Saved<'a> {
     kubelets: Cow<'a, Kubelets>,
     pods_on_node: Cow<'a, PodsOnNode>,
     rbd: Cow<'a, MappedImages>,
+    rbd_locks: Cow<'a, LockCalls>,
     cni: Cow<'a, CniCalls>,
     kubelet_lookup: kubelet::KubeletLookup,
     tasks: Cow<'a, Tasks>,
@@ -113,6 +115,7 @@ impl Core {
             kubelets: saved.kubelets.into_owned(),
             pods_on_node: saved.pods_on_node.into_owned(),
             rbd: saved.rbd.into_owned(),
+            rbd_locks: saved.rbd_locks.into_owned(),
             cni: saved.cni.into_owned(),
             kubelet_lookup: saved.kubelet_lookup,
             pending_neighbors: saved.pending_neighbors,
@@ -158,6 +161,7 @@ impl Core {
             kubelets,
             pods_on_node,
             rbd,
+            rbd_locks,
             cni,
             kubelet_lookup,
             pending_neighbors,
@@ -205,6 +209,7 @@ impl Core {
             kubelets: Cow::Borrowed(kubelets),
             pods_on_node: Cow::Borrowed(pods_on_node),
             rbd: Cow::Borrowed(rbd),
+            rbd_locks: Cow::Borrowed(rbd_locks),
             cni: Cow::Borrowed(cni),
             kubelet_lookup: kubelet_lookup.clone(),
             tasks: Cow::Borrowed(tasks),

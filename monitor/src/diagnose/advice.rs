@@ -154,7 +154,7 @@ pub(super) fn list_sandboxes(node: &NodeView<'_>, container: &Container, pod: &P
 
 /// Quotes an argument for a POSIX shell; what controls a terminal or does not show as `$'…'` of bash and zsh, so that none reaches the
 /// terminal.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+~".contains(c);
     if !word.is_empty() && word.chars().all(plain) && !word.starts_with('~') {
         return word.to_owned();

@@ -3,8 +3,8 @@
 use super::{
     cni_netns_mismatch, cni_teardown_failing, container_undeletable, duplicate_pod_ip, gateway_neighbor_lost,
     kubelet_crash_loop, mount_leak, orphan_container, orphan_veth, pod_neighbor_unreachable,
-    pod_stuck_terminating, rbd_orphan_mapping, sandbox_crash_loop, spec_hash_storm, stale_cni_del,
-    umount_hung, volume_busy,
+    pod_stuck_terminating, rbd_lock_left, rbd_orphan_mapping, sandbox_crash_loop, spec_hash_storm,
+    stale_cni_del, umount_hung, volume_busy,
 };
 
 /// A kind of incident in plain words.
@@ -126,6 +126,14 @@ pub fn explained(kind: &str) -> Option<Explained> {
             "Either the pod that used it has gone and something still has the image mounted or open, or it was never unmapped, \
              or somebody has mapped it by hand. A pod on another node may wait for it, if the image is locked.",
             "End who holds the device, as the incident names them, unmount it there, then unmap it; only then look at its lock.",
+        ),
+        rbd_lock_left::KIND => (
+            "A lock is left on a Ceph RBD image that this node has not mapped",
+            "A program on this node, such as a kubelet up to 1.7, has taken the lock, and none on this node has removed it. \
+             Other nodes may be refused the image: \"image is locked by other nodes\". Whether somebody has removed the lock \
+             from another node is not known.",
+            "Make sure by rbd status that no client has the image open, see by rbd lock list whether the lock is still there, \
+             and only then remove it.",
         ),
         _ => return None,
     };

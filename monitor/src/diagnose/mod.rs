@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::event::{Event, MountServer, Rbd, Severity, WallClock};
 use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
+use crate::node::rbd_locks::LockCall;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, HostNeighbor, MountFacts, NeighborKey, NsInum, SandboxCheckpoint};
 use crate::settings::{Threshold, Thresholds};
@@ -49,6 +50,7 @@ mod orphan_veth;
 mod pod_neighbor_unreachable;
 mod pod_network;
 mod pod_stuck_terminating;
+mod rbd_lock_left;
 mod rbd_orphan_mapping;
 mod sandbox_crash_loop;
 mod spec_hash_storm;
@@ -72,7 +74,7 @@ pub use umount_hung::Waiting;
 pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 17] = [
+pub const KINDS: [&str; 18] = [
     cni_teardown_failing::KIND,
     gateway_neighbor_lost::KIND,
     orphan_veth::KIND,
@@ -90,6 +92,7 @@ pub const KINDS: [&str; 17] = [
     pod_stuck_terminating::KIND,
     mount_leak::KIND,
     rbd_orphan_mapping::KIND,
+    rbd_lock_left::KIND,
 ];
 
 /// Severities that incidents of a kind have.
@@ -108,7 +111,8 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | pod_neighbor_unreachable::KIND
         | pod_stuck_terminating::KIND
         | container_undeletable::KIND
-        | rbd_orphan_mapping::KIND => &[Severity::Warning],
+        | rbd_orphan_mapping::KIND
+        | rbd_lock_left::KIND => &[Severity::Warning],
         mount_leak::KIND => &[Severity::Info, Severity::Warning],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
@@ -154,6 +158,7 @@ pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
         pod_stuck_terminating::THRESHOLDS,
         mount_leak::THRESHOLDS,
         rbd_orphan_mapping::THRESHOLDS,
+        rbd_lock_left::THRESHOLDS,
     ];
     all.into_iter().flatten().copied()
 }
@@ -192,6 +197,7 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
         Box::new(pod_stuck_terminating::PodStuckTerminating::new(thresholds)),
         Box::new(mount_leak::MountLeak::new(thresholds)),
         Box::new(rbd_orphan_mapping::RbdOrphanMapping::new(thresholds)),
+        Box::new(rbd_lock_left::RbdLockLeft::new(thresholds)),
     ]
 }
 
@@ -306,6 +312,8 @@ pub enum ModelChange<'a> {
     RbdImages(&'a [Rbd]),
     /// Who uses them was looked for.
     RbdUses(&'a [ImageUse]),
+    /// A call of `rbd` has succeeded that takes or removes a lock.
+    RbdLock(&'a LockCall),
     /// The mount namespaces or root directories of kubelets are others.
     Kubelets,
     /// A snapshot of all containers of a runtime was applied.

@@ -173,7 +173,7 @@ impl RbdOrphanMapping {
 
 /// One mapping of an image.
 fn subject(rbd: &Rbd) -> String {
-    format!("{} {}", rbd.spec(), rbd.device)
+    format!("{} {}", rbd.spec(), rbd.device.as_deref().unwrap_or_default())
 }
 
 impl Diagnosis for RbdOrphanMapping {

@@ -154,7 +154,8 @@ pub mod form {
         UNMOUNT_INSIDE = "unmount-inside", Destructive, "nsenter -t PID -m umount PATH",
             ["volume-busy", "rbd-orphan-mapping"];
         UNMAP_IMAGE = "unmap-image", Destructive, "rbd unmap DEVICE", ["rbd-orphan-mapping"];
-        LIST_LOCKS = "list-locks", Read, "rbd lock list IMAGE", ["rbd-orphan-mapping"];
+        LIST_LOCKS = "list-locks", Read, "rbd lock list IMAGE", ["rbd-orphan-mapping", "rbd-lock-left"];
+        LIST_WATCHERS = "list-watchers", Read, "rbd status IMAGE", ["rbd-lock-left"];
         DETACH_INSIDE = "detach-inside", Destructive, "nsenter -t PID -m umount --lazy PATH", ["volume-busy"];
         RESTART_UNIT = "restart-unit", Restart, "systemctl restart UNIT", ["volume-busy", "mount-leak"];
         END_SERVER = "end-server", Destructive, "kill SERVER", ["volume-busy"];
@@ -227,6 +228,8 @@ mod tests {
         ("mount-leak/delete-pod", "needs the API server of a cluster"),
         ("mount-leak/restart-unit", "needs systemd as process 1"),
         ("mount-leak/stop-by-crictl", "Debian 12 has no package of crictl; carried out where it is there"),
+        ("rbd-lock-left/list-locks", "needs a Ceph cluster"),
+        ("rbd-lock-left/list-watchers", "needs a Ceph cluster"),
         ("rbd-orphan-mapping/list-locks", "needs a Ceph cluster"),
         ("rbd-orphan-mapping/unmap-image", "needs a Ceph cluster, and a kernel with rbd"),
         ("volume-busy/delete-pod", "needs the API server of a cluster"),

@@ -225,7 +225,7 @@ pub struct Event {
     /// The kubelet or runtime, for `component.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub component: Option<Box<Component>>,
-    /// The Ceph RBD image, for `rbd.*` and incidents of kind `rbd-orphan-mapping`.
+    /// The Ceph RBD image, for `rbd.*` and incidents of kinds `rbd-orphan-mapping` and `rbd-lock-left`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rbd: Option<Box<Rbd>>,
     /// What was lost or discarded, for `events.lost`.

@@ -4,7 +4,9 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 98] = [
+const TENSES: [(&str, &str); 100] = [
+    (" is not mapped on this node, though lock ", " was not mapped on this node, though lock "),
+    (" and has not been removed here for ", " and had not been removed here for "),
     (" is still mapped as ", " was still mapped as "),
     (", though no pod has used it for ", ", though no pod had used it for "),
     ("; it is mounted in ", "; it was mounted in "),

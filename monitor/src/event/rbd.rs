@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Details, Object, Role, Visitor};
 use crate::escape::name;
-use crate::observation::RbdImage;
+use crate::observation::{RbdExec, RbdImage};
 
-/// A Ceph RBD image that the kernel has or had mapped as a block device, for `rbd.*`.
+/// A Ceph RBD image that the kernel has or had mapped as a block device, for `rbd.*`, or that is locked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Rbd {
     /// Pool.
@@ -23,10 +23,15 @@ pub struct Rbd {
     /// The snapshot that is mapped; absent where it is the image itself.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub snapshot: Option<String>,
-    /// The node of the device: `/dev/rbd0`.
-    pub device: String,
-    /// Number of the device, `major:minor`.
-    pub device_number: String,
+    /// The node of the device: `/dev/rbd0`; absent where the image is not mapped, for `rbd-lock-left`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub device: Option<String>,
+    /// Number of the device, `major:minor`; absent with that.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub device_number: Option<String>,
+    /// Id of the lock on it, for `rbd-lock-left`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub lock: Option<String>,
     /// `client4125`: the kernel's client. It is not the one that a kubelet's lock names, which is that of the program `rbd`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub client_id: Option<String>,
@@ -59,15 +64,22 @@ impl Rbd {
 
 impl Object for Rbd {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.path(Role::Object, &self.device);
-        visitor.device(Role::Object, &self.device_number);
+        if let Some(device) = &self.device {
+            visitor.path(Role::Object, device);
+        }
+        if let Some(number) = &self.device_number {
+            visitor.device(Role::Object, number);
+        }
         for path in &self.mounted_at {
             visitor.path(Role::Object, path);
         }
     }
 
     fn describe(&self, details: &mut dyn Details) {
-        let mut text = format!("{} on {}", self.spec(), self.device);
+        let mut text = self.spec();
+        if let Some(device) = &self.device {
+            text.push_str(&format!(" on {device}"));
+        }
         if let Some(client) = &self.client_id {
             text.push_str(&format!(" · {client}"));
         }
@@ -75,8 +87,31 @@ impl Object for Rbd {
             text.push_str(&format!(" at {address}"));
         }
         details.line("image", &text);
+        if let Some(lock) = &self.lock {
+            details.line("lock", lock);
+        }
         for path in &self.mounted_at {
             details.line("", &format!("mounted at {path}"));
+        }
+    }
+}
+
+/// An image that somebody has named to `rbd`: whether it is mapped is not said.
+impl From<&RbdExec> for Rbd {
+    fn from(exec: &RbdExec) -> Self {
+        Self {
+            pool: exec.pool.clone(),
+            rados_namespace: exec.namespace.clone(),
+            image: exec.image.clone(),
+            image_id: None,
+            snapshot: exec.snapshot.clone(),
+            device: None,
+            device_number: None,
+            lock: exec.lock.clone(),
+            client_id: None,
+            client_addr: None,
+            cluster_fsid: None,
+            mounted_at: Vec::new(),
         }
     }
 }
@@ -89,8 +124,9 @@ impl From<&RbdImage> for Rbd {
             image: image.image.clone(),
             image_id: image.image_id.clone(),
             snapshot: image.snapshot.clone(),
-            device: image.path(),
-            device_number: image.device.clone(),
+            device: Some(image.path()),
+            device_number: Some(image.device.clone()),
+            lock: None,
             client_id: image.client_id.clone(),
             client_addr: image.client_addr.clone(),
             cluster_fsid: image.cluster_fsid.clone(),

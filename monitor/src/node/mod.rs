@@ -17,6 +17,7 @@ pub mod owner;
 pub mod pod_remains;
 pub mod pods;
 pub mod rbd;
+pub mod rbd_locks;
 pub mod routing;
 pub mod tasks;
 pub mod veth_names;

@@ -82,6 +82,17 @@ impl MappedImages {
         self.is_whole
     }
 
+    /// Whether an image of this name is mapped, or a snapshot of it; `None` where that is not known.
+    #[must_use]
+    pub fn has(&self, pool: &str, namespace: Option<&str>, image: &str) -> Option<bool> {
+        let is_it = |mapped: &RbdImage| {
+            (mapped.pool.as_str(), mapped.namespace.as_deref(), mapped.image.as_str())
+                == (pool, namespace, image)
+        };
+        let is_mapped = self.iter().any(is_it);
+        (is_mapped || self.is_whole).then_some(is_mapped)
+    }
+
     /// A pod was seen to use an image.
     pub fn note_pod(&mut self, number: u32, uid: &str) {
         if self.get(number).is_some() {
@@ -147,6 +158,17 @@ mod tests {
         images.replace(found(&[with("10.0.0.1:0/7")], &[]));
         assert_eq!(images.replace(found(&[with("10.0.0.1:0/8")], &[])), Changes::default());
         assert_eq!(images.get(0), Some(&with("10.0.0.1:0/8")));
+    }
+
+    #[test]
+    fn an_image_is_not_mapped_only_if_all_are_known_that_are() {
+        let mut images = MappedImages::default();
+        assert_eq!(images.has("kube", None, "a"), None, "no look was made");
+        images.replace(found(&[image(0, "a")], &[]));
+        assert_eq!(["a", "b"].map(|name| images.has("kube", None, name)), [Some(true), Some(false)]);
+        assert_eq!([images.has("other", None, "a"), images.has("kube", Some("x"), "a")], [Some(false); 2]);
+        images.replace(found(&[image(0, "a")], &[1]));
+        assert_eq!(["a", "b"].map(|name| images.has("kube", None, name)), [Some(true), None]);
     }
 
     #[test]

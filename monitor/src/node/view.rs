@@ -15,6 +15,7 @@ use super::namespaces::{Namespace, Namespaces};
 use super::owner::{self, CgroupOwner, Described, Names};
 use super::pod_remains::PodsOnNode;
 use super::pods::PodNames;
+use super::rbd::MappedImages;
 use crate::event::{Container, Join, Link, LinkPeer, Pod, Target, TargetProcess, UserNamespace};
 use crate::observation::{
     AddressFacts, ContainerFacts, LinkFacts, LlAddr, NeighborKey, NetnsOwner, NsInum, PodIdentity,
@@ -43,6 +44,8 @@ pub struct NodeView<'a> {
     pub pods_on_node: &'a PodsOnNode,
     /// CNI calls.
     pub cni: &'a CniCalls,
+    /// Ceph RBD images that are mapped.
+    pub rbd: &'a MappedImages,
     /// The host's network namespace.
     pub host_netns: NsInum,
     /// Which runtimes are available.

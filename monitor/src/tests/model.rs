@@ -10,6 +10,7 @@ use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
+use crate::node::rbd::MappedImages;
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{
     ContainerFacts, ContainerState, Incarnation, MountFacts, PodIdentity, PodProof, SourceStatus,
@@ -25,6 +26,7 @@ pub(crate) struct Model {
     pub(crate) kubelets: Kubelets,
     pub(crate) pods_on_node: PodsOnNode,
     pub(crate) cni: CniCalls,
+    pub(crate) rbd: MappedImages,
     pub(crate) statuses: BTreeMap<String, SourceStatus>,
 }
 
@@ -40,6 +42,7 @@ impl Model {
             kubelets: &self.kubelets,
             pods_on_node: &self.pods_on_node,
             cni: &self.cni,
+            rbd: &self.rbd,
             host_netns: 1,
             runtimes: RuntimeAvailability::All,
             statuses: &self.statuses,

@@ -13,7 +13,7 @@ use crate::observation::{Access, NsInum};
 const MOUNTS_MAX: usize = 4;
 
 pub(super) fn steps(context: &Context<'_>, seen: &ImageUse) -> Vec<Advice> {
-    let device = seen.rbd.device.as_str();
+    let device = seen.rbd.device.as_deref().unwrap_or_default();
     let mut steps = vec![advice(form::TELL_VOLUME, "see what happened to it", &["kevtmon", "why", device])];
     let staged = seen.staged.iter().take(MOUNTS_MAX);
     steps.extend(staged.filter_map(|(mntns, path)| unmount_staged(context, *mntns, path)));

@@ -139,7 +139,7 @@ fn an_image_that_no_pod_uses_any_more_is_an_incident_until_it_is_unmapped() {
     );
     let event = node.last_incident();
     let rbd = event.rbd.as_ref().unwrap();
-    assert_eq!((rbd.device.as_str(), &rbd.mounted_at[..]), ("/dev/rbd0", &[STAGED.to_owned()][..]));
+    assert_eq!((rbd.device.as_deref(), &rbd.mounted_at[..]), (Some("/dev/rbd0"), &[STAGED.to_owned()][..]));
     let pod = event.target.as_ref().unwrap().pod.as_ref().unwrap();
     assert_eq!(pod.uid, CAM_UID);
     node.observe(mapped(false));

@@ -16,7 +16,7 @@ pub(super) fn summary(seen: &ImageUse, last_pod: Option<&Target>, after: BootNs)
     let mut text = format!(
         "{} is still mapped as {}{address}, though no pod has used it for {time}",
         rbd.label(),
-        rbd.device
+        rbd.device.as_deref().unwrap_or_default()
     );
     if let Some((first, others)) = seen.staged.split_first() {
         let more =

@@ -73,7 +73,8 @@ pub(super) fn path_subject(path: &str, records: &[Record]) -> Option<Subject> {
         handle: format!("path:{handle}"),
         lookups: vec![lookup],
     };
-    let is_device = |record: &Record| record.event.rbd.as_ref().is_some_and(|rbd| rbd.device == path);
+    let is_device =
+        |record: &Record| record.event.rbd.as_ref().is_some_and(|rbd| rbd.device.as_deref() == Some(path));
     if records.iter().any(is_device) {
         return Some(subject(format!("device {}", name(path)), path, Lookup::exact(Family::Path, path)));
     }

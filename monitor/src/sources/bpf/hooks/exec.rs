@@ -20,7 +20,7 @@ pub(super) const HOOK: Hook = Hook {
     name: "exec",
     observes: "calls of CNI plugins and of rbd",
     without: "calls of CNI plugins are not seen, so that no change of the network is told to be part of one, nor those of rbd, so \
-              that it is not known which RBD images are wanted",
+              that it is not known which RBD images are wanted or locked",
     rungs: &[Rung {
         name: "tp_btf",
         note: None,
