@@ -114,6 +114,7 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | rbd_orphan_mapping::KIND
         | rbd_lock_left::KIND => &[Severity::Warning],
         mount_leak::KIND => &[Severity::Info, Severity::Warning],
+        gateway_neighbor_lost::KIND => &[Severity::Warning, Severity::Critical],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
 }
