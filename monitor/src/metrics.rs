@@ -14,7 +14,7 @@ use prometheus::{Gauge, Registry, TextEncoder};
 use crate::clock::{BootNs, boot_now};
 use crate::diagnose::IncidentObjects;
 use crate::event::{Event, Incident};
-use crate::observation::{ContainerState, Fact, Observation};
+use crate::observation::{ContainerState, Fact, Loss, Observation};
 
 mod cni;
 mod containers;
@@ -145,9 +145,10 @@ impl Metrics {
         ]
     }
 
-    /// Exports zeros for the reasons for which the kernel programs can lose records.
+    /// Exports zeros for the reasons for which the kernel programs can lose records; those of users among themselves have a
+    /// series once some are lost: an idle node has few.
     pub fn export_zero_losses(&self, reasons: impl Iterator<Item = &'static str>) {
-        for reason in reasons {
+        for reason in reasons.filter(|reason| !reason.ends_with(Loss::OF_USERS)) {
             self.sources.lost.with_label_values(&["bpf", reason]);
         }
     }

@@ -22,6 +22,7 @@ mod mount;
 mod neighbor;
 mod net;
 mod pod_remains;
+mod pod_route;
 mod process;
 mod rbd;
 mod runtime;
@@ -45,6 +46,7 @@ pub use net::{
     RuleFacts, TABLE_LOCAL, TABLE_MAIN, iff,
 };
 pub use pod_remains::{PodCgroup, PodProcess, PodRemains};
+pub use pod_route::{FoundRoute, PodAddress, PodRoute};
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 pub use rbd::{RbdCommand, RbdExec, RbdImage, RbdImages, RbdUse, RbdUses};
 pub(crate) use runtime::source_or;
@@ -266,6 +268,13 @@ pub enum Fact {
     /// The neighbor entries of the host's namespace that are not resolved, as a look shows them; one that was not at the last
     /// look is among them with its present state, if it is there.
     HostNeighbors(Vec<HostNeighbor>),
+    /// Reply to [`Request::PodRoutes`]: those of the addresses to which the route does not lead by their interfaces.
+    PodRoutes {
+        /// The id of the request.
+        id: u64,
+        /// The others of the request are in order.
+        elsewhere: Vec<PodRoute>,
+    },
     /// A source came up, went down, or settled on a rung.
     Source(SourceStatus),
     /// A source read everything anew, because its stream had a gap.
@@ -359,6 +368,13 @@ pub enum Request {
     VethPeers {
         /// Indexes of the host's ends.
         links: Vec<u32>,
+    },
+    /// By which routes the host reaches these addresses of pods; the reply is `Fact::PodRoutes` with the same `id`.
+    PodRoutes {
+        /// Chosen by the core.
+        id: u64,
+        /// The addresses, each once.
+        addresses: Vec<PodAddress>,
     },
     /// Whether there are checkpoints of these sandboxes; the reply is `Fact::SandboxCheckpoints`.
     SandboxCheckpoints {

@@ -188,14 +188,25 @@ impl Core {
     }
 
     pub(super) fn route(&mut self, at: BootNs, route: RouteFacts) {
+        self.tell_host_route(at, &route, true);
         if is_default(&route) && self.namespaces.put_route(at, route.clone()) {
             self.emit_route(at, Kind::RouteAdded, &route, "added");
         }
     }
 
     pub(super) fn route_gone(&mut self, at: BootNs, route: &RouteFacts) {
+        self.tell_host_route(at, route, false);
         if self.namespaces.remove_route(at, route) {
             self.emit_route(at, Kind::RouteDeleted, route, "deleted");
+        }
+    }
+
+    /// Routes to single addresses are those to pods.
+    fn tell_host_route(&mut self, at: BootNs, route: &RouteFacts, is_there: bool) {
+        let Some((address, prefix_len)) = route.destination else { return };
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        if prefix_len == bits && route.netns == self.settings.host_netns {
+            self.diagnose(at, &ModelChange::HostRoute { address, is_there });
         }
     }
 

@@ -174,6 +174,9 @@ impl Core {
             }
             Fact::VethPeers(found) => self.veth_peers(at, found),
             Fact::HostNeighbors(entries) => self.diagnose(at, &ModelChange::HostNeighbors(&entries)),
+            Fact::PodRoutes { id, elsewhere } => {
+                self.diagnose(at, &ModelChange::PodRoutes { id, elsewhere: &elsewhere });
+            }
             Fact::Holders(report) => self.holders(at, *report),
             Fact::MountPresence(presence) => self.mount_presence(at, &presence),
             Fact::DetachedUsers { id, reports } => self.detached_users(at, id, reports),

@@ -37,6 +37,9 @@ impl Daemon {
             Request::VethPeers { links } => {
                 netlink::find_veth_peers_and_send(&self.readers, &self.observations, links);
             }
+            Request::PodRoutes { id, addresses } => {
+                netlink::look_up_pod_routes_and_send(&self.observations, id, addresses);
+            }
             Request::SandboxCheckpoints { sandboxes } => {
                 checkpoint::look_and_send(&self.readers, &self.observations, sandboxes);
             }

@@ -2,7 +2,7 @@
 
 use super::{
     cni_netns_mismatch, cni_teardown_failing, container_undeletable, duplicate_pod_ip, gateway_neighbor_lost,
-    kubelet_crash_loop, mount_leak, orphan_container, orphan_veth, pod_neighbor_unreachable,
+    kubelet_crash_loop, mount_leak, orphan_container, orphan_veth, pod_neighbor_unreachable, pod_route_missing,
     pod_stuck_terminating, rbd_lock_left, rbd_orphan_mapping, sandbox_crash_loop, spec_hash_storm,
     stale_cni_del, umount_hung, volume_busy,
 };
@@ -120,6 +120,13 @@ pub fn explained(kind: &str) -> Option<Explained> {
             "The neighbor record of the pod's address stays unresolved while the pod runs: its interface is down or has lost \
              the address, or ARP is not answered there.",
             "Look at the interface and the address in the pod, as the advice says; restart the pod if its network is gone.",
+        ),
+        pod_route_missing::KIND => (
+            "This node has no route to one of its pods",
+            "The pod's own network looks right and its gateway may answer, but what the node or others send to the pod does \
+             not arrive: answers to the pod are dropped or leave by another interface.",
+            "Add the route as the advice says, then restart the agent of the network plugin on this node (calico-node), which \
+             adds the routes of all pods; look in its log for why it lost this one.",
         ),
         rbd_orphan_mapping::KIND => (
             "A Ceph RBD image is mapped on this node though no pod uses it",

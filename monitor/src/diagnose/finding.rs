@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{
     Actor, AddressConflict, Advice, CloseReason, Cni, Component, Confidence, Event, LeakedMount, Link, Mount,
-    MountHolder, Neighbor, Rbd, Sandbox, Severity, Target, Unreadable,
+    MountHolder, Neighbor, Rbd, Route, Sandbox, Severity, Target, Unreadable,
 };
 use crate::observation::{BootNs, Request, Verdict};
 
@@ -31,6 +31,8 @@ pub struct IncidentObjects {
     pub address_conflict: Option<Box<AddressConflict>>,
     /// The network interface.
     pub link: Option<Box<Link>>,
+    /// The route.
+    pub route: Option<Box<Route>>,
     /// The sandbox that a container lacks.
     pub sandbox: Option<Box<Sandbox>>,
     /// The call of a CNI plugin.
@@ -65,6 +67,7 @@ impl IncidentObjects {
             neighbor: event.neighbor.clone(),
             address_conflict: event.address_conflict.clone(),
             link: event.link.clone(),
+            route: event.route.clone(),
             sandbox: event.sandbox.clone(),
             cni: event.cni.clone(),
             component: event.component.clone(),
@@ -88,6 +91,7 @@ impl IncidentObjects {
             neighbor: self.neighbor,
             address_conflict: self.address_conflict,
             link: self.link,
+            route: self.route,
             sandbox: self.sandbox,
             cni: self.cni,
             component: self.component,
@@ -116,6 +120,7 @@ impl IncidentObjects {
         put(&mut self.neighbor, newer.neighbor);
         put(&mut self.address_conflict, newer.address_conflict);
         put(&mut self.link, newer.link);
+        put(&mut self.route, newer.route);
         put(&mut self.sandbox, newer.sandbox);
         put(&mut self.cni, newer.cni);
         put(&mut self.component, newer.component);

@@ -5,6 +5,7 @@
 //! emitted. Neither does I/O or reads a clock: what only I/O can find out is requested.
 
 use std::fmt::Debug;
+use std::net::IpAddr;
 
 use serde_json::Value;
 
@@ -13,7 +14,9 @@ use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
 use crate::node::rbd_locks::LockCall;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, HostNeighbor, MountFacts, NeighborKey, NsInum, SandboxCheckpoint};
+use crate::observation::{
+    BootNs, HostNeighbor, MountFacts, NeighborKey, NsInum, PodRoute, SandboxCheckpoint,
+};
 use crate::settings::{Threshold, Thresholds};
 
 /// `save` and `restore` of a diagnosis whose other fields than `thresholds` are its complete state.
@@ -49,6 +52,7 @@ mod orphan_container;
 mod orphan_veth;
 mod pod_neighbor_unreachable;
 mod pod_network;
+mod pod_route_missing;
 mod pod_stuck_terminating;
 mod rbd_lock_left;
 mod rbd_orphan_mapping;
@@ -80,6 +84,7 @@ pub const KINDS: [&str; 18] = [
     orphan_veth::KIND,
     duplicate_pod_ip::KIND,
     pod_neighbor_unreachable::KIND,
+    pod_route_missing::KIND,
     orphan_container::KIND,
     volume_busy::KIND,
     stale_cni_del::KIND,
@@ -109,11 +114,13 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | orphan_veth::KIND
         | duplicate_pod_ip::KIND
         | pod_neighbor_unreachable::KIND
+        | pod_route_missing::KIND
         | pod_stuck_terminating::KIND
         | container_undeletable::KIND
         | rbd_orphan_mapping::KIND
         | rbd_lock_left::KIND => &[Severity::Warning],
         mount_leak::KIND => &[Severity::Info, Severity::Warning],
+        // What users do in namespaces of their own is a notice at most, which appears with the first of them.
         gateway_neighbor_lost::KIND => &[Severity::Warning, Severity::Critical],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
@@ -133,7 +140,7 @@ pub fn counted(kind: &str) -> &'static str {
         spec_hash_storm::KIND => "containers",
         umount_hung::KIND => "unmounts",
         duplicate_pod_ip::KIND => "pods",
-        pod_neighbor_unreachable::KIND => "looks",
+        pod_neighbor_unreachable::KIND | pod_route_missing::KIND => "looks",
         mount_leak::KIND => "mounts",
         _ => "observations",
     }
@@ -146,6 +153,7 @@ pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
         orphan_veth::THRESHOLDS,
         duplicate_pod_ip::THRESHOLDS,
         pod_neighbor_unreachable::THRESHOLDS,
+        pod_route_missing::THRESHOLDS,
         orphan_container::THRESHOLDS,
         volume_busy::THRESHOLDS,
         stale_cni_del::THRESHOLDS,
@@ -186,6 +194,7 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
         Box::new(orphan_veth::OrphanVeth::new(thresholds)),
         Box::new(duplicate_pod_ip::DuplicatePodIp::new(thresholds)),
         Box::new(pod_neighbor_unreachable::PodNeighborUnreachable::new(thresholds)),
+        Box::new(pod_route_missing::PodRouteMissing::new(thresholds)),
         Box::new(orphan_container::OrphanContainer::new(thresholds)),
         Box::new(volume_busy::VolumeBusy::new(thresholds)),
         Box::new(stale_cni_del::StaleCniDel::new(thresholds)),
@@ -278,6 +287,20 @@ pub enum ModelChange<'a> {
     VethPeers(&'a [VethEnd]),
     /// The neighbor entries of the host's namespace that are not resolved were looked at.
     HostNeighbors(&'a [HostNeighbor]),
+    /// The kernel was asked by which routes the host reaches addresses of pods.
+    PodRoutes {
+        /// The id of the request.
+        id: u64,
+        /// Those to which the route does not lead by their interfaces.
+        elsewhere: &'a [PodRoute],
+    },
+    /// A route of the host to one address alone was added or deleted.
+    HostRoute {
+        /// The address.
+        address: IpAddr,
+        /// Whether it was added.
+        is_there: bool,
+    },
     /// What the previous run suspected of a gateway, of whose namespace a snapshot was applied.
     Suspected(&'a Value),
     /// A container was added, changed or removed.

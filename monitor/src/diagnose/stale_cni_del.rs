@@ -14,7 +14,8 @@ use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Repeat, Repo
 use super::flapping::is_own_doing;
 use super::timers::Timers;
 use super::{
-    CAPACITY, Context, Diagnosis, ModelChange, SECOND, cni_teardown_failing, gateway_neighbor_lost, seconds,
+    CAPACITY, Context, Diagnosis, ModelChange, SECOND, cni_teardown_failing, gateway_neighbor_lost,
+    pod_route_missing, seconds,
 };
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id};
@@ -31,6 +32,8 @@ mod reason;
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "stale-cni-del";
 
+/// Incidents that come of it.
+const HARMFUL: [&str; 2] = [gateway_neighbor_lost::KIND, pod_route_missing::KIND];
 /// Without another such call it is over, once the old sandbox is gone.
 const QUIET: BootNs = 600 * SECOND;
 /// Until then its sandbox is looked for so often.
@@ -299,7 +302,7 @@ impl StaleCniDel {
         self.timers.set(&id.to_owned(), context.now.saturating_add(QUIET));
     }
 
-    /// Links the lost gateways of a pod to what came shortly before.
+    /// Links the lost gateways and routes of a pod to what came shortly before.
     fn link(&self, context: &Context<'_>, findings: &mut Findings) {
         // Of every event and every change of the model.
         let is_cause = |known: &Deletions| known.is_open && known.stale.is_some();
@@ -307,7 +310,8 @@ impl StaleCniDel {
             return;
         }
         let window = self.window();
-        for lost in context.incidents.iter().filter(|open| open.kind() == gateway_neighbor_lost::KIND) {
+        for lost in context.incidents.iter() {
+            let Some(&kind) = HARMFUL.iter().find(|kind| **kind == lost.kind()) else { continue };
             let IncidentObjects { target, neighbor, .. } = lost.objects();
             if is_own_doing(lost.objects()) {
                 continue;
@@ -319,8 +323,7 @@ impl StaleCniDel {
                 is_cause(known) && is_same(&pod, &known.pod) && known.is_before(first, window)
             });
             for (id, _) in causes {
-                let effect =
-                    IncidentKey { kind: gateway_neighbor_lost::KIND, subject: lost.subject().to_owned() };
+                let effect = IncidentKey { kind, subject: lost.subject().to_owned() };
                 findings.link(effect, IncidentKey { kind: KIND, subject: id.clone() });
             }
         }

@@ -14,6 +14,7 @@ use harness::*;
 
 mod calls;
 pub(super) mod harness;
+mod links;
 mod volumes;
 
 /// A diagnosis that reports the given findings.

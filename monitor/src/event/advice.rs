@@ -173,8 +173,11 @@ pub mod form {
             ["spec-hash-storm"];
         CONTINUE_SERVER = "continue-server", Restart, "kill -CONT PID", ["umount-hung", "volume-busy"];
         TELL_POD = "tell-pod", Read, "kevtmon why POD",
-            ["sandbox-crash-loop", "pod-stuck-terminating", "duplicate-pod-ip", "pod-neighbor-unreachable"];
+            ["sandbox-crash-loop", "pod-stuck-terminating", "duplicate-pod-ip", "pod-neighbor-unreachable",
+             "pod-route-missing"];
         SHOW_ROUTE = "show-route", Read, "ip route get ADDRESS", ["duplicate-pod-ip", "pod-neighbor-unreachable"];
+        SHOW_ROUTES = "show-routes", Read, "ip [-6] route show match ADDRESS", ["pod-route-missing"];
+        ADD_ROUTE = "add-route", Restart, "ip route add ADDRESS dev INTERFACE scope link", ["pod-route-missing"];
         SHOW_RECORD = "show-record", Read, "ip neigh show to ADDRESS dev INTERFACE", ["pod-neighbor-unreachable"];
         SHOW_LINK = "show-link", Read, "ip -details link show dev INTERFACE", ["orphan-veth"];
     }

@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 100] = [
+const TENSES: [(&str, &str); 105] = [
     (" is not mapped on this node, though lock ", " was not mapped on this node, though lock "),
     (" and has not been removed here for ", " and had not been removed here for "),
     (" is still mapped as ", " was still mapped as "),
@@ -20,6 +20,11 @@ const TENSES: [(&str, &str); 100] = [
     ("both of its ends are in ", "both of its ends were in "),
     (", its other end is in ", ", its other end was in "),
     ("this node cannot reach ", "this node could not reach "),
+    ("this node has no route to ", "this node had no route to "),
+    (": no route matches", ": no route matched"),
+    (" route discards packets", " route discarded packets"),
+    (" route refuses packets", " route refused packets"),
+    (": packets take the default route by ", ": packets took the default route by "),
     (" is down", " was down"),
     ("; ARP is off on ", "; ARP was off on "),
     (" in the pod lacks that address", " in the pod lacked that address"),
@@ -216,6 +221,7 @@ const NO_VERBS: &[&str] = &[
     "mounts",
     "namespaces",
     "others",
+    "packets",
     "pods",
     "ports",
     "process",

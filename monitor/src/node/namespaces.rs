@@ -431,6 +431,12 @@ impl Namespace {
         self.unheard
     }
 
+    /// Whether a rule of a family selects packets by what they are: not all of them take the same routes.
+    #[must_use]
+    pub fn has_selective_rules(&self, ipv6: bool) -> bool {
+        self.rules.iter().any(|rule| rule.ipv6 == ipv6 && !rule.matches_all)
+    }
+
     /// Whether an interface has an address.
     #[must_use]
     pub fn has_address(&self, ifindex: u32, address: IpAddr) -> bool {

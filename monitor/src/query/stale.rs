@@ -74,9 +74,11 @@ fn mark(view: &mut IncidentView, stale: Stale) {
 fn silent_source<'s>(view: &IncidentView, state: &'s NodeState) -> Option<&'s SourceStatus> {
     let mut down = state.sources.iter().filter(|source| !source.up);
     match view.incident.kind.as_str() {
-        "gateway-neighbor-lost" | "orphan-veth" | "duplicate-pod-ip" | "pod-neighbor-unreachable" => {
-            down.find(|source| source.kind == SourceKind::Netlink)
-        }
+        "gateway-neighbor-lost"
+        | "orphan-veth"
+        | "duplicate-pod-ip"
+        | "pod-neighbor-unreachable"
+        | "pod-route-missing" => down.find(|source| source.kind == SourceKind::Netlink),
         "cni-teardown-failing" | "stale-cni-del" | "cni-netns-mismatch" => {
             down.find(|source| source.source == "hook.exec")
         }

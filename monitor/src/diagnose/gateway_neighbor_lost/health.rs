@@ -12,7 +12,7 @@ use crate::settings::Thresholds;
 
 /// The state of a gateway's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Health {
+pub(in crate::diagnose) enum Health {
     /// The model has no such namespace or gateway.
     Unknown,
     /// Static, with the address of the host end.
@@ -32,7 +32,7 @@ pub(super) enum Health {
 }
 
 /// The state of a gateway's entry in the model.
-pub(super) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
+pub(in crate::diagnose) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
     let Some(gateway) =
         node.namespaces.get(key.netns).and_then(|namespace| namespace.gateway(key.ifindex, key.address))
     else {

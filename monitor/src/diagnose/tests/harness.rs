@@ -48,6 +48,8 @@ pub(in crate::diagnose) struct TestNode {
     pub(in crate::diagnose) checkpoint: Option<bool>,
     /// What is found behind veth devices of the host, by index, where the tables do not show it.
     pub(in crate::diagnose) peers: BTreeMap<u32, VethPeer>,
+    /// Where the kernel finds that packets to addresses of pods go, if not to the pods.
+    pub(in crate::diagnose) elsewhere: BTreeMap<IpAddr, FoundRoute>,
     pub(in crate::diagnose) now: BootNs,
 }
 
@@ -86,6 +88,7 @@ impl TestNode {
             presence_known: true,
             checkpoint: Some(false),
             peers: BTreeMap::new(),
+            elsewhere: BTreeMap::new(),
             now: 0,
         };
         node.tables.insert(HOST, empty(HOST));
@@ -226,6 +229,10 @@ impl TestNode {
                 let found = links.into_iter().map(|link| self.veth_peer(link)).collect();
                 self.observe(Fact::VethPeers(found));
             }
+            Request::PodRoutes { id, addresses } => {
+                let elsewhere = self.pod_routes(&addresses);
+                self.observe(Fact::PodRoutes { id, elsewhere });
+            }
             Request::SandboxCheckpoints { sandboxes } => {
                 let found = self.checkpoint;
                 let found = sandboxes.into_iter().map(|sandbox| SandboxCheckpoint { sandbox, found });
@@ -251,21 +258,6 @@ impl TestNode {
                 })));
             }
         }
-    }
-
-    fn veth_peer(&self, ifindex: u32) -> VethPeer {
-        let mut links = self.tables[&HOST].links.iter();
-        let link = links.find(|link| link.ifindex == ifindex);
-        let shown = VethPeer {
-            ifindex,
-            present: link.is_some(),
-            netns: link.and_then(|link| link.peer.as_ref()?.netns),
-            name: None,
-            keepers: Vec::new(),
-            omitted: 0,
-            blind_spots: Vec::new(),
-        };
-        self.peers.get(&ifindex).cloned().unwrap_or(shown)
     }
 
     /// Lets time pass: ticks come exactly when they are due.

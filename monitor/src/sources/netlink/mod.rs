@@ -18,6 +18,7 @@ mod job;
 mod message;
 mod neighbor;
 mod nsid;
+mod pod_routes;
 mod route;
 mod schedule;
 mod snapshots;
@@ -29,6 +30,7 @@ mod veth_peers;
 
 pub(super) use discover::{Discover, Open};
 pub use host_neighbors::follow_host_neighbors;
+pub use pod_routes::look_up_and_send as look_up_pod_routes_and_send;
 pub(super) use veth_peers::FindPeers;
 pub use veth_peers::find_and_send as find_veth_peers_and_send;
 

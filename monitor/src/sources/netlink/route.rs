@@ -10,12 +10,12 @@ use super::message::{Decoded, attributes, is_internet};
 use crate::observation::{NsInum, RouteFacts, RuleAction, RuleFacts, TABLE_MAIN};
 
 /// `struct rtmsg`.
-const ROUTE_HEADER: usize = 12;
+pub(super) const ROUTE_HEADER: usize = 12;
 /// `RTM_*NEXTHOP` and `RTA_NH_ID` of include/uapi/linux/rtnetlink.h, since 5.3.
 pub(super) const RTM_NEWNEXTHOP: u16 = 104;
 pub(super) const RTM_DELNEXTHOP: u16 = 105;
 pub(super) const RTM_GETNEXTHOP: u16 = 106;
-const RTA_NH_ID: u16 = 30;
+pub(super) const RTA_NH_ID: u16 = 30;
 /// `RTA_PREF` (`include/uapi/linux/rtnetlink.h`), and its values of RFC 4191 in two bits.
 const RTA_PREF: u16 = 20;
 const PREFERENCE_HIGH: u8 = 1;
@@ -274,7 +274,7 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
 }
 
 /// `RTA_MULTIPATH`: a list of `struct rtnexthop`, each with attributes of its own. With their positions, from 1.
-fn next_hops(mut bytes: &[u8], usable: bool) -> Decoded<Vec<(u16, NextHop)>> {
+pub(super) fn next_hops(mut bytes: &[u8], usable: bool) -> Decoded<Vec<(u16, NextHop)>> {
     let mut hops = Vec::new();
     for number in 1..=u16::MAX {
         let Some(header) = bytes.first_chunk::<NEXT_HOP_HEADER>() else { break };

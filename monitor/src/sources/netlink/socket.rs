@@ -222,6 +222,13 @@ impl RequestSocket {
         Ok(Self { socket, sequence: 0, buffer: vec![0; DATAGRAM], deadline: Instant::now() + budget })
     }
 
+    /// Has the kernel select by what a dump asks for, where it can (since 4.20).
+    pub(super) fn check_strictly(&self) {
+        if let Err(error) = self.socket.set_netlink_get_strict_chk(true) {
+            tracing::debug!(%error, "the kernel does not select what it dumps");
+        }
+    }
+
     /// The cookie of the namespace that the socket is in; `None` before 5.14.
     pub(super) fn netns_cookie(&self) -> Option<u64> {
         let mut cookie = 0_u64;

@@ -1,0 +1,81 @@
+//! Summary, what is in order, and next steps.
+
+use super::Missing;
+use super::routed::RoutedPod;
+use crate::diagnose::advice::advice;
+use crate::diagnose::gateway_neighbor_lost::health::{Health, health};
+use crate::escape::name;
+use crate::event::wording::{actor_phrase, pod_label, target_label};
+use crate::event::{Advice, form};
+use crate::node::view::NodeView;
+use crate::observation::{FoundRoute, NeighborKey, iff};
+
+/// What Calico calls the host's ends of pods.
+const CALICO: &str = "cali";
+
+pub(super) fn summary(node: &NodeView<'_>, missing: &Missing, pod: &RoutedPod) -> String {
+    let label = target_label(&pod.target).unwrap_or_else(|| format!("pod {}", pod_label(&pod.pod)));
+    let device = name(&pod.device.ifname);
+    let mut text =
+        format!("this node has no route to {label} at {}, which is reached by {device}", pod.address);
+    text.push_str(&match missing.found {
+        FoundRoute::Nothing => ": no route matches".to_owned(),
+        FoundRoute::Discards => ": a blackhole route discards packets".to_owned(),
+        FoundRoute::Refuses => ": a route refuses packets".to_owned(),
+        FoundRoute::Default { ifindex } => {
+            let host = node.namespaces.get(node.host_netns);
+            let link = host.and_then(|host| host.links.get(&ifindex));
+            let by =
+                link.map_or_else(|| format!("interface {ifindex}"), |link| name(&link.ifname).into_owned());
+            format!(": packets take the default route by {by}")
+        }
+        FoundRoute::Other => String::new(),
+    });
+    if let Some(down) = &missing.went_with {
+        let by = down.actor.as_deref().map(actor_phrase);
+        let by = by.map_or_else(String::new, |by| format!(" by {by}"));
+        text.push_str(&format!("; the route likely went when {} was set down{by}", name(&pod.end.ifname)));
+    } else if missing.is_deleted {
+        text.push_str("; the route was deleted, and the kernel did not tell by whom");
+    }
+    text
+}
+
+pub(super) fn healthy(node: &NodeView<'_>, pod: &RoutedPod) -> Vec<String> {
+    let (end, inner) = (name(&pod.end.ifname), name(&pod.inner.ifname));
+    let mut healthy = Vec::new();
+    if pod.end.flags & iff::UP != 0 {
+        healthy.push(format!("its host end {end} is up"));
+    }
+    if pod.inner.flags & iff::UP != 0 {
+        healthy.push(format!("{inner} in the pod is up"));
+    }
+    healthy.push(format!("{inner} in the pod has the address {}", pod.address));
+    healthy.push("no other pod of this node has it".to_owned());
+    if let Some(gateway) = pod.gateway {
+        let key = NeighborKey { netns: pod.netns, ifindex: pod.inner.ifindex, address: gateway };
+        if matches!(health(node, key), Health::Correct | Health::Static | Health::Usable) {
+            healthy.push(format!("the neighbor entry of its gateway {gateway} is in place"));
+        }
+    }
+    healthy
+}
+
+pub(super) fn steps(pod: &RoutedPod) -> Vec<Advice> {
+    let (address, label) = (pod.address.to_string(), pod_label(&pod.pod));
+    let agent = match pod.end.ifname.starts_with(CALICO) {
+        true => "calico-node on this node, which adds the routes of all pods when it starts",
+        false => "the network plugin's agent on this node, if it has one that adds routes",
+    };
+    let text = format!("add the route now; what else is missing comes back with a restart of {agent}");
+    let add = ["ip", "route", "add", &address, "dev", &pod.device.ifname, "scope", "link"];
+    let mut show = vec!["ip", "route", "show", "match", &address];
+    if pod.address.is_ipv6() {
+        show.insert(1, "-6");
+    }
+    vec![
+        advice(form::SHOW_ROUTES, "see which routes of the node match the address", &show),
+        advice(form::ADD_ROUTE, &text, &add),
+        advice(form::TELL_POD, "show what is known of the pod", &["kevtmon", "why", &label]),
+    ]
+}

@@ -1,0 +1,133 @@
+//! The node's route to a pod that is missing, on a node without any runtime.
+
+use std::process;
+
+use kevtmon_tests::advice::{carry_out, resolved};
+use kevtmon_tests::daemon::{Daemon, Launch, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::netns::NetnsPath;
+use kevtmon_tests::pod::Pod;
+use kevtmon_tests::pod_sandbox::PodSandbox;
+use kevtmon_tests::process::run;
+
+const KIND: &str = "pod-route-missing";
+
+fn impatient() -> Launch {
+    launch().config("[incidents]\npod_route_missing_seconds = 1\npod_route_young_pod_seconds = 1\n")
+}
+
+/// The network of a pod to which the host has a route.
+struct Routed {
+    pod: Pod,
+    address: String,
+}
+
+impl Routed {
+    /// One of four; the host's routes are those of every test on this machine.
+    fn new(number: u32) -> Self {
+        let pod = Pod::new();
+        let [_, high, middle, low] = ((process::id() << 2) | (number & 3)).to_be_bytes();
+        let address = format!("10.{high}.{middle}.{low}");
+        pod.ip(&format!("address add {address}/32 dev eth0"));
+        pod.ip(&format!("address del {}/32 dev eth0", pod.address()));
+        let routed = Self { pod, address };
+        routed.route("add");
+        routed
+    }
+
+    fn route(&self, what: &str) {
+        run(&format!("ip route {what} {}/32 dev {} scope link", self.address, self.pod.host_end()));
+    }
+}
+
+fn is_of(event: &Event, transition: &str, address: &str) -> bool {
+    event.is_incident(transition, KIND) && event.text("/route/destination") == format!("{address}/32")
+}
+
+fn wait_for(daemon: &mut Daemon, transition: &str, address: &str) -> Event {
+    daemon.wait_for(&format!("{transition} of {address}"), |event| is_of(event, transition, address))
+}
+
+fn wait_for_another(daemon: &mut Daemon, transition: &str, address: &str, id: &str) -> Event {
+    daemon.wait_for(&format!("another {transition} of {address}"), |event| {
+        is_of(event, transition, address)
+            && event.text("/incident/id") == id
+            && event.number("/incident/episode") == Some(2)
+    })
+}
+
+/// Whether all packets take the same routes on this machine.
+fn is_without_rules() -> bool {
+    let rules = run("ip -4 rule show").stdout;
+    rules.lines().all(|rule| rule.contains("from all lookup ") && rule.split(' ').count() <= 4)
+}
+
+#[test]
+fn a_route_that_is_gone_is_told_until_the_advice_brings_it_back() {
+    let (lost, kept) = (Routed::new(0), Routed::new(1));
+    let sandboxes = [PodSandbox::of(&lost.pod), PodSandbox::of(&kept.pod)];
+    let mut daemon = impatient().start();
+    daemon.wait_for_netns(lost.pod.inum());
+    // The other one keeps a route in a table that rules might lead to.
+    run(&format!("ip route add {}/32 dev {} scope link table 7447", kept.address, kept.pod.host_end()));
+    kept.route("del");
+    lost.route("del");
+    let found = wait_for(&mut daemon, "incident.opened", &lost.address);
+    found.expect("/severity", "warning");
+    found.expect("/target/pod/uid", sandboxes[0].uid());
+    found.expect("/link/ifname", lost.pod.host_end());
+    found.expect_none("/actor");
+    if is_without_rules() {
+        found.expect("/incident/confidence", "certain");
+    }
+    for words in [&*lost.address, lost.pod.host_end(), "this node has no route to"] {
+        assert!(found.text("/message").contains(words), "{words:?} in {found}");
+    }
+    // Found as well by a daemon that starts now.
+    let mut later = impatient().start();
+    let again = wait_for(&mut later, "incident.opened", &lost.address);
+    again.expect("/incident/found_at_start", true);
+    drop(later);
+
+    let id = found.text("/incident/id").to_owned();
+    let told = carry_out(&daemon, &id, "pod-route-missing/tell-pod").stdout;
+    assert!(told.contains(&id), "{told}");
+    carry_out(&daemon, &id, "pod-route-missing/add-route");
+    let closed = resolved(&mut daemon, &id);
+    assert!(closed.text("/message").contains("this node had no route to"), "{closed}");
+    let shown = run(&format!("ip route get {}", lost.address)).stdout;
+    assert!(shown.contains(lost.pod.host_end()), "{shown}");
+
+    // Now it goes with the interface, and comes back with nothing.
+    let host = NetnsPath::of_process(process::id());
+    let culprit = host.run(&format!("ip link set {} down", lost.pod.host_end()));
+    run(&format!("ip link set {} up", lost.pod.host_end()));
+    let second = wait_for_another(&mut daemon, "incident.opened", &lost.address, &id);
+    second.expect("/actor/pid", culprit.pid);
+    second.expect("/actor/confidence", "likely");
+    assert!(second.text("/message").contains("was set down by"), "{second}");
+    let shown = carry_out(&daemon, &id, "pod-route-missing/show-routes").stdout;
+    assert!(!shown.contains(lost.pod.host_end()), "{shown}");
+
+    let of_kept =
+        daemon.events().iter().filter(|event| is_of(event, "incident.opened", &kept.address)).count();
+    assert_eq!(of_kept, 0, "it has a route");
+}
+
+#[test]
+fn it_ends_with_the_pod_and_is_none_where_nobody_lives() {
+    let (mut lost, empty) = (Routed::new(2), Routed::new(3));
+    let sandbox = PodSandbox::of(&lost.pod);
+    let mut daemon = impatient().start();
+    daemon.wait_for_netns(lost.pod.inum());
+    empty.route("del");
+    lost.route("del");
+    wait_for(&mut daemon, "incident.opened", &lost.address);
+    drop(sandbox);
+    lost.pod.delete_netns();
+    let closed = wait_for(&mut daemon, "incident.closed", &lost.address);
+    closed.expect("/incident/close_reason", "subject-gone");
+    let of_empty =
+        daemon.events().iter().filter(|event| is_of(event, "incident.opened", &empty.address)).count();
+    assert_eq!(of_empty, 0, "nobody lives there");
+}
