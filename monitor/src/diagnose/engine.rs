@@ -402,6 +402,7 @@ impl Engine {
 
     fn end(&mut self, id: IncidentId, reason: CloseReason) {
         let Some(open) = self.incidents.close(id) else { return };
+        self.incidents.note_change();
         let mut incident = open.incident(self.clock);
         incident.closed = Some(self.clock.text(self.now));
         incident.close_reason = Some(reason);
@@ -411,6 +412,7 @@ impl Engine {
     }
 
     fn push_change(&mut self, kind: Kind, id: IncidentId) {
+        self.incidents.note_change();
         if let Some(open) = self.incidents.open.get(&id) {
             let (incident, objects) = (open.incident(self.clock), open.objects().clone());
             self.changes.push(IncidentChange { kind, at: self.now, incident, objects });

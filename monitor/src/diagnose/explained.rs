@@ -2,9 +2,9 @@
 
 use super::{
     cni_netns_mismatch, cni_teardown_failing, container_undeletable, duplicate_pod_ip, gateway_neighbor_lost,
-    kubelet_crash_loop, mount_leak, orphan_container, orphan_veth, pod_neighbor_unreachable, pod_route_missing,
-    pod_stuck_terminating, rbd_lock_left, rbd_orphan_mapping, sandbox_crash_loop, spec_hash_storm,
-    stale_cni_del, umount_hung, volume_busy,
+    kubelet_crash_loop, mount_leak, multi_pod_disruption, orphan_container, orphan_veth,
+    pod_neighbor_unreachable, pod_route_missing, pod_stuck_terminating, rbd_lock_left, rbd_orphan_mapping,
+    sandbox_crash_loop, spec_hash_storm, stale_cni_del, umount_hung, volume_busy,
 };
 
 /// A kind of incident in plain words.
@@ -127,6 +127,12 @@ pub fn explained(kind: &str) -> Option<Explained> {
              not arrive: answers to the pod are dropped or leave by another interface.",
             "Add the route as the advice says, then restart the agent of the network plugin on this node (calico-node), which \
              adds the routes of all pods; look in its log for why it lost this one.",
+        ),
+        multi_pod_disruption::KIND => (
+            "One actor has disrupted the network of several pods",
+            "A network service that was restarted, a script or an agent took away what the network of these pods needs; each \
+             of them has an incident of its own, of which this one is the cause.",
+            "Find out why the actor did it, and stop that first; then restore the pods as their incidents advise.",
         ),
         rbd_orphan_mapping::KIND => (
             "A Ceph RBD image is mapped on this node though no pod uses it",

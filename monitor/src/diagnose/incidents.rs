@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::counted;
 use super::finding::{Count, IncidentObjects, Repeat, Report};
 use super::identity::IncidentId;
-use crate::event::{Advice, EVIDENCE_MAX, Incident, Severity, WallClock};
+use crate::event::{Advice, Confidence, EVIDENCE_MAX, Incident, Severity, WallClock};
 use crate::node::charge::of_target;
 use crate::observation::BootNs;
 
@@ -89,6 +89,18 @@ impl OpenIncident {
     #[must_use]
     pub fn kind(&self) -> &str {
         &self.incident.kind
+    }
+
+    /// Its severity.
+    #[must_use]
+    pub fn severity(&self) -> Severity {
+        self.incident.severity
+    }
+
+    /// How sure it is.
+    #[must_use]
+    pub fn confidence(&self) -> Confidence {
+        self.incident.confidence
     }
 
     /// When it was first observed, RFC 3339.
@@ -246,6 +258,11 @@ impl OpenIncident {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// The severity that an incident of this target may have.
 fn capped(severity: Severity, objects: &IncidentObjects) -> Severity {
     match &objects.target {
@@ -262,9 +279,22 @@ pub struct Incidents {
     /// The last episode of closed incidents, the latest at the end.
     #[serde(default)]
     episodes: VecDeque<(IncidentId, u32)>,
+    /// How often one has opened, changed notably or closed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    changes: u64,
 }
 
 impl Incidents {
+    /// How often an incident has opened, changed notably or closed so far.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    pub(super) fn note_change(&mut self) {
+        self.changes = self.changes.wrapping_add(1);
+    }
+
     /// All open incidents, by id.
     pub fn iter(&self) -> impl Iterator<Item = &OpenIncident> {
         self.open.values()

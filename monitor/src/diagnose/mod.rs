@@ -48,6 +48,7 @@ mod identity;
 mod incidents;
 mod kubelet_crash_loop;
 mod mount_leak;
+mod multi_pod_disruption;
 mod orphan_container;
 mod orphan_veth;
 mod pod_neighbor_unreachable;
@@ -78,7 +79,7 @@ pub use umount_hung::Waiting;
 pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 18] = [
+pub const KINDS: [&str; 20] = [
     cni_teardown_failing::KIND,
     gateway_neighbor_lost::KIND,
     orphan_veth::KIND,
@@ -98,6 +99,7 @@ pub const KINDS: [&str; 18] = [
     mount_leak::KIND,
     rbd_orphan_mapping::KIND,
     rbd_lock_left::KIND,
+    multi_pod_disruption::KIND,
 ];
 
 /// Severities that incidents of a kind have.
@@ -121,7 +123,7 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | rbd_lock_left::KIND => &[Severity::Warning],
         mount_leak::KIND => &[Severity::Info, Severity::Warning],
         // What users do in namespaces of their own is a notice at most, which appears with the first of them.
-        gateway_neighbor_lost::KIND => &[Severity::Warning, Severity::Critical],
+        gateway_neighbor_lost::KIND | multi_pod_disruption::KIND => &[Severity::Warning, Severity::Critical],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
 }
@@ -139,7 +141,7 @@ pub fn counted(kind: &str) -> &'static str {
         kubelet_crash_loop::KIND => "ends of the kubelet",
         spec_hash_storm::KIND => "containers",
         umount_hung::KIND => "unmounts",
-        duplicate_pod_ip::KIND => "pods",
+        duplicate_pod_ip::KIND | multi_pod_disruption::KIND => "pods",
         pod_neighbor_unreachable::KIND | pod_route_missing::KIND => "looks",
         mount_leak::KIND => "mounts",
         _ => "observations",
@@ -168,6 +170,7 @@ pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
         mount_leak::THRESHOLDS,
         rbd_orphan_mapping::THRESHOLDS,
         rbd_lock_left::THRESHOLDS,
+        multi_pod_disruption::THRESHOLDS,
     ];
     all.into_iter().flatten().copied()
 }
@@ -208,6 +211,8 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
         Box::new(mount_leak::MountLeak::new(thresholds)),
         Box::new(rbd_orphan_mapping::RbdOrphanMapping::new(thresholds)),
         Box::new(rbd_lock_left::RbdLockLeft::new(thresholds)),
+        // The cause of others, found in them.
+        Box::new(multi_pod_disruption::MultiPodDisruption::new(thresholds)),
     ]
 }
 

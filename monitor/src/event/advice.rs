@@ -179,6 +179,7 @@ pub mod form {
         SHOW_ROUTES = "show-routes", Read, "ip [-6] route show match ADDRESS", ["pod-route-missing"];
         ADD_ROUTE = "add-route", Restart, "ip route add ADDRESS dev INTERFACE scope link", ["pod-route-missing"];
         SHOW_RECORD = "show-record", Read, "ip neigh show to ADDRESS dev INTERFACE", ["pod-neighbor-unreachable"];
+        LIST_EFFECTS = "list-effects", Read, "kevtmon incidents --kind KIND", ["multi-pod-disruption"];
         SHOW_LINK = "show-link", Read, "ip -details link show dev INTERFACE", ["orphan-veth"];
     }
 }

@@ -17,6 +17,7 @@ mod charge;
 mod cni;
 mod component;
 pub(crate) mod culprit;
+pub(crate) use culprit::identity;
 mod daemon;
 mod file_server;
 mod incident;

@@ -78,7 +78,8 @@ fn silent_source<'s>(view: &IncidentView, state: &'s NodeState) -> Option<&'s So
         | "orphan-veth"
         | "duplicate-pod-ip"
         | "pod-neighbor-unreachable"
-        | "pod-route-missing" => down.find(|source| source.kind == SourceKind::Netlink),
+        | "pod-route-missing"
+        | "multi-pod-disruption" => down.find(|source| source.kind == SourceKind::Netlink),
         "cni-teardown-failing" | "stale-cni-del" | "cni-netns-mismatch" => {
             down.find(|source| source.source == "hook.exec")
         }

@@ -1,0 +1,267 @@
+//! One actor disrupts the network of several pods within a short time: a restarted network service, a script, an agent that
+//! tears down what it does not know.
+//!
+//! It is found in the open incidents of single pods, which name the actor, and is their cause. Processes that one process
+//! started as the same program are one actor: a script runs `ip` anew for each pod.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::advice::advice;
+use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
+use super::flapping::is_own_doing;
+use super::{
+    CAPACITY, Context, Diagnosis, ModelChange, OpenIncident, gateway_neighbor_lost, pod_route_missing,
+    seconds,
+};
+use crate::event::wording::{actor_phrase, pod_label, repeated_actor_phrase};
+use crate::event::{Actor, CloseReason, Confidence, Event, Severity, form, identity};
+use crate::observation::BootNs;
+use crate::settings::{Thresholds, Unit, thresholds};
+
+#[cfg(test)]
+mod tests;
+
+/// As users filter and alert on it.
+pub(super) const KIND: &str = "multi-pod-disruption";
+
+/// Incidents whose actor did something to the network of a pod. The actor of others holds or calls something.
+const EFFECTS: [&str; 2] = [gateway_neighbor_lost::KIND, pod_route_missing::KIND];
+/// Pods that a summary names.
+const NAMED: usize = 8;
+
+thresholds! {
+    /// The networks of this number of pods, disrupted by one actor, are one incident.
+    PODS = "multi_pod_disruption_pods", default 3, Unit::Count;
+    /// If they were disrupted within this time.
+    WINDOW = "multi_pod_disruption_seconds", default 10, Unit::Seconds;
+}
+
+/// What one actor did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Disruption {
+    /// When the first and the last pod was hit.
+    first: BootNs,
+    last: BootNs,
+    /// The pods, by uid.
+    pods: BTreeMap<String, String>,
+    /// The number of pods that was told last; of a resumed one it may be of pods that are not known.
+    told: u64,
+    severity: Severity,
+}
+
+/// The diagnosis.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct MultiPodDisruption {
+    #[serde(skip)]
+    thresholds: Thresholds,
+    /// The open ones, by the identity of the actor.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    disruptions: BTreeMap<String, Disruption>,
+    /// The changes of incidents that were looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seen: Option<u64>,
+}
+
+/// An open incident of a pod.
+struct Effect<'a> {
+    kind: &'static str,
+    open: &'a OpenIncident,
+    first: BootNs,
+    actor: &'a Actor,
+    uid: &'a str,
+    label: String,
+}
+
+impl MultiPodDisruption {
+    pub(super) fn new(thresholds: &Thresholds) -> Self {
+        Self { thresholds: thresholds.clone(), disruptions: BTreeMap::new(), seen: None }
+    }
+
+    /// Looks at the open incidents, if one has changed since.
+    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        let changes = context.incidents.changes();
+        if self.seen == Some(changes) {
+            return;
+        }
+        self.seen = Some(changes);
+        let mut by_actor: BTreeMap<String, Vec<Effect<'_>>> = BTreeMap::new();
+        for (effect, actor) in context.incidents.iter().filter_map(|open| effect(context, open)) {
+            by_actor.entry(actor).or_default().push(effect);
+        }
+        let over = self.disruptions.keys().filter(|actor| !by_actor.contains_key(*actor)).cloned();
+        for actor in over.collect::<Vec<_>>() {
+            self.end(actor, findings);
+        }
+        for (actor, mut effects) in by_actor {
+            effects.sort_by_key(|effect| effect.first);
+            self.judge(actor, &effects, findings);
+        }
+    }
+
+    fn judge(&mut self, actor: String, effects: &[Effect<'_>], findings: &mut Findings) {
+        let window = seconds(self.thresholds.get(&WINDOW));
+        let is_open = self.disruptions.contains_key(&actor);
+        let begin = match self.disruptions.get(&actor) {
+            Some(known) => Some(known.first),
+            None => self.burst(effects, window),
+        };
+        let Some(begin) = begin else { return };
+        if !is_open && self.disruptions.len() >= CAPACITY {
+            return findings.discard();
+        }
+        let disruption = self.disruptions.entry(actor.clone()).or_insert_with(|| Disruption {
+            first: begin,
+            last: begin,
+            pods: BTreeMap::new(),
+            told: 0,
+            severity: Severity::Warning,
+        });
+        let mut of_it: Vec<&Effect<'_>> = Vec::new();
+        for effect in effects.iter().filter(|effect| effect.first >= begin) {
+            if effect.first > disruption.last.saturating_add(window) {
+                break;
+            }
+            disruption.last = disruption.last.max(effect.first);
+            disruption.pods.insert(effect.uid.to_owned(), effect.label.clone());
+            of_it.push(effect);
+        }
+        if of_it.is_empty() {
+            return self.end(actor, findings);
+        }
+        let severity = of_it.iter().map(|effect| effect.open.severity()).max();
+        let severity = severity.unwrap_or(Severity::Warning).max(Severity::Warning);
+        let count = u64::try_from(disruption.pods.len()).unwrap_or(u64::MAX);
+        if count > disruption.told || severity > disruption.severity {
+            disruption.told = disruption.told.max(count);
+            disruption.severity = severity;
+            findings.report(report(actor.clone(), disruption, &of_it));
+        }
+        for effect in of_it {
+            let subject = effect.open.subject().to_owned();
+            let cause = IncidentKey { kind: KIND, subject: actor.clone() };
+            findings.link(IncidentKey { kind: effect.kind, subject }, cause);
+        }
+    }
+
+    /// When enough pods were hit within the window for the first time.
+    fn burst(&self, effects: &[Effect<'_>], window: BootNs) -> Option<BootNs> {
+        let least = usize::try_from(self.thresholds.get(&PODS)).unwrap_or(usize::MAX).max(2);
+        let is_burst = |from: &&Effect<'_>| {
+            let within = effects.iter().filter(|other| {
+                from.first <= other.first && other.first <= from.first.saturating_add(window)
+            });
+            let pods: BTreeSet<&str> = within.map(|other| other.uid).collect();
+            pods.len() >= least
+        };
+        effects.iter().find(is_burst).map(|effect| effect.first)
+    }
+
+    fn end(&mut self, actor: String, findings: &mut Findings) {
+        if self.disruptions.remove(&actor).is_some() {
+            findings.close(actor, CloseReason::Resolved, None);
+        }
+    }
+}
+
+/// An incident about the network of a pod, and the identity of its actor.
+fn effect<'a>(context: &Context<'_>, open: &'a OpenIncident) -> Option<(Effect<'a>, String)> {
+    let kind = *EFFECTS.iter().find(|kind| **kind == open.kind())?;
+    let objects = open.objects();
+    let target = objects.target.as_deref().filter(|target| !target.is_foreign())?;
+    let actor = objects.actor.as_deref().filter(|actor| actor.userns.is_none())?;
+    if is_own_doing(objects) {
+        return None;
+    }
+    let pod = target.confirmed_pod()?;
+    let first = context.clock.boot_ns(open.first_seen())?;
+    let label = pod_label(pod);
+    Some((Effect { kind, open, first, actor, uid: &pod.uid, label }, identity(actor)))
+}
+
+fn report(subject: String, disruption: &Disruption, effects: &[&Effect<'_>]) -> Report {
+    let actors: Vec<&Actor> = effects.iter().map(|effect| effect.actor).collect();
+    let confidences = effects.iter().map(|effect| effect.actor.confidence.min(effect.open.confidence()));
+    let confidence = confidences.min().unwrap_or(Confidence::Likely);
+    let kind = effects.first().map_or(gateway_neighbor_lost::KIND, |effect| effect.kind);
+    Report {
+        severity: disruption.severity,
+        confidence,
+        summary: summary(disruption, &actors, confidence),
+        ruled_out: None,
+        advice: Some(vec![advice(
+            form::LIST_EFFECTS,
+            "see what happened to each pod, and what helps it",
+            &["kevtmon", "incidents", "--kind", kind],
+        )]),
+        objects: IncidentObjects {
+            actor: actors.first().map(|actor| Box::new((*actor).clone())),
+            ..IncidentObjects::default()
+        },
+        first: disruption.first,
+        last: disruption.last,
+        evidence: Vec::new(),
+        count: Count::Total(disruption.told),
+        found_at_start: false,
+        caused_by: Vec::new(),
+        subject,
+    }
+}
+
+/// `the network of 110 pods was disrupted within 8 s by systemd-networkd (pid 812): a/b, c/d and 108 more`
+fn summary(disruption: &Disruption, actors: &[&Actor], confidence: Confidence) -> String {
+    let by = match actors {
+        [first, others @ ..] if others.iter().all(|other| other.pid == first.pid) => actor_phrase(first),
+        [first, ..] => repeated_actor_phrase(first),
+        [] => String::new(),
+    };
+    let likely = if confidence == Confidence::Certain { "" } else { "likely " };
+    let span = disruption.last.saturating_sub(disruption.first).div_ceil(super::SECOND).max(1);
+    let mut names: Vec<&str> = disruption.pods.values().map(String::as_str).collect();
+    names.sort_unstable();
+    let more = disruption.told.saturating_sub(u64::try_from(names.len().min(NAMED)).unwrap_or(u64::MAX));
+    names.truncate(NAMED);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!(
+        "the network of {} pods was disrupted within {span} s, {likely}by {by}: {}{more}",
+        disruption.told,
+        names.join(", ")
+    )
+}
+
+impl Diagnosis for MultiPodDisruption {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn event(&mut self, context: &Context<'_>, _event: &Event, findings: &mut Findings) {
+        self.review(context, findings);
+    }
+
+    fn change(&mut self, context: &Context<'_>, _change: &ModelChange<'_>, findings: &mut Findings) {
+        self.review(context, findings);
+    }
+
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        self.review(context, findings);
+    }
+
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
+        let (incident, actor) = (event.incident.as_ref()?, event.actor.as_deref()?);
+        let time = |text: &str| context.clock.boot_ns(text).unwrap_or(context.now);
+        let known = Disruption {
+            first: time(&incident.first_seen),
+            last: time(&incident.last_seen),
+            pods: BTreeMap::new(),
+            told: incident.count,
+            severity: incident.severity,
+        };
+        let subject = identity(actor);
+        self.disruptions.insert(subject.clone(), known);
+        self.seen = None;
+        Some(subject)
+    }
+
+    saved_without_thresholds!();
+}
