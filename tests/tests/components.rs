@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::advice::{carry_out, opened};
-use kevtmon_tests::component::{Program, start};
+use kevtmon_tests::component::{Component, Program, start, start_with};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -133,10 +133,15 @@ fn who_only_has_the_name_of_a_kubelet_or_runtime_is_none() {
     let named = Running::spawn(command.stdin(Stdio::piped()));
     eventually!(comm(named.pid()).as_deref() == Some("kubelet"), "it has the name");
     fakes.push(named);
+    // The programs themselves, but as the tools that they are as well.
+    let tools = [start_with(&program, &["--version"]), start_with(&kubelet, &["--help"])];
+    let mut helper = Command::new(program.path());
+    helper.arg0("libnetwork-setkey").args(["-c", "read -r word; exit"]);
+    fakes.push(Running::spawn(helper.stdin(Stdio::piped())));
     let real = start(&program);
     let daemon = launch().start();
     daemon.wait_for_component(real.pid());
-    for fake in &fakes {
-        assert!(!daemon.knows_component(fake.pid()), "{}", fake.pid());
+    for pid in fakes.iter().map(Running::pid).chain(tools.iter().map(Component::pid)) {
+        assert!(!daemon.knows_component(pid), "{pid}");
     }
 }

@@ -269,14 +269,33 @@ fn is_there(root: &Path, program: &Program) -> bool {
         .is_ok_and(|there| (there.dev(), there.ino()) == (program.file.dev(), program.file.ino()))
 }
 
-/// Some programs are a component only where they are told to be.
+/// Whether a program is run as the component that it may be. The same file is also a tool, as in `containerd config`, prints
+/// its version, or helps the daemon under another name, as `libnetwork-setkey`, which is `dockerd`.
 fn is_run_as_one(program: &Program) -> bool {
-    let is_first = |word: &str| program.arguments.get(1).is_some_and(|first| first == word);
+    let first = program.arguments.get(1).map(String::as_str);
     match program.name {
-        "hyperkube" => is_first("kubelet"),
-        "k3s" => program.arguments.first().is_some_and(|own| own.rsplit('/').next() == Some("containerd")),
+        "hyperkube" => first == Some("kubelet"),
+        "k3s" => own_name(program) == Some("containerd"),
         "podman" => program.arguments.windows(2).any(|words| words == ["system", "service"]),
-        _ => true,
+        _ => {
+            own_name(program).is_none_or(|name| NAMES.contains(&name))
+                && first.is_none_or(|first| first.starts_with('-'))
+                && !program.arguments.iter().any(|word| is_question(program.name, word))
+        }
+    }
+}
+
+/// The name under which it is run.
+fn own_name(program: &Program) -> Option<&str> {
+    program.arguments.first().and_then(|own| own.rsplit('/').next())
+}
+
+/// Whether an argument has the program only print something. That of `-v` is the verbosity of a kubelet.
+fn is_question(program: &str, word: &str) -> bool {
+    match word {
+        "-h" | "--help" | "--validate" => true,
+        "-v" => !matches!(program, "kubelet" | "cri-dockerd"),
+        _ => word == "--version" || word.starts_with("--version="),
     }
 }
 
