@@ -160,9 +160,9 @@ fn of_events(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[Step
             ))
         },
         (None, []) => harmless("nothing was recorded about it".to_owned()),
-        (None, [one]) => harmless(format!("nothing wrong was seen; {}", without_stop(&one.message))),
+        (None, [one]) => harmless(format!("no incident is known of it; {}", without_stop(&one.message))),
         (None, [.., last]) => harmless(format!(
-            "nothing wrong was seen in {} events, the last of which: {}",
+            "no incident is known of it; the last of {} events: {}",
             steps.len(),
             without_stop(&last.message)
         )),

@@ -225,7 +225,7 @@ fn a_mount_that_was_busy_and_is_gone_is_not_told_as_busy() {
 fn a_quiet_life_is_told_as_one() {
     let started = chatter(1, Kind::ContainerStarted, Severity::Info, "container etcd started");
     let story = told(&Memory::of([started]), "lijiaob/etcd1-0");
-    assert_eq!(story.verdict.sentence, "nothing wrong was seen; container etcd started");
+    assert_eq!(story.verdict.sentence, "no incident is known of it; container etcd started");
     let story = told(&Memory::default().with_state(crate::query::subject::tests::state()), "a/web");
     assert_eq!(story.verdict.sentence, "nothing was recorded about it");
 }

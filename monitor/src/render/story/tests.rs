@@ -155,7 +155,7 @@ fn nothing_wrong_says_what_is_not_watched() {
     let text = shown(&told(&memory, "cali0123"));
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for words in [
-        "nothing wrong was seen",
+        "no incident is known of it",
         "Not watched on this node:",
         "unmounts that are refused (hook.umount: switched off)",
         "no runtime is configured",
