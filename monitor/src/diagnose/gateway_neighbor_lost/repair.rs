@@ -37,7 +37,8 @@ pub(super) fn advice_for(
     match (target.confirmed_pod(), &target.container) {
         (Some(pod), container) => steps.extend(about_pod(context.node, fault, pod, container.as_ref())),
         (None, Some(container)) => {
-            let text = "restart the container with a new network";
+            let text = "restart the container, if its runtime made its network: it gets a new one; what others have put into \
+                        it is lost";
             let restart = restart(context.node, container);
             steps.extend(restart.map(|(form, command)| advice(form, text, &command)));
         }
