@@ -1,4 +1,6 @@
-//! Reference commands: schema of events, completions, configuration.
+//! Reference commands: schema of events, completions, manual pages, configuration.
+
+mod manual;
 
 use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
@@ -20,6 +22,13 @@ pub enum Reference {
     Completions {
         /// The shell
         shell: Shell,
+    },
+    /// Write the manual pages, one for each command, into a directory
+    ///
+    /// `man -l DIRECTORY/kevtmon.1` shows one. The pages have the date of SOURCE_DATE_EPOCH, if that is set, or else of today.
+    Manual {
+        /// The directory; made if it does not exist
+        directory: PathBuf,
     },
     /// Show or check the configuration
     #[command(subcommand)]
@@ -47,6 +56,15 @@ impl Reference {
             Self::Schema => text = format!("{:#}\n", event::schema().to_value()).into_bytes(),
             Self::Completions { shell } => {
                 clap_complete::generate(*shell, &mut Cli::command(), "kevtmon", &mut text);
+            }
+            Self::Manual { directory } => {
+                return match manual::write(directory) {
+                    Ok(()) => exit::OK,
+                    Err(error) => {
+                        complain(&chain(&error));
+                        exit::FAILED
+                    }
+                };
             }
             Self::Config(ConfigCommand::Default) => text = config::default_file().into_bytes(),
             Self::Config(ConfigCommand::Check { file }) => match load(file.clone()) {
