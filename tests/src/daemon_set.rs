@@ -64,7 +64,7 @@ pub fn container(set: &Value) -> &Value {
 /// Builds the image by the Dockerfile, and returns its name. Nothing is pulled: the daemon of the tests has no network.
 #[must_use]
 pub fn image(dockerd: &Dockerd) -> String {
-    let (scratch, program) = (Scratch::without_mounts(), program());
+    let program = program();
     let libraries = attempt(&["ldd".as_ref(), program.as_os_str()]);
     assert!(
         !libraries.stdout.contains("=>"),
@@ -72,7 +72,14 @@ pub fn image(dockerd: &Dockerd) -> String {
          set KEVTMON_BIN to it",
         program.display()
     );
-    copy_program(&program, &scratch.path().join("kevtmon"));
+    build(dockerd, &program)
+}
+
+/// Builds the image of any program, which need not run in it.
+#[must_use]
+pub fn build(dockerd: &Dockerd, program: &Path) -> String {
+    let scratch = Scratch::without_mounts();
+    copy_program(program, &scratch.path().join("kevtmon"));
     std::fs::copy(path("deploy/docker/Dockerfile"), scratch.path().join("Dockerfile"))
         .expect("the Dockerfile");
     let name = format!("{}:1", unique::name("kvk"));

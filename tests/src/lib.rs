@@ -53,6 +53,7 @@ pub mod rbd_call;
 pub mod advice;
 pub mod daemon;
 pub mod daemon_set;
+pub mod debian;
 pub mod delivered;
 pub mod event;
 pub mod http;

@@ -36,7 +36,8 @@ impl Scratch {
     }
 
     /// Makes one whose mounts, if it gets any, are nobody's concern.
-    pub(crate) fn without_mounts() -> Self {
+    #[must_use]
+    pub fn without_mounts() -> Self {
         let path = std::env::temp_dir().join(unique::name("kvm"));
         // Mounts are detached from the deepest up; only then may files be deleted.
         let cleanup = Cleanup::script(&format!(

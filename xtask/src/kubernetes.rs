@@ -19,8 +19,8 @@ use crate::workspace;
 /// The last release in Debian with the kubelet; it has dockershim and the volume plugins in its tree.
 const VERSION: &str = "1.20.2";
 /// Debian's release of that package.
-const SUITE: &str = "bookworm";
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub(crate) const SUITE: &str = "bookworm";
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRROR: &str = "http://deb.debian.org/debian";
 
 const PREREQUISITES: [Prerequisite; 5] = [
@@ -207,7 +207,7 @@ fn apt(work: &Path) -> Command {
 }
 
 /// The mirror from which this machine has its packages, if they are Debian's.
-fn mirror() -> String {
+pub(crate) fn mirror() -> String {
     let format = ["indextargets", "--format", "$(REPO_URI)", "Label: Debian", "Created-By: Packages"];
     let asked = Command::new("apt-get").args(format).output();
     let printed = asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
@@ -245,7 +245,7 @@ fn compile(work: &Path, sources: &Path, into: &Path, program: &str, tags: &str, 
 }
 
 /// What outlives a checkout.
-fn cache() -> Result<PathBuf> {
+pub(crate) fn cache() -> Result<PathBuf> {
     let of_user = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let of_home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let cache = of_user.or_else(of_home).unwrap_or_else(workspace::target).join("kevtmon");

@@ -17,6 +17,7 @@ mod run;
 mod test;
 mod vm;
 
+mod debian;
 mod packages;
 mod prerequisites;
 mod setup;

@@ -19,6 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::build;
 use crate::cluster;
+use crate::debian;
 use crate::ebpf::ebpf;
 use crate::kubernetes;
 use crate::prerequisites::{self, Prerequisite, program};
@@ -214,6 +215,7 @@ fn copy_until_end(
 /// Installs, downloads and builds what the end-to-end tests and those on other kernels need, while others run.
 fn prepare() -> Result<()> {
     install_end_to_end_prerequisites(Privilege::of_this_user())?;
+    debian::root(Privilege::of_this_user())?;
     let prepared = vm::prepare(&[], Privilege::of_this_user());
     build::release()?;
     workspace::check(e2e_tests()?.arg("--no-run"))?;
@@ -236,10 +238,13 @@ fn end_to_end(arguments: &[String]) -> Result<()> {
         bail!("the end-to-end tests need root, and there is no sudo here: run `cargo xtask test` as root");
     }
     install_end_to_end_prerequisites(privilege)?;
+    let debian = debian::root(privilege)?;
     let daemon = build::release()?;
     let mut cargo = e2e_tests()?;
     cargo.arg("--no-fail-fast");
-    run_as_root(&mut cargo, privilege, &[("KEVTMON_BIN", daemon.as_ref())]);
+    let mut environment = vec![("KEVTMON_BIN", daemon.as_ref())];
+    environment.extend(debian.as_ref().map(|debian| ("KEVTMON_DEBIAN_ROOT", debian.as_ref())));
+    run_as_root(&mut cargo, privilege, &environment);
     workspace::check(cargo.args(arguments))
 }
 
@@ -323,7 +328,7 @@ fn run_as_root(cargo: &mut Command, privilege: Privilege, environment: &[(&str, 
     cargo.args(["--config", &format!("target.'cfg(unix)'.runner = [{}]", runner.join(", "))]);
 }
 
-const PREREQUISITES: [Prerequisite; 16] = [
+const PREREQUISITES: [Prerequisite; 17] = [
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
     program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
     program("iptables", "iptables", "dockerd sets up its bridge with it"),
@@ -341,6 +346,7 @@ const PREREQUISITES: [Prerequisite; 16] = [
     program("promtool", "prometheus", "judges the exported metrics and the rules for alerts"),
     program("prometheus", "prometheus", "evaluates the rules and the queries of the dashboard"),
     program("systemd-analyze", "systemd", "judges the unit of the service; nothing is started by it"),
+    program("mandoc", "mandoc", "judges the manual pages"),
 ];
 
 #[cfg(test)]
