@@ -71,6 +71,20 @@ pub(crate) fn check(target: &str) -> Result<()> {
     workspace::check(architecture.cargo("check").args(["--package", DAEMON, "--target", target]))
 }
 
+/// Why it cannot be built for a target without more being installed than a library of Rust's or of C; None if it can.
+pub(crate) fn obstacle(target: &str) -> Option<String> {
+    let Ok(architecture) = find(target) else {
+        return Some("no cross compiler for it is known here".to_owned());
+    };
+    let directories = setup::search_path();
+    let has = |program| setup::find_program(&directories, program).is_some();
+    if !has(architecture.compiler) {
+        let install = format!("`cargo xtask build --target {target}` installs it");
+        return Some(format!("{} is not installed; {install}", architecture.compiler));
+    }
+    (!has("rustup")).then(|| "rustup, which has Rust's library for it, is not installed".to_owned())
+}
+
 fn find(target: &str) -> Result<&'static Architecture> {
     let known = ARCHITECTURES.iter().map(|known| known.target).collect::<Vec<_>>().join(", ");
     let found = ARCHITECTURES.iter().find(|known| known.target == target);
@@ -108,6 +122,7 @@ mod tests {
 
     #[test]
     fn an_unknown_target_is_answered_with_the_known_ones() {
+        assert!(obstacle("sparc64-unknown-linux-gnu").is_some());
         let error = find("sparc64-unknown-linux-gnu").map(|_| ()).unwrap_err().to_string();
         assert_eq!(error, "sparc64-unknown-linux-gnu is not known: expected aarch64-unknown-linux-gnu");
     }

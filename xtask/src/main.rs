@@ -10,6 +10,7 @@ mod build;
 mod cluster;
 mod cross;
 mod demo;
+mod dist;
 mod ebpf;
 mod kubernetes;
 mod lint;
@@ -55,6 +56,8 @@ enum Command {
     Run(run::Options),
     /// Build the daemon and show its output for two real faults (needs root: goes through sudo)
     Demo(demo::Options),
+    /// Pack what is delivered into target/dist: tarball, Debian package, image, SBOM
+    Dist(dist::Options),
     /// Install what the tests need, build, and run them (`e2e` needs root: goes through sudo)
     Test(test::Options),
     /// Check formatting, clippy and the house rules
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::Build(options) => build::build(&options).map(|_binary| ()),
         Command::Run(options) => run::run(&options),
         Command::Demo(options) => demo::demo(&options),
+        Command::Dist(options) => dist::dist(&options),
         Command::Test(options) => test::test(&options),
         Command::Lint(options) => lint::lint(&options),
     };
