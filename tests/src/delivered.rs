@@ -20,8 +20,14 @@ pub fn text(of: &str) -> String {
 /// The documents of such a file of YAML.
 #[must_use]
 pub fn yaml(of: &str) -> Vec<Value> {
-    let documents = YamlLoader::load_from_str(&text(of)).unwrap_or_else(|error| panic!("{of}: {error}"));
-    documents.iter().map(json).collect()
+    parse(&text(of), of)
+}
+
+/// The documents of a text that is called so; empty ones are left out.
+#[must_use]
+pub fn parse(text: &str, of: &str) -> Vec<Value> {
+    let documents = YamlLoader::load_from_str(text).unwrap_or_else(|error| panic!("{of}: {error}\n{text}"));
+    documents.iter().map(json).filter(|document| !document.is_null()).collect()
 }
 
 /// The only document of such a file.

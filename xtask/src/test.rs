@@ -328,7 +328,7 @@ fn run_as_root(cargo: &mut Command, privilege: Privilege, environment: &[(&str, 
     cargo.args(["--config", &format!("target.'cfg(unix)'.runner = [{}]", runner.join(", "))]);
 }
 
-const PREREQUISITES: [Prerequisite; 17] = [
+const PREREQUISITES: [Prerequisite; 19] = [
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
     program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
     program("iptables", "iptables", "dockerd sets up its bridge with it"),
@@ -347,6 +347,12 @@ const PREREQUISITES: [Prerequisite; 17] = [
     program("prometheus", "prometheus", "evaluates the rules and the queries of the dashboard"),
     program("systemd-analyze", "systemd", "judges the unit of the service; nothing is started by it"),
     program("mandoc", "mandoc", "judges the manual pages"),
+    program("go", "golang-go", "renders the Helm chart"),
+    program(
+        "/usr/share/gocode/src/github.com/Masterminds/sprig/functions.go",
+        "golang-github-masterminds-sprig-dev",
+        "the functions of its templates",
+    ),
 ];
 
 #[cfg(test)]
