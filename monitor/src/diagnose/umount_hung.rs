@@ -37,7 +37,7 @@ pub struct Waiting {
     pub target: Option<Box<Target>>,
     /// The kind of file systems in whose code it waits.
     pub waits_for: Option<String>,
-    /// What it is to unmount, by its arguments.
+    /// What it is to unmount, by its arguments; none where they name several and its call does not tell which.
     pub mount: Option<UnmountedMount>,
     /// The process that serves that.
     pub server: Option<Box<MountServer>>,
@@ -92,11 +92,7 @@ impl UmountHung {
             let steps = stopped.map(|server| continue_server(server, context.now));
             findings.report(Report {
                 severity: Severity::Warning,
-                // The path of a call is what is in the memory of its process by now.
-                confidence: match waiting.call.as_ref().is_some_and(|call| call.path.is_some()) {
-                    true => Confidence::Likely,
-                    false => Confidence::Certain,
-                },
+                confidence: confidence(waiting),
                 summary,
                 ruled_out: None,
                 advice: Some(steps.into_iter().collect()),
@@ -115,6 +111,13 @@ impl UmountHung {
             });
         }
     }
+}
+
+/// The wait is what the kernel says. What is unmounted is what is in the memory of the process by now: its arguments, or the path
+/// of its call.
+fn confidence(waiting: &Waiting) -> Confidence {
+    let is_named = waiting.mount.is_some() || waiting.call.as_ref().is_some_and(|call| call.path.is_some());
+    if is_named { Confidence::Likely } else { Confidence::Certain }
 }
 
 /// Its process, which the id alone does not tell.
@@ -245,7 +248,8 @@ mod tests {
         assert_eq!(node.kinds(), [""; 0], "it may be slow");
         node.run_for(2 * S);
         let incident = &node.open()[0];
-        assert_eq!((incident.severity, incident.confidence), (Severity::Warning, Confidence::Certain));
+        let expected = (Severity::Warning, Confidence::Likely);
+        assert_eq!((incident.severity, incident.confidence), expected, "arguments are anybody's to choose");
         assert_eq!(
             incident.summary,
             "umount (pid 50), a child of kubelet (pid 900), told to unmount /v, waits in the kernel for FUSE and has not \
@@ -260,6 +264,21 @@ mod tests {
         observe(&mut node, Vec::new());
         let (kind, incident) = *node.incidents().last().unwrap();
         assert_eq!((kind, incident.close_reason), (Kind::IncidentClosed, Some(CloseReason::Resolved)));
+    }
+
+    #[test]
+    fn an_unmount_of_which_only_the_wait_is_known_blames_no_pod_and_no_server() {
+        let mut node = node(Resume::default());
+        let hung = Unmounter { mount: None, ..unmounter(50, node.now, true) };
+        observe(&mut node, vec![hung]);
+        node.run_for(31 * S);
+        let incident = &node.open()[0];
+        assert_eq!((incident.confidence, &incident.target), (Confidence::Certain, &None));
+        assert_eq!(
+            incident.summary,
+            "umount (pid 50), a child of kubelet (pid 900), waits in the kernel for FUSE and has not ended after 30 s"
+        );
+        assert!(incident.advice.is_empty());
     }
 
     #[test]

@@ -16,12 +16,13 @@ use crate::observation::{Ancestor, Fact, TaskFacts, TaskKey, TaskPlace, Unmounte
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir};
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
-use crate::sources::procfs::readers::{Answer, Job, Readers, WAITS};
+use crate::sources::procfs::readers::{Answer, Job, Readers, WAITS, Waits};
 use crate::sources::procfs::root::is_root_of_node;
 use crate::sources::programs::named;
 use crate::sources::{Sender, observed_now};
 use calls::Call;
 
+mod arguments;
 mod calls;
 
 /// Programs that unmount where they are called so: those of util-linux, FUSE and NFS, and those of many names.
@@ -139,7 +140,7 @@ fn unmounter(proc: &Proc, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> O
         return None;
     }
     let stat = proc.stat(tgid)?;
-    if !is_unmounting(&stat.comm, &dir.text(c"cmdline", text).ok()?) {
+    if !arguments::is_unmounting(&stat.comm, &dir.text(c"cmdline", text).ok()?) {
         return None;
     }
     let function = dir.text(c"wchan", text).ok()?.into_owned();
@@ -160,7 +161,7 @@ fn unmounter(proc: &Proc, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> O
         cgroup: proc.cgroup(tgid),
         ancestors: parent(proc, stat.ppid).into_iter().collect(),
     };
-    let mount = mount(proc, &dir, text);
+    let mount = mount(proc, &dir, waits, text);
     // Much was read by its number.
     dir.is_there(text).then_some(Unmounter {
         task,
@@ -169,21 +170,6 @@ fn unmounter(proc: &Proc, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> O
         mount,
         call: None,
     })
-}
-
-/// Whether a program of that name unmounts. The same ones mount: those of NFS by another name, that of FUSE with other
-/// arguments.
-fn is_unmounting(comm: &str, arguments: &str) -> bool {
-    let mut arguments = arguments.split('\0').skip(1);
-    match comm {
-        "umount" => true,
-        "fusermount" | "fusermount3" => arguments.any(|argument| {
-            // What follows an `o` is its value.
-            let mut short = argument.strip_prefix('-').unwrap_or_default().chars().take_while(|c| *c != 'o');
-            argument == "--unmount" || !argument.starts_with("--") && short.any(|c| c == 'u')
-        }),
-        _ => comm.starts_with("umount."),
-    }
 }
 
 /// Its parent, which need not have started it.
@@ -200,27 +186,37 @@ fn parent(proc: &Proc, ppid: u32) -> Option<Ancestor> {
     })
 }
 
-/// What is mounted at the last of its arguments that is a mount point.
-fn mount(proc: &Proc, dir: &Dir, text: &mut Vec<u8>) -> Option<UnmountedMount> {
+/// What it is to unmount by its arguments: of several, the one that is the path of the call in which it waits.
+fn mount(proc: &Proc, dir: &Dir, waits: Option<&Waits>, text: &mut Vec<u8>) -> Option<UnmountedMount> {
     let table = MountTable::parse(&dir.text(c"mountinfo", text).ok()?, "/");
-    let arguments = dir.text(c"cmdline", text).ok()?;
-    Some(server_of_mount(proc, meant(&arguments, &table)?))
+    let arguments = dir.text(c"cmdline", text).ok()?.into_owned();
+    let mount = meant(&arguments, &table, || calls::path(dir, text))?;
+    Some(server_of_mount(proc, mount, waits))
 }
 
-/// A mount, with who serves it.
-fn server_of_mount(proc: &Proc, mount: &Mount) -> UnmountedMount {
-    let server = is_fuse(&mount.fstype).then(|| server_of(proc, mount, SEARCH)).flatten();
+/// A mount, with who serves it, unless the wait is for another kind of file systems.
+fn server_of_mount(proc: &Proc, mount: &Mount, waits: Option<&Waits>) -> UnmountedMount {
+    let is_asked = is_fuse(&mount.fstype) && waits.is_none_or(|kind| kind.is_of(&mount.fstype));
     UnmountedMount {
         mountpoint: mount.mountpoint.clone(),
         fstype: mount.fstype.clone(),
         source: mount.source.clone(),
-        server,
+        server: is_asked.then(|| server_of(proc, mount, SEARCH)).flatten(),
     }
 }
 
-fn meant<'t>(arguments: &str, table: &'t MountTable) -> Option<&'t Mount> {
-    let paths = arguments.split('\0').skip(1).filter(|argument| argument.starts_with('/'));
-    paths.filter_map(|path| table.at(path.trim_end_matches('/'))).last()
+fn meant<'t>(
+    arguments: &str,
+    table: &'t MountTable,
+    waits_at: impl FnOnce() -> Option<String>,
+) -> Option<&'t Mount> {
+    let at = |path: &str| table.at(path.trim_end_matches('/'));
+    match *arguments::operands(arguments) {
+        [] => None,
+        [path] => at(path),
+        // It unmounts one after the other, and any may be its turn.
+        ref paths => waits_at().filter(|path| paths.contains(&path.as_str())).and_then(|path| at(&path)),
+    }
 }
 
 #[cfg(test)]
@@ -229,30 +225,25 @@ mod tests {
     use crate::observation::UmountCall;
 
     #[test]
-    fn what_is_meant_is_the_last_argument_at_which_something_is_mounted() {
+    fn of_several_arguments_the_one_is_meant_in_whose_call_it_waits_and_else_none() {
         let table = MountTable::parse(
             "1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - fuse.x g rw\n3 1 0:8 / /w rw - tmpfs t rw",
             "/",
         );
-        let meant = |arguments: &str| meant(arguments, &table).map(|mount| mount.mountpoint.as_str());
-        assert_eq!(meant("umount\0-f\0/v/\0"), Some("/v"));
-        assert_eq!(meant("umount\0/v\0/w\0/none\0"), Some("/w"));
-        assert_eq!(meant("/v\0w\0"), None);
-    }
-
-    #[test]
-    fn what_mounts_is_not_taken_to_unmount() {
-        for (comm, arguments, expected) in [
-            ("umount", "umount\0/v\0", true),
-            ("umount.nfs4", "umount.nfs4\0/v\0", true),
-            ("mount.nfs", "mount.nfs\0server:/x\0/v\0", false),
-            ("fusermount3", "fusermount3\0-u\0-z\0/v\0", true),
-            ("fusermount", "fusermount\0-uz\0/v\0", true),
-            ("fusermount", "fusermount\0-o\0rw\0--\0/mnt/u\0", false),
-            ("fusermount", "fusermount\0-ouser=a\0/v\0", false),
-            ("busybox", "busybox\0mount\0", false),
-        ] {
-            assert_eq!(is_unmounting(comm, arguments), expected, "{arguments:?}");
+        let meant = |arguments: &str, waits_at: Option<&str>| {
+            meant(arguments, &table, || waits_at.map(str::to_owned)).map(|mount| mount.mountpoint.as_str())
+        };
+        assert_eq!(meant("umount\0-f\0/v/\0", None), Some("/v"));
+        assert_eq!(meant("umount\0-t\0/w\0/v\0", None), Some("/v"));
+        for (waits_at, expected) in [(None, None), (Some("/v"), Some("/v")), (Some("/other"), None)] {
+            for arguments in
+                ["umount\0/v\0/w\0", "umount\0/w\0/v\0", "umount\0/v\0w\0", "umount\0/v\0/dev/b\0"]
+            {
+                assert_eq!(meant(arguments, waits_at), expected, "{arguments:?} {waits_at:?}");
+            }
+        }
+        for arguments in ["umount\0/dev/b\0", "umount\0w\0", "umount\0-a\0/v\0", "umount\0/v\0/none\0"] {
+            assert_eq!(meant(arguments, None), None, "{arguments:?}");
         }
     }
 

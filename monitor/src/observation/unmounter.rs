@@ -15,7 +15,8 @@ pub struct Unmounter {
     /// The kind of file systems in whose code it waits, where the kernel shows that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// What is mounted at a path among its arguments, or at that of its call, as its own mount namespace shows it.
+    /// What is mounted at the path that its arguments name, or at that of its call, as its own mount namespace shows it. None
+    /// where the arguments name several and its call does not tell which.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount: Option<UnmountedMount>,
     /// The call in which it waits, of a program that is not there to unmount.

@@ -13,7 +13,7 @@ use crate::observation::{BootNs, TaskFacts, TaskKey, TaskPlace, UmountCall};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir};
 use crate::sources::procfs::mountinfo::MountTable;
-use crate::sources::procfs::readers::WAITS;
+use crate::sources::procfs::readers::{WAITS, Waits};
 use crate::sources::procfs::root::is_root_of_node;
 
 /// Threads of one process that are looked at.
@@ -38,6 +38,15 @@ const IDLE: [&str; 16] = [
     "do_sigtimedwait",
     "anon_pipe_read",
     "pipe_read",
+];
+
+/// Calls, umount2(2) first, with the argument that is their path.
+const CALLS: [(libc::c_long, usize); 5] = [
+    (libc::SYS_umount2, 0),
+    (libc::SYS_newfstatat, 1),
+    (libc::SYS_openat, 1),
+    (libc::SYS_readlinkat, 1),
+    (libc::SYS_statx, 1),
 ];
 
 /// A thread that is in umount2(2).
@@ -87,7 +96,7 @@ fn of_process(
     };
     for tid in tids {
         let Some(thread) = task_dir(&process, tid) else { continue };
-        let Some((waits_for, address)) = call_of(&thread, text) else { continue };
+        let Some((waits, address)) = call_of(&thread, text) else { continue };
         let switches = switches(&thread, text)?;
         let path = path_at(&process, address);
         // It may have ended, and the path be another one's.
@@ -95,7 +104,7 @@ fn of_process(
         let stat = proc.stat(tgid)?;
         let mount = path.as_deref().and_then(|path| {
             let table = MountTable::parse(&process.text(c"mountinfo", text).ok()?, "/");
-            table.at(path.trim_end_matches('/')).map(|mount| server_of_mount(proc, mount))
+            table.at(path.trim_end_matches('/')).map(|mount| server_of_mount(proc, mount, waits))
         });
         let task = TaskFacts {
             key: TaskKey { tgid, start_ns: stat.start_ns, exec_id: 0 },
@@ -109,6 +118,7 @@ fn of_process(
             ancestors: super::parent(proc, stat.ppid).into_iter().collect(),
         };
         let call = Some(UmountCall { tid, path, since: now });
+        let waits_for = waits.map(|kind| kind.name.to_owned());
         let unmounter = Unmounter { task, comm: stat.comm, waits_for, mount, call };
         return process.is_there(text).then_some(Call { tid, switches, unmounter });
     }
@@ -117,14 +127,13 @@ fn of_process(
 
 /// For which kind of file systems a thread waits in umount2(2), and where its path is in memory; `None` where it does something
 /// else.
-fn call_of(thread: &Dir, text: &mut Vec<u8>) -> Option<(Option<String>, u64)> {
+fn call_of(thread: &Dir, text: &mut Vec<u8>) -> Option<(Option<&'static Waits>, u64)> {
     let function = thread.text(c"wchan", text).ok()?.into_owned();
     if is_idle(&function) {
         return None;
     }
-    let address = path_of(&thread.text(c"syscall", text).ok()?)?;
-    let waits_for = WAITS.iter().find(|kind| kind.is_in(&function)).map(|kind| kind.name.to_owned());
-    Some((waits_for, address))
+    let address = path_of(&thread.text(c"syscall", text).ok()?, &CALLS[..1])?;
+    Some((WAITS.iter().find(|kind| kind.is_in(&function)), address))
 }
 
 fn is_idle(function: &str) -> bool {
@@ -133,12 +142,22 @@ fn is_idle(function: &str) -> bool {
         || IDLE.iter().any(|idle| function == *idle || *idle != "0" && function.starts_with(idle))
 }
 
-/// Where the path of umount2(2) is, by the number of a system call and its arguments.
-fn path_of(call: &str) -> Option<u64> {
+/// The absolute path that the first thread of a process has given to the call in which it waits: to unmount it, or to look at it
+/// before.
+pub(super) fn path(process: &Dir, text: &mut Vec<u8>) -> Option<String> {
+    let address = path_of(&process.text(c"syscall", text).ok()?, &CALLS)?;
+    let path = path_at(process, address);
+    // It may have gone on, and the path be another one's.
+    path_of(&process.text(c"syscall", text).ok()?, &CALLS).filter(|again| *again == address)?;
+    path
+}
+
+/// Where the path of one of these calls is, by the number of a system call and its arguments.
+fn path_of(call: &str, calls: &[(libc::c_long, usize)]) -> Option<u64> {
     let mut words = call.split_ascii_whitespace();
     let number: libc::c_long = words.next()?.parse().ok()?;
-    let address = words.next()?.strip_prefix("0x")?;
-    u64::from_str_radix(address, 16).ok().filter(|_| number == libc::SYS_umount2)
+    let (_, argument) = calls.iter().find(|(of, _)| *of == number)?;
+    u64::from_str_radix(words.nth(*argument)?.strip_prefix("0x")?, 16).ok()
 }
 
 fn switches(thread: &Dir, text: &mut Vec<u8>) -> Option<u64> {
@@ -160,10 +179,14 @@ mod tests {
     #[test]
     fn only_a_thread_in_umount2_is_one() {
         let call = format!("{} 0x7ffc10 0x8 0x0 0x0 0x0 0x0 0x7ffc00 0x7f00\n", libc::SYS_umount2);
-        assert_eq!(path_of(&call), Some(0x007f_fc10));
+        assert_eq!(path_of(&call, &CALLS[..1]), Some(0x007f_fc10));
         for other in ["running\n", "-1 0x7ffc00 0x7f00\n", "0 0x3 0x7ffc10 0x1\n", ""] {
-            assert_eq!(path_of(other), None, "{other}");
+            assert_eq!(path_of(other, &CALLS), None, "{other}");
         }
+        // What looks at the path before.
+        let call =
+            format!("{} 0xffffff9c 0x7ffc10 0x7ffc20 0x0 0x0 0x0 0x7ffc00 0x7f00\n", libc::SYS_newfstatat);
+        assert_eq!((path_of(&call, &CALLS[..1]), path_of(&call, &CALLS)), (None, Some(0x007f_fc10)));
     }
 
     #[test]

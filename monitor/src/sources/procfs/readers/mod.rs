@@ -51,7 +51,7 @@ mod wire;
 
 pub(super) use serve::reading;
 pub use serve::{ARGUMENT, BACKGROUND, Entry, asker, entry, note, reading_none, serve};
-pub(crate) use waits_in::WAITS;
+pub(crate) use waits_in::{WAITS, Waits};
 
 /// Readers at a time.
 const READERS: usize = 8;
