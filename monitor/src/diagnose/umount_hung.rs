@@ -273,7 +273,7 @@ mod tests {
         observe(&mut node, vec![hung]);
         node.run_for(31 * S);
         let incident = &node.open()[0];
-        assert_eq!((incident.confidence, &incident.target), (Confidence::Certain, &None));
+        assert_eq!(incident.confidence, Confidence::Certain);
         assert_eq!(
             incident.summary,
             "umount (pid 50), a child of kubelet (pid 900), waits in the kernel for FUSE and has not ended after 30 s"
