@@ -34,7 +34,9 @@ pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use component::{ComponentExit, ComponentFacts};
 pub use file_server::{FileServer, ServerState};
 pub use kubelet::{KubeletFacts, KubeletNamespace, SandboxCheckpoint};
-pub use leak::{BindMount, CopyHolder, KernelMounts, MountCopies, MountCopy, OriginalMount, Propagation};
+pub use leak::{
+    BindMount, CopyHolder, HostPath, KernelMounts, MountCopies, MountCopy, OriginalMount, Propagation,
+};
 pub use mount::{
     Access, BlindSpot, CallStart, CallerDirectory, DetachedMount, Holder, HolderReport, LoopDevice,
     MeantMount, MountFacts, MountIdentity, MountPresence, MountSyscall, PathDoubt, PathOrigin, Rank,

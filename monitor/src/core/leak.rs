@@ -3,7 +3,7 @@
 //! A file system that a living container of its pod has mounted is in use, and so is that of a container that lives: nobody's
 //! copy of it is told then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use on_demand::{LeftMounts, left_mounts};
 
@@ -18,7 +18,8 @@ use crate::node::containers::Containers;
 use crate::node::kubelet::Kubelets;
 use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::owner::{Names, owner};
-use crate::observation::{BootNs, CopyHolder, MountCopies, MountCopy, NsInum};
+use crate::node::volume;
+use crate::observation::{BootNs, CopyHolder, MountCopies, MountCopy, NsInum, OriginalMount};
 
 impl Core {
     pub(super) fn mount_copies(&mut self, at: BootNs, found: MountCopies) {
@@ -58,6 +59,8 @@ struct Origin {
     path: String,
     is_certain: bool,
     of: Of,
+    /// Pods of volumes that it may have been as well.
+    other_pods: BTreeSet<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -80,33 +83,84 @@ fn judge(found: MountCopies, names: &impl Names, kubelets: &Kubelets, runtimes: 
     }
     let mut leaks = Vec::new();
     for copies in of_device.into_values() {
-        let Some(origin) = origin(&copies, kubelets, Some(runtimes)) else { continue };
-        if is_in_use(&copies, &origin, names) {
-            continue;
-        }
-        leaks.extend(copies.into_iter().map(|copy| leak(copy, Some(&origin), names)));
+        let origins = origins(&copies, kubelets, Some(runtimes));
+        let is_told = |origin: &Option<Origin>| {
+            origin.as_ref().is_some_and(|origin| !is_in_use(&copies, origin, names))
+        };
+        let told: Vec<bool> = origins.iter().map(is_told).collect();
+        let copies = copies.into_iter().zip(origins).zip(told).filter(|(_, is_told)| *is_told);
+        leaks.extend(copies.map(|((copy, origin), _)| leak(copy, origin.as_ref(), names)));
     }
     leaks
 }
 
-fn origin(copies: &[MountCopy], kubelets: &Kubelets, runtimes: Option<&Runtimes<'_>>) -> Option<Origin> {
-    let seen =
-        copies.iter().filter_map(|copy| copy.original.as_ref()).max_by_key(|original| original.is_certain);
-    if let Some(original) = seen {
-        let (path, is_certain) = (original.path.clone(), original.is_certain);
-        let volume = kubelets.volume(original.seen, original.mntns, &path).map(Of::Volume);
-        let of = volume.or_else(|| of_container(&path, original.root_of.clone(), runtimes));
-        return of.map(|of| Origin { path, is_certain, of });
+/// What each of these copies of one file system was.
+fn origins(
+    copies: &[MountCopy],
+    kubelets: &Kubelets,
+    runtimes: Option<&Runtimes<'_>>,
+) -> Vec<Option<Origin>> {
+    copies.iter().map(|copy| origin(copy, copies, kubelets, runtimes)).collect()
+}
+
+/// What a copy was. Of the other copies of its file system, those of the same directory tell as well.
+fn origin(
+    copy: &MountCopy,
+    copies: &[MountCopy],
+    kubelets: &Kubelets,
+    runtimes: Option<&Runtimes<'_>>,
+) -> Option<Origin> {
+    let alike = || [copy].into_iter().chain(copies.iter().filter(|other| is_alike(other, copy)));
+    let seen = alike().filter_map(|copy| copy.original.as_ref());
+    // The first of the surest: its own before those of others.
+    if let Some(original) = seen.min_by_key(|original| !original.is_certain) {
+        return of_original(original, kubelets, runtimes);
     }
     let host: NsInum = kubelets.host_namespaces().next().unwrap_or_default();
-    copies.iter().find_map(|copy| {
+    alike().find_map(|copy| {
         let path = copy.bind.as_ref()?.on_host(&copy.mount.mountpoint)?;
         let volume = kubelets.volume(0, host, &path).map(Of::Volume);
         // What a runtime within a container mounts is below a volume of that container, and never was on the host.
         let container = || of_container(&path, None, runtimes).filter(|_| !path.contains("/_data/"));
         let of = volume.or_else(container)?;
-        Some(Origin { path, is_certain: false, of })
+        Some(Origin { path, is_certain: false, of, other_pods: BTreeSet::new() })
     })
+}
+
+/// Whether both are of one directory of a file system, by one source.
+fn is_alike(one: &MountCopy, other: &MountCopy) -> bool {
+    let (one, other) = (&one.mount, &other.mount);
+    one.device == other.device && one.root == other.root && one.source == other.source
+}
+
+fn of_original(
+    original: &OriginalMount,
+    kubelets: &Kubelets,
+    runtimes: Option<&Runtimes<'_>>,
+) -> Option<Origin> {
+    let path = original.path.clone();
+    let volume = kubelets.volume(original.seen, original.mntns, &path).map(Of::Volume);
+    let of = volume.or_else(|| of_container(&path, original.root_of.clone(), runtimes))?;
+    let mut is_certain = original.is_certain;
+    let mut other_pods = BTreeSet::new();
+    for other in &original.others {
+        // The namespace of a kubelet may show the same mount below another directory.
+        let known = kubelets.volume(original.seen, other.mntns, &other.path);
+        let volume = known.or_else(|| volume::of_path(&other.path));
+        is_certain &= match &of {
+            Of::Volume(of) => match &volume {
+                Some(volume) => volume.pod_uid == of.pod_uid && volume.name == of.name,
+                // What is staged for all pods on the node is the volume, too.
+                None => other.path.contains("/plugins/"),
+            },
+            Of::Container { id, .. } => {
+                let told = container_path::of_path(&other.path).and_then(|told| told.id);
+                volume.is_none() && (told.is_none() || told == *id)
+            }
+        };
+        other_pods.extend(volume.map(|volume| volume.pod_uid));
+    }
+    Some(Origin { path, is_certain, of, other_pods })
 }
 
 /// `root_of`: control group of the container whose root directory it was.
@@ -127,7 +181,8 @@ fn is_in_use(copies: &[MountCopy], origin: &Origin, names: &impl Names) -> bool 
     let mut owners = copies.iter().map(|copy| (copy, owner(names, copy.holder.cgroup.as_deref())));
     match &origin.of {
         Of::Volume(volume) => owners.any(|(_, owner)| {
-            Pod::confirmed(owner.pod.as_ref()).is_some_and(|pod| pod.uid == volume.pod_uid)
+            Pod::confirmed(owner.pod.as_ref())
+                .is_some_and(|pod| pod.uid == volume.pod_uid || origin.other_pods.contains(&pod.uid))
         }),
         Of::Container { id, cgroup, .. } => {
             let is_it = |container: &Container| Some(&container.id) == id.as_ref();

@@ -37,6 +37,8 @@ fn of_event(event: &Event, offset: i64) -> impl Iterator<Item = Remembered> {
 fn remembered(leak: &LeakedMount, told: BootNs) -> Option<Remembered> {
     Some(Remembered {
         device: leak.identity.device.clone(),
+        root: leak.identity.root.clone(),
+        source: leak.source.clone(),
         fstype: leak.fstype.clone(),
         path: leak.path.clone()?,
         container: leak.container.as_ref().map(|container| container.id.clone()),

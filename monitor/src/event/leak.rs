@@ -45,7 +45,8 @@ pub struct LeakedMount {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub path: Option<String>,
     /// `certain` where the copy was there while the host had it mounted; `likely` where only what the holder's runtime was
-    /// told to mount tells what it is, the kernel does not number mounts for good, or the text of `path` alone tells that it
+    /// told to mount tells what it is, the kernel does not number mounts for good, the host had
+    /// the same directory of its file system as volumes of several pods or only one above it, or the text of `path` alone tells that it
     /// was a container's; then none is named.
     pub confidence: Confidence,
     /// The copy.

@@ -125,6 +125,18 @@ pub struct OriginalMount {
     /// Control group of the container that had it as its root directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_of: Option<String>,
+    /// Other places where the host had the same directory of that file system: the copy may be of any of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<HostPath>,
+}
+
+/// A path in a mount namespace of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPath {
+    /// The path.
+    pub path: String,
+    /// The mount namespace.
+    pub mntns: NsInum,
 }
 
 /// A mount of a directory of the host in a container, by what its runtime was told.

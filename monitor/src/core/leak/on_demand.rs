@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{is_in_use, leak, origin};
+use super::{is_alike, is_in_use, leak, origins};
 use crate::core::held::Known;
 use crate::diagnose::Leak;
 use crate::event::{LeakedMount, Unreadable};
@@ -36,14 +36,22 @@ pub fn left_mounts(found: MountCopies, known: Known<'_>, told: &[LeakedMount]) -
     }
     let mut leaks = Vec::new();
     for copies in of_device.into_values() {
-        // One mount of a file system tells of all.
-        let told = copies.iter().find_map(|copy| told.get(&copy.mount.unique?).copied());
-        let origin = origin(&copies, &kubelets, None);
-        let is_used = origin.as_ref().is_some_and(|origin| is_in_use(&copies, origin, &known));
-        if told.is_none() && (is_used || origin.is_none() && !is_shared(&copies)) {
-            continue;
+        let origins = origins(&copies, &kubelets, None);
+        let said = |copy: &MountCopy| {
+            // One mount tells of all that are of the same directory.
+            let alike = copies.iter().filter(|other| is_alike(other, copy));
+            let mut uniques = [copy].into_iter().chain(alike).filter_map(|copy| copy.mount.unique);
+            uniques.find_map(|unique| told.get(&unique).copied())
+        };
+        let is_unknown = !is_shared(&copies);
+        for (copy, origin) in copies.iter().zip(&origins) {
+            let told = said(copy);
+            let is_used = origin.as_ref().is_some_and(|origin| is_in_use(&copies, origin, &known));
+            if told.is_none() && (is_used || origin.is_none() && is_unknown) {
+                continue;
+            }
+            leaks.push(with(leak(copy.clone(), origin.as_ref(), &known), told));
         }
-        leaks.extend(copies.into_iter().map(|copy| with(leak(copy, origin.as_ref(), &known), told)));
     }
     leaks
 }

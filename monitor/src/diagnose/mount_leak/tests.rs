@@ -7,6 +7,7 @@ use crate::event::{CloseReason, Confidence, Incident, Kind, Severity};
 use crate::observation::*;
 
 mod refusals;
+mod shared;
 
 const EXPORTER: &str = "eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee";
 const WEB: &str = "0123456789ab0123456789ab0123456789ab0123456789ab0123456789ab0123";
@@ -40,7 +41,14 @@ fn node() -> TestNode {
 }
 
 fn original(path: &str, is_certain: bool) -> Option<OriginalMount> {
-    Some(OriginalMount { path: path.into(), mntns: 2, seen: 5, is_certain, root_of: None })
+    Some(OriginalMount {
+        path: path.into(),
+        mntns: 2,
+        seen: 5,
+        is_certain,
+        root_of: None,
+        others: Vec::new(),
+    })
 }
 
 /// The volume of cam at /mem of the exporter.

@@ -30,6 +30,9 @@ const COPIES_MAX: usize = 2048;
 const TEXT_MAX: usize = 2048;
 /// File systems of the host that are told.
 const HOST_MAX: usize = 8192;
+/// Places of one of them that are told: those that look like volumes of pods, and others.
+const VOLUMES_MAX: usize = 128;
+const OTHER_PLACES_MAX: usize = 16;
 /// Mount namespaces of one owner that are read, of those in user namespaces: he can make very many.
 const NAMESPACES_OF_USER: usize = 64;
 /// Members of a namespace of which it is looked at whether they are of a runtime.
@@ -55,8 +58,11 @@ pub(in crate::holders) struct Inventory {
 /// What such a look found.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(in crate::holders) struct Found {
-    /// What the host has mounted, each file system once; `None` where its mounts could not be read.
+    /// What the host has mounted; `None` where its mounts could not be read.
     pub(super) host: Option<Vec<HostMount>>,
+    /// Devices that it has mounted at more places than are told.
+    #[serde(default)]
+    pub(super) crowded: BTreeSet<String>,
     /// What other namespaces have, and the host has not.
     pub(super) copies: Vec<MountCopy>,
     pub(super) omitted: u32,
@@ -82,16 +88,25 @@ pub(in crate::holders) struct Found {
     pub(super) took: Duration,
 }
 
-/// A file system that the host has mounted.
+/// A directory of a file system that the host has mounted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HostMount {
     pub(super) device: String,
+    /// The directory.
+    pub(super) root: String,
     pub(super) path: String,
     pub(super) fstype: String,
     pub(super) source: String,
     pub(super) mntns: NsInum,
     /// Control group of the container whose root directory it is.
     pub(super) root_of: Option<String>,
+}
+
+impl HostMount {
+    /// Whether the other is the same directory at the same place.
+    pub(super) fn is_at(&self, other: &Self) -> bool {
+        self.path == other.path && self.root == other.root && self.source == other.source
+    }
 }
 
 impl Job for Inventory {
@@ -139,10 +154,10 @@ fn look(proc: &Proc, wanted: &[(NsInum, u64)], deadline: &Deadline) -> Found {
     let in_time = namespaces.iter().take_while(|_| !deadline.is_over());
     look.found.bound = in_time.filter_map(|namespace| newest(proc, &namespace.members)).max();
     look.found.before = boot_now();
-    let mut host: BTreeMap<String, HostMount> = BTreeMap::new();
+    let mut host: BTreeMap<String, Vec<HostMount>> = BTreeMap::new();
     for namespace in namespaces.iter().filter(|namespace| namespace.whose == Whose::Host) {
         if let Some(shown) = mounts(proc, namespace.members.iter().copied(), |_| true) {
-            add_host(&mut host, &shown.table, namespace.inum);
+            add_host(&mut host, &mut look.found.crowded, &shown.table, namespace.inum);
         }
     }
     if host.is_empty() {
@@ -164,7 +179,7 @@ fn look(proc: &Proc, wanted: &[(NsInum, u64)], deadline: &Deadline) -> Found {
         }
         look.namespace(namespace, &mut host);
     }
-    look.found.host = Some(host.into_values().take(HOST_MAX).collect());
+    look.found.host = Some(host.into_values().take(HOST_MAX).flatten().collect());
     look.found
 }
 
@@ -242,7 +257,7 @@ impl Look<'_> {
         user.flatten().map_or(Whose::Root, Whose::User)
     }
 
-    fn namespace(&mut self, namespace: &Namespace, host: &mut BTreeMap<String, HostMount>) {
+    fn namespace(&mut self, namespace: &Namespace, host: &mut BTreeMap<String, Vec<HostMount>>) {
         let Some(shown) = mounts(self.proc, namespace.members.iter().copied(), |_| true) else {
             return self.miss(namespace);
         };
@@ -250,9 +265,10 @@ impl Look<'_> {
             self.found.read.insert(namespace.inum);
         }
         if let Some(root) = shown.table.at("/").and_then(|root| host.get_mut(&root.device))
-            && root.path != "/"
+            && root.iter().all(|mount| mount.path != "/")
         {
-            root.root_of = namespace.members.first().and_then(|member| self.proc.cgroup(member.tgid));
+            let cgroup = namespace.members.first().and_then(|member| self.proc.cgroup(member.tgid));
+            root.iter_mut().for_each(|mount| mount.root_of.clone_from(&cgroup));
         }
         let of_host = |mount: &&Mount| host.contains_key(&mount.device);
         let candidates = shown.table.iter().filter(|mount| !of_host(mount) && !is_own(mount));
@@ -351,26 +367,38 @@ fn newest(proc: &Proc, members: &[Member]) -> Option<u64> {
     MountNamespace::of(&process).ok()?.newest().ok()
 }
 
-fn add_host(host: &mut BTreeMap<String, HostMount>, table: &MountTable, mntns: NsInum) {
+fn add_host(
+    host: &mut BTreeMap<String, Vec<HostMount>>,
+    crowded: &mut BTreeSet<String>,
+    table: &MountTable,
+    mntns: NsInum,
+) {
     for mount in table.iter().filter(|mount| mount.fstype != "nsfs") {
-        let new = || HostMount {
+        let new = HostMount {
             device: mount.device.clone(),
+            root: mount.root.clone(),
             path: mount.mountpoint.clone(),
             fstype: mount.fstype.clone(),
             source: crate::redact::mount_source(&mount.source),
             mntns,
             root_of: None,
         };
-        let known = host.entry(mount.device.clone()).or_insert_with(new);
-        // Of several places the one that is a volume of a pod tells most.
-        if is_in_pod(&mount.mountpoint) && !is_in_pod(&known.path) && mount.mountpoint != "/" {
-            *known = HostMount { root_of: known.root_of.take(), ..new() };
+        let known = host.entry(mount.device.clone()).or_default();
+        if known.iter().any(|known| known.is_at(&new)) {
+            continue;
+        }
+        let is_volume = is_in_pod(&new.path);
+        let alike = known.iter().filter(|known| is_in_pod(&known.path) == is_volume).count();
+        if alike < if is_volume { VOLUMES_MAX } else { OTHER_PLACES_MAX } {
+            known.push(new);
+        } else if is_volume {
+            crowded.insert(mount.device.clone());
         }
     }
 }
 
 /// Whether it looks like a volume of a pod; whether it is one, others know.
-fn is_in_pod(path: &str) -> bool {
+pub(super) fn is_in_pod(path: &str) -> bool {
     path.contains("/pods/") && (path.contains("/volumes/") || path.contains("/volume-subpaths/"))
 }
 

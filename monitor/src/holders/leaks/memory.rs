@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::inventory::{Found, HostMount};
-use crate::observation::{BootNs, MountCopies, MountCopy, NsInum, OriginalMount};
+use super::places::Places;
+use crate::observation::{BootNs, MountCopies, MountCopy, NsInum};
 
 /// File systems that the host no longer has and that are remembered.
 const GONE_MAX: usize = 1024;
@@ -21,6 +22,10 @@ const YOUNG: BootNs = 20_000_000_000;
 pub struct Remembered {
     /// `major:minor`.
     pub device: String,
+    /// The directory of it that the copy is of.
+    pub root: String,
+    /// Mount source.
+    pub source: String,
     /// Type of the file system.
     pub fstype: String,
     /// Where the host had it mounted.
@@ -43,7 +48,8 @@ pub(super) struct Memory {
 
 #[derive(Debug)]
 struct Seen {
-    mount: HostMount,
+    places: Places,
+    fstype: String,
     at: BootNs,
     /// A time just before it was seen on the host last.
     before: BootNs,
@@ -54,19 +60,27 @@ impl Memory {
     pub(super) fn of(remembered: Vec<Remembered>) -> Self {
         let mut memory = Self::default();
         for one in remembered.into_iter().take(GONE_MAX) {
+            let new = || Seen {
+                places: Places::default(),
+                fstype: one.fstype.clone(),
+                at: 0,
+                before: 0,
+                bound: None,
+            };
+            let known = memory.by_device.entry(one.device.clone()).or_insert_with(new);
+            known.bound = known.bound.max(one.unique);
+            known.before = known.before.max(one.told);
             let mount = HostMount {
-                device: one.device.clone(),
+                device: one.device,
+                root: one.root,
                 path: one.path,
                 fstype: one.fstype,
-                source: String::new(),
+                source: one.source,
                 // It is not told what that was.
                 mntns: 0,
                 root_of: one.container.map(|id| format!("/{id}")),
             };
-            let new = Seen { mount, at: 0, before: 0, bound: None };
-            let known = memory.by_device.entry(one.device).or_insert(new);
-            known.bound = known.bound.max(one.unique);
-            known.before = known.before.max(one.told);
+            known.places.remember(mount, one.unique);
         }
         memory
     }
@@ -95,13 +109,12 @@ impl Memory {
             let is_kept = has_copy.contains(device) || missed.contains(device.as_str());
             is_kept || may_be_left || present.contains(device.as_str())
         });
-        for mut mount in host {
-            let known = self.by_device.remove(&mount.device);
-            let known =
-                known.filter(|known| known.mount.path == mount.path && known.mount.fstype == mount.fstype);
-            mount.root_of = mount.root_of.or(known.and_then(|known| known.mount.root_of));
-            self.by_device
-                .insert(mount.device.clone(), Seen { mount, at, before: found.before, bound: found.bound });
+        let mut of_device: BTreeMap<String, Vec<HostMount>> = BTreeMap::new();
+        for mount in host {
+            of_device.entry(mount.device.clone()).or_default().push(mount);
+        }
+        for (device, mounts) in of_device {
+            self.see(at, device, mounts, &found);
         }
         self.forget_oldest(at);
         let copies = self.identified(&found, mntns);
@@ -111,6 +124,18 @@ impl Memory {
             omitted: found.omitted,
             ..MountCopies::default()
         }
+    }
+
+    /// Takes in where the host has a file system.
+    fn see(&mut self, at: BootNs, device: String, mut mounts: Vec<HostMount>, found: &Found) {
+        let Some(fstype) = mounts.first().map(|mount| mount.fstype.clone()) else { return };
+        let known = self.by_device.remove(&device).filter(|known| known.fstype == fstype);
+        let mut places = known.map(|known| known.places).unwrap_or_default();
+        for mount in &mut mounts {
+            mount.root_of = mount.root_of.take().or_else(|| places.root_of(&mount.path));
+        }
+        places.update(mounts, at, found.bound, found.crowded.contains(&device));
+        self.by_device.insert(device, Seen { places, fstype, at, before: found.before, bound: found.bound });
     }
 
     /// Whether any copies were told last.
@@ -134,25 +159,32 @@ impl Memory {
         for copy in &found.copies {
             let device = copy.mount.device.as_str();
             let Some(seen) = self.by_device.get(device) else { continue };
-            if seen.mount.fstype != copy.mount.fstype {
+            if seen.fstype != copy.mount.fstype {
                 replaced.insert(device);
             } else if copy.mount.unique.zip(seen.bound).is_some_and(|(unique, bound)| unique <= bound) {
                 certain.insert(device);
             }
         }
+        let oldest = |device: &str| {
+            let copies = found.copies.iter().filter(|copy| copy.mount.device == device);
+            copies.filter_map(|copy| copy.mount.unique).min()
+        };
+        // Where mounts have numbers for good, one that was made since may be of the next file system with this device.
+        let may_be_of = |copy: &&MountCopy| {
+            let seen = self.by_device.get(&copy.mount.device);
+            let has_no_number = |seen: &&Seen| copy.mount.unique.is_none() || seen.bound.is_none();
+            seen.filter(has_no_number).is_some_and(|seen| self.may_be_of(copy, seen))
+        };
+        // One copy that is known tells that the others are of its file system.
+        let by_time = found.copies.iter().filter(may_be_of).map(|copy| copy.mount.device.as_str());
+        let of_host: BTreeMap<&str, Option<u64>> = by_time
+            .chain(certain.iter().copied())
+            .filter(|device| !replaced.contains(device))
+            .map(|device| (device, oldest(device)))
+            .collect();
         let original = |copy: &MountCopy| {
-            let device = copy.mount.device.as_str();
-            let seen = self.by_device.get(device).filter(|_| !replaced.contains(device))?;
-            // Where mounts have numbers for good, one that was made since may be of the next file system with this device.
-            let is_certain = certain.contains(device);
-            let has_no_number = copy.mount.unique.is_none() || seen.bound.is_none();
-            (is_certain || has_no_number && self.may_be_of(copy, seen)).then(|| OriginalMount {
-                path: seen.mount.path.clone(),
-                mntns: if seen.mount.mntns == 0 { mntns } else { seen.mount.mntns },
-                seen: seen.at,
-                is_certain,
-                root_of: seen.mount.root_of.clone(),
-            })
+            let oldest = *of_host.get(copy.mount.device.as_str())?;
+            self.by_device.get(&copy.mount.device)?.places.original(copy, oldest, mntns)
         };
         let with_original = |copy: &MountCopy| MountCopy { original: original(copy), ..copy.clone() };
         let mut copies: Vec<MountCopy> = found.copies.iter().map(with_original).collect();
@@ -169,7 +201,7 @@ impl Memory {
             .collect();
         // The file system that the host had is gone, and its number another one's.
         gone.iter().for_each(|device| drop(self.by_device.remove(device)));
-        // One copy that is known tells what the others of its file system are.
+        // The others of its file system may tell that it is in use.
         let known: BTreeSet<String> = copies
             .iter()
             .filter(|copy| copy.original.is_some() || copy.bind.is_some())
@@ -256,6 +288,7 @@ mod tests {
     fn host(device: &str, path: &str) -> HostMount {
         HostMount {
             device: device.into(),
+            root: "/".into(),
             path: path.into(),
             fstype: "tmpfs".into(),
             source: "t".into(),
@@ -437,6 +470,8 @@ mod tests {
     fn what_the_run_before_knew_is_known_on() {
         let remembered = Remembered {
             device: "0:50".into(),
+            root: "/".into(),
+            source: "t".into(),
             fstype: "tmpfs".into(),
             path: VOLUME.into(),
             container: Some("a".into()),

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::clock::boot_now;
 use crate::metrics::Metrics;
-use crate::observation::{Fact, KernelMounts, MountCopies};
+use crate::observation::{Fact, KernelMounts, MountCopies, SourceKind, SourceStatus};
 use crate::sources::procfs::readers::{Answer, Readers, Unread};
 use crate::sources::{Sender, observed_now};
 
@@ -22,12 +22,17 @@ mod bundle;
 mod inventory;
 mod memory;
 mod own_table;
+mod places;
+#[cfg(test)]
+mod tests;
 
 pub(super) use inventory::Inventory;
 use memory::Memory;
 pub use memory::Remembered;
 use own_table::OwnTable;
 
+/// What is reported as degraded while no reader answers.
+const SOURCE: &str = "mount-inventory";
 /// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Processor time for one look.
@@ -55,7 +60,8 @@ pub fn start(
 ) -> mpsc::Sender<()> {
     let (asked_tx, asked) = mpsc::channel(1);
     let kernel = kernel();
-    let follower = Follower { readers, tx, metrics, kernel, memory: Memory::of(remembered) };
+    let memory = Memory::of(remembered);
+    let follower = Follower { readers, tx, metrics, kernel, memory, patience: PATIENCE, is_degraded: false };
     tokio::spawn(follower.run(asked));
     asked_tx
 }
@@ -71,6 +77,9 @@ struct Follower {
     metrics: Arc<Metrics>,
     kernel: KernelMounts,
     memory: Memory,
+    patience: Duration,
+    /// Whether it was reported that no reader answers.
+    is_degraded: bool,
 }
 
 /// The receiver of observations is gone.
@@ -108,13 +117,22 @@ impl Follower {
     async fn look(&mut self, told: bool) -> Result<Duration, Closed> {
         let wanted = self.memory.wanted();
         let inventory = Inventory { budget: BUDGET, in_background: true, wanted };
-        let found = match self.readers.ask(inventory, PATIENCE).await {
+        let found = match self.readers.ask(inventory, self.patience).await {
             Ok(Answer { reply, .. }) => reply,
             Err(error) => {
-                tracing::warn!(%error, "cannot look at the mounts of other namespaces");
+                let reason = format!(
+                    "cannot look at the mounts of other namespaces, so that no mount-leak is found or closed: {}",
+                    crate::error_chain::chain(&error)
+                );
+                tracing::warn!("{reason}");
+                self.is_degraded = true;
+                self.report(SourceStatus::down(SourceKind::Processes, SOURCE, reason)).await?;
                 return Ok(AFTER_FAILURE);
             }
         };
+        if std::mem::take(&mut self.is_degraded) {
+            self.report(SourceStatus::up(SourceKind::Processes, SOURCE)).await?;
+        }
         self.metrics.mount_inventory();
         let rest = (found.took * RESTS).clamp(PAUSE, REST_MAX);
         let copies = MountCopies { kernel: self.kernel.clone(), ..self.memory.apply(boot_now(), found) };
@@ -123,6 +141,10 @@ impl Follower {
             self.tx.send(observed_now(fact)).await.map_err(|_| Closed)?;
         }
         Ok(rest)
+    }
+
+    async fn report(&self, status: SourceStatus) -> Result<(), Closed> {
+        self.tx.send(observed_now(Fact::Source(status))).await.map_err(|_| Closed)
     }
 }
 

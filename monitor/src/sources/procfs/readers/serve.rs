@@ -31,6 +31,9 @@ const NICE: libc::c_int = 10;
 /// The second argument of such a reader.
 pub const BACKGROUND: &str = "background";
 
+/// Added to the score by which the kernel chooses whom to end where memory is short (proc_pid_oom_score_adj(5)).
+const ABOVE_DAEMON: i32 = 300;
+
 /// The name of this process, once it is a reader.
 static NAME: OnceLock<Option<File>> = OnceLock::new();
 /// The process that is being read.
@@ -75,6 +78,7 @@ pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
         // SAFETY: takes three integers; 0 is this process. If it is refused, the priority stays normal.
         unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
     }
+    offer_first();
     enter_initial();
     // Without it nobody can say what hung.
     NAME.get_or_init(|| OpenOptions::new().write(true).open("/proc/self/comm").ok());
@@ -93,6 +97,16 @@ pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
         body = Vec::new();
     }
     Ok(())
+}
+
+/// Where memory is short, the kernel is to end a reader rather than the daemon, which starts another one.
+fn offer_first() {
+    const SCORE: &str = "/proc/self/oom_score_adj";
+    let own = std::fs::read_to_string(SCORE).ok().and_then(|text| text.trim().parse::<i32>().ok());
+    if let Some(own) = own {
+        // If it is refused, the kernel has the choice.
+        let _ = std::fs::write(SCORE, own.saturating_add(ABOVE_DAEMON).min(1000).to_string());
+    }
 }
 
 fn show(text: &str) {

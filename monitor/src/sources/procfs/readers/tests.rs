@@ -389,3 +389,14 @@ fn status(observation: Observation) -> SourceStatus {
         other => panic!("{other:?}"),
     }
 }
+
+#[tokio::test]
+async fn where_memory_is_short_the_kernel_ends_a_reader_before_the_daemon() {
+    let readers = Readers::from(Proc::default());
+    readers.ask(Names(vec![std::process::id()]), PATIENCE).await.unwrap();
+    let reader = readers.0.state().idle[0].child.id();
+    let score = |process: &str| -> i32 {
+        fs::read_to_string(format!("/proc/{process}/oom_score_adj")).unwrap().trim().parse().unwrap()
+    };
+    assert_eq!(score(&reader.to_string()), (score("self") + 300).min(1000));
+}

@@ -1,0 +1,56 @@
+//! Volumes of several pods that are of one file system.
+
+use super::*;
+
+const OTHER_UID: &str = "11111111-c030-4996-b888-f032577d97b1";
+
+fn other_path() -> String {
+    volume_path().replace(CAM_UID, OTHER_UID)
+}
+
+fn of(path: &str, root: &str, unique: u64) -> MountCopy {
+    let mut copy = MountCopy { original: original(path, true), bind: None, ..copy(unique) };
+    (copy.mount.device, copy.mount.root) = ("0:50".into(), root.into());
+    copy
+}
+
+#[test]
+fn each_directory_of_a_file_system_is_the_volume_of_its_own_pod() {
+    let mut other = of(&other_path(), "/sub", 51);
+    (other.holder.tgid, other.holder.cgroup) = (4712, Some("/x.service".into()));
+    let incidents = opened(&[of(&volume_path(), "/", 50), other]);
+    assert_eq!(incidents.len(), 2);
+    for (holder, uid, foreign) in
+        [("container exporter", CAM_UID, OTHER_UID), ("unit x.service", OTHER_UID, CAM_UID)]
+    {
+        let summary = &incidents.iter().find(|it| it.summary.starts_with(holder)).unwrap().summary;
+        assert!(summary.contains(uid) && !summary.contains(foreign), "{summary}");
+    }
+}
+
+#[test]
+fn of_a_directory_that_volumes_of_two_pods_were_none_is_certain() {
+    let mut both = of(&volume_path(), "/", 50);
+    let also = |path: String| Some(HostPath { path, mntns: 2 });
+    both.original.as_mut().unwrap().others.extend(also(other_path()));
+    let incident = &opened(&[both.clone()])[0];
+    assert_eq!(incident.confidence, Confidence::Likely);
+    assert!(incident.summary.contains("what is likely volume"), "{}", incident.summary);
+    // What is staged for the pods of a node is the volume, and a kubelet in a container has it at another path.
+    for path in [
+        "/var/lib/kubelet/plugins/kubernetes.io/csi/pv/globalmount".into(),
+        format!("/rootfs{}", volume_path()),
+    ] {
+        let mut one = of(&volume_path(), "/", 50);
+        one.original.as_mut().unwrap().others.extend(also(path));
+        assert_eq!(opened(&[one])[0].confidence, Confidence::Certain);
+    }
+}
+
+#[test]
+fn a_volume_that_may_be_that_of_the_pod_which_has_it_is_in_use() {
+    let mut own = of(&volume_path(), "/", 50);
+    let path = volume_path().replace(CAM_UID, EXPORTER_UID);
+    own.original.as_mut().unwrap().others.push(HostPath { path, mntns: 2 });
+    assert_eq!(opened(&[own]), []);
+}
