@@ -76,7 +76,6 @@ impl Memory {
                 path: one.path,
                 fstype: one.fstype,
                 source: one.source,
-                // It is not told what that was.
                 mntns: 0,
                 root_of: one.container.map(|id| format!("/{id}")),
             };
@@ -201,7 +200,6 @@ impl Memory {
             .collect();
         // The file system that the host had is gone, and its number another one's.
         gone.iter().for_each(|device| drop(self.by_device.remove(device)));
-        // The others of its file system may tell that it is in use.
         let known: BTreeSet<String> = copies
             .iter()
             .filter(|copy| copy.original.is_some() || copy.bind.is_some())
