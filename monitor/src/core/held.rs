@@ -314,6 +314,7 @@ mod tests {
             serves: serves.map(str::to_owned),
             serves_for_certain: false,
             possible: false,
+            mount: None,
             loop_device: None,
         }
     }

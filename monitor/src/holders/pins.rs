@@ -15,7 +15,7 @@ use super::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use super::orphans::Kept;
 use super::searched::ScanTargets;
 use super::{Deadline, file_server};
-use crate::observation::{Access, Holder, NsInum};
+use crate::observation::{Access, Holder, MeantMount, NsInum};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir, is_gone};
 use crate::sources::procfs::procmap::maps_any;
@@ -42,11 +42,13 @@ pub(super) struct Pin {
     pub(super) tid: Option<u32>,
     /// Whether it may as well pin another mount.
     pub(super) possible: bool,
+    /// The searched mount that it is on, where its id told that.
+    pub(super) mount: Option<MeantMount>,
 }
 
 impl Pin {
     pub(super) fn of(access: Access, path: impl Into<Option<String>>) -> Self {
-        Self { access, path: path.into(), fd: None, tid: None, possible: false }
+        Self { access, path: path.into(), fd: None, tid: None, possible: false, mount: None }
     }
 }
 
@@ -80,7 +82,8 @@ pub(super) struct Visit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum On {
     Other,
-    Searched,
+    /// On the one with this id.
+    Searched(u64),
     /// It has a name there, but the mount cannot be told.
     Unknown,
 }
@@ -88,7 +91,7 @@ enum On {
 /// Decides by the mount id, and where there is none by whether the name would fit.
 fn on(id: io::Result<Option<u64>>, path: &str, targets: &ScanTargets<'_>, fits: impl FnOnce() -> bool) -> On {
     match id {
-        Ok(Some(id)) if targets.has(id, Some(path)) => On::Searched,
+        Ok(Some(id)) if targets.has(id, Some(path)) => On::Searched(id),
         Ok(Some(_)) => On::Other,
         Err(error) if is_gone(&error) => On::Other,
         Ok(None) | Err(_) => match fits() {
@@ -110,9 +113,12 @@ impl Visit {
     }
 
     /// Records a pin, or a doubt whether it is one.
-    fn decide(&mut self, on: On, access: Access, path: &str) {
+    fn decide(&mut self, on: On, access: Access, path: &str, held: impl FnOnce(u64) -> MeantMount) {
         match on {
-            On::Searched => self.add(Pin::of(access, path.to_owned())),
+            On::Searched(_) if self.has(access) => {}
+            On::Searched(id) => {
+                self.pins.push(Pin { mount: Some(held(id)), ..Pin::of(access, path.to_owned()) });
+            }
             On::Unknown if !self.doubts.contains(&access) => self.doubts.push(access),
             On::Unknown | On::Other => {}
         }
@@ -161,7 +167,7 @@ impl Visitor {
         if let Some(exe) = visit.read(exe)
             && let Some(on) = on_mount(c"exe", &exe, main, visit.ns, targets)
         {
-            visit.decide(on, Access::Exe, &exe);
+            visit.decide(on, Access::Exe, &exe, |id| targets.held(id, main, c"exe"));
         }
         self.directories(main, visit.ns, targets, &mut visit);
         let tids = threads(tgid, process, &mut self.buffer);
@@ -260,7 +266,7 @@ impl Visitor {
             if let Some(path) = visit.read(task.link(name, &mut self.buffer))
                 && let Some(on) = on_mount(name, &path, task, ns, targets)
             {
-                visit.decide(on, access, &path);
+                visit.decide(on, access, &path, |id| targets.held(id, task, name));
             }
         }
     }
@@ -292,8 +298,9 @@ impl Visitor {
             let id = map_file(line);
             let id = id.map_or(Ok(None), |name| targets.mount_id(visit.ns, main, &name, path));
             let on = on(id, path, targets, || targets.maps(visit.ns, path, device));
-            visit.decide(on, Access::Mmap, &path.replace("\\012", "\n"));
-            if on == On::Searched {
+            let held = |id| MeantMount { id, unique: None };
+            visit.decide(on, Access::Mmap, &path.replace("\\012", "\n"), held);
+            if matches!(on, On::Searched(_)) {
                 return true;
             }
         }
@@ -348,7 +355,7 @@ pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: 
     if !process.is_there(&mut Vec::new()) {
         return Vec::new();
     }
-    let holder = |Pin { access, path, fd, tid, possible }| Holder {
+    let holder = |Pin { access, path, fd, tid, possible, mount }| Holder {
         tgid,
         comm: stat.comm.clone(),
         cmdline: cmdline.clone(),
@@ -364,6 +371,7 @@ pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: 
         serves: served.as_ref().map(|served| served.mountpoint.clone()),
         serves_for_certain: served.as_ref().is_some_and(|served| served.is_certain),
         possible,
+        mount,
         loop_device: None,
     };
     pins.into_iter().map(holder).collect()
@@ -405,7 +413,7 @@ mod tests {
         let mounts = vec![SearchedMount { ns: 7, mount: table.by_id(2).unwrap() }];
         let targets = ScanTargets { mounts, tables: BTreeMap::from([(7, &table)]) };
         let decided = |id, fits| on(id, "/v", &targets, || fits);
-        assert_eq!(decided(Ok(Some(2)), false), On::Searched);
+        assert_eq!(decided(Ok(Some(2)), false), On::Searched(2));
         assert_eq!(decided(Ok(Some(1)), true), On::Other, "below what is mounted at /v");
         assert_eq!(decided(Ok(None), true), On::Unknown);
         assert_eq!(decided(Ok(None), false), On::Other);
@@ -413,7 +421,7 @@ mod tests {
         assert_eq!(decided(error(libc::EPERM), true), On::Unknown);
         assert_eq!(decided(error(libc::ENOENT), true), On::Other);
         let mut visit = Visit::default();
-        visit.decide(On::Unknown, Access::Cwd, "/v");
+        visit.decide(On::Unknown, Access::Cwd, "/v", |id| MeantMount { id, unique: None });
         assert_eq!((&visit.pins[..], &visit.doubts[..]), (&[][..], &[Access::Cwd][..]));
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io;
 
 use super::resolve::is_local;
-use crate::observation::NsInum;
+use crate::observation::{MeantMount, NsInum};
 use crate::sources::procfs::dir::Dir;
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below, is_fuse};
 use crate::sources::unix_sockets;
@@ -66,6 +66,18 @@ impl ScanTargets<'_> {
         self.mounts.iter().filter(|searched| searched.mount.id == id).any(|searched| {
             !self.is_part(searched) || path.is_some_and(|path| is_below(path, &searched.mount.mountpoint))
         })
+    }
+
+    /// The mount with this id, which a link leads to, with the id that is never reused. That of a socket or of a network file
+    /// system that could have to ask is not known.
+    pub(super) fn held(&self, id: u64, task: &Dir, link: &CStr) -> MeantMount {
+        let with_id = || self.mounts.iter().map(|searched| searched.mount).filter(|mount| mount.id == id);
+        let unique =
+            with_id().any(|mount| answers_at_once(&mount.fstype)).then(|| task.unique_mount_of(link));
+        let unique = unique.and_then(|unique| unique.ok().flatten());
+        // The link may lead elsewhere by now.
+        let is_it = |_: &u64| matches!(task.mount_of(link), Ok(Some(now)) if now == id);
+        MeantMount { id, unique: unique.filter(is_it) }
     }
 
     /// Whether a part of the mount with this id is searched for.

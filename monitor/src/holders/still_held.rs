@@ -2,11 +2,12 @@
 //! hold on come out.
 //!
 //! Only their processes are read. Where a mount is detached, the kernel shows their files from its root; descriptors keep
-//! its id. A current directory is told from one of the same name elsewhere by the id of
-//! its mount, or, before Linux 5.8, by its device, which is read on local file systems only: a server that is gone would
+//! its id. What is in a copy of another mount namespace is compared with the id of that copy, which is never reused where the
+//! kernel has such. A current directory is told from one of the same name elsewhere by the id of its mount, or, before Linux 5.8, by its device, which is read on local file systems only: a server that is gone would
 //! block it.
 
 use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
 use std::path::Path;
 
 use nix::fcntl::{AT_FDCWD, AtFlags};
@@ -18,7 +19,7 @@ use super::pins::{Owner, bound_file, is_closed, mapped_file};
 use super::resolve::is_local;
 use super::searched::{answers_at_once, is_device};
 use super::{Deadline, Holder, HolderReport, kernel, own_directory};
-use crate::observation::{Access, MountFacts, Verdict};
+use crate::observation::{Access, MeantMount, MountFacts, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
 use crate::sources::procfs::mountinfo::MountTable;
@@ -102,8 +103,7 @@ fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts, is_att
         return Some(false);
     }
     let task = thread.as_ref().and_then(Option::as_ref).unwrap_or(process);
-    // A copy in another mount namespace has an id of its own.
-    let is_in_copy = is_attached && holder.mntns.is_some_and(|mntns| mntns != mount.mntns);
+    let held = Held::new(holder, mount, is_attached);
     let path = holder.path.as_deref()?;
     let now = path.strip_prefix(mount.mountpoint.trim_end_matches('/'));
     let now = match now {
@@ -124,20 +124,22 @@ fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts, is_att
                 };
             let info =
                 task.at(c"fdinfo").and_then(|dir| Ok(dir.text(name.as_c_str(), &mut text)?.into_owned()));
-            // An id is reused once nobody holds the mount.
-            Some((is_in_copy || mnt_id(&info.ok()?)? == mount.id) && link == now)
+            let id = mnt_id(&info.ok()?)?;
+            let name = CString::new(format!("fd/{}", holder.fd?)).ok()?;
+            if link == now { held.is_on(id, (process, task), Some(&name)) } else { Some(false) }
         }
         Access::Socket => {
             let owner = Owner { tgid: holder.tgid, tid: holder.tid.unwrap_or(holder.tgid) };
             let own = own_directory(proc);
             match bound_file(own.as_deref(), (task, owner), holder.fd?) {
-                Ok(file) => {
-                    Some(file.is_some_and(|file| (is_in_copy || file.mount == mount.id) && file.path == now))
-                }
+                Ok(file) => match file.filter(|file| file.path == now) {
+                    Some(file) => held.is_on(file.mount, (process, task), None),
+                    None => Some(false),
+                },
                 Err(error) => is_closed(&error).then_some(false),
             }
         }
-        Access::Cwd | Access::Root | Access::Exe => is_in(proc, process, holder, (mount, is_in_copy), now),
+        Access::Cwd | Access::Root | Access::Exe => is_in(proc, process, holder, &held, now),
         Access::Mmap => {
             let maps = process.text(c"maps", &mut text).ok()?;
             let mut files = maps.lines().filter_map(mapped_file);
@@ -156,14 +158,49 @@ fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts, is_att
     }
 }
 
+/// The mount that a holder was found on: the target, or a copy of it in another mount namespace, which has an id of its own.
+struct Held<'m> {
+    /// The target.
+    mount: &'m MountFacts,
+    /// `None` where it is not known which copy it was.
+    on: Option<MeantMount>,
+    is_in_copy: bool,
+    is_attached: bool,
+}
+
+impl<'m> Held<'m> {
+    fn new(holder: &Holder, mount: &'m MountFacts, is_attached: bool) -> Self {
+        let is_foreign = holder.mntns.is_some_and(|mntns| mntns != mount.mntns);
+        let target = MeantMount { id: mount.id, unique: None };
+        let on = holder.mount.or_else(|| (!is_foreign).then_some(target));
+        let is_in_copy = on.is_none_or(|on| on.id != mount.id);
+        Self { mount, on, is_in_copy, is_attached }
+    }
+
+    /// Whether what is on the mount with this id now is on that one still. `link`: below the directory of the task.
+    fn is_on(&self, id: u64, (process, task): (&Dir, &Dir), link: Option<&CStr>) -> Option<bool> {
+        let on = self.on?;
+        if id != on.id {
+            return Some(false);
+        }
+        if let (Some(unique), Some(link)) = (on.unique, link)
+            && let Ok(Some(now)) = task.unique_mount_of(link)
+        {
+            return Some(now == unique);
+        }
+        // The id of a copy is reused at once where that was unmounted.
+        if !self.is_in_copy || !self.is_attached {
+            return Some(true);
+        }
+        let mut text = Vec::new();
+        let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, "/");
+        let found = table.by_id(id)?;
+        Some(found.device == self.mount.device && found.root == self.mount.root)
+    }
+}
+
 /// Whether a directory or the program of a process is still what it was, and on the mount, or on any copy of it.
-fn is_in(
-    proc: &Proc,
-    process: &Dir,
-    holder: &Holder,
-    (mount, is_in_copy): (&MountFacts, bool),
-    now: &str,
-) -> Option<bool> {
+fn is_in(proc: &Proc, process: &Dir, holder: &Holder, held: &Held<'_>, now: &str) -> Option<bool> {
     let (file, name) = match holder.access {
         Access::Cwd => ("cwd", c"cwd"),
         Access::Root => ("root", c"root"),
@@ -172,15 +209,13 @@ fn is_in(
     if process.link(name, &mut Buffer::default()).ok()? != now {
         return Some(false);
     }
-    if is_in_copy {
-        return Some(true);
-    }
+    let mount = held.mount;
     if answers_at_once(&mount.fstype)
         && let Ok(Some(id)) = process.mount_of(name)
     {
-        return Some(id == mount.id);
+        return held.is_on(id, (process, process), Some(name));
     }
-    if !is_local(&mount.fstype) {
+    if held.is_in_copy || !is_local(&mount.fstype) {
         return None;
     }
     let own = device(&proc.path(holder.tgid, file))?;

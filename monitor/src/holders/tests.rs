@@ -17,6 +17,7 @@ use crate::sources::procfs::mountinfo::MountTable;
 use crate::sources::procfs::statmount::MountNamespace;
 use sandbox::{Child, MountSandbox, Step, c_path, umount};
 
+mod copies;
 mod demand;
 mod descriptors;
 mod file_server;
@@ -32,8 +33,7 @@ mod without_process;
 const AMPLE: Duration = Duration::from_secs(60);
 
 fn own_mntns() -> NsInum {
-    let proc = Proc::default();
-    proc.ns(std::process::id(), "mnt").unwrap()
+    Proc::default().ns(std::process::id(), "mnt").unwrap()
 }
 
 fn request(path: &Path) -> ScanRequest {

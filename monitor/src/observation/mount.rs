@@ -231,6 +231,9 @@ pub struct Holder {
     /// Whether it only may pin the mount: what it has may be on another one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub possible: bool,
+    /// The mount that it is on, where it was found by that; not in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount: Option<MeantMount>,
     /// The device, for [`Access::Loop`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loop_device: Option<LoopDevice>,
@@ -256,6 +259,7 @@ impl Holder {
             serves: None,
             serves_for_certain: false,
             possible: false,
+            mount: None,
             loop_device: None,
         }
     }

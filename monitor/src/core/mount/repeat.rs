@@ -110,13 +110,14 @@ impl Core {
             (one.tgid, one.access, &one.path) == (other.tgid, other.access, &other.path)
                 && (one.fd, one.tid) == (other.fd, other.tid)
         };
-        let is_still = |known: &Holder| {
-            // Of more than these the report does not tell.
-            let is_doubted = again.blind_spots.len() >= HolderReport::BLIND_SPOTS
-                || again.blind_spots.iter().any(|spot| spot.tgid.is_none_or(|tgid| tgid == known.tgid));
-            let is_seen = || again.holders.iter().any(|holder| is_same(holder, known));
-            known.access == Access::ChildMount || is_doubted || is_seen()
+        // Of more than these the report does not tell.
+        let is_doubted = |known: &Holder| {
+            again.blind_spots.len() >= HolderReport::BLIND_SPOTS
+                || again.blind_spots.iter().any(|spot| spot.tgid.is_none_or(|tgid| tgid == known.tgid))
         };
+        let is_seen = |known: &Holder| again.holders.iter().any(|holder| is_same(holder, known));
+        let is_still =
+            |known: &Holder| known.access == Access::ChildMount || is_doubted(known) || is_seen(known);
         let goes_on = self.holder_scans.is_going_on(umount.mount);
         let Some(known) = self.holder_scans.last_mut(umount.mount) else {
             self.repeat(&umount);
@@ -124,12 +125,20 @@ impl Core {
         };
         let all = std::mem::take(&mut known.report.holders);
         let had_users = all.iter().any(is_user);
+        let own = known.report.mount.as_ref().map(|mount| mount.mntns);
+        // A name in another mount namespace may be that of another file by now.
+        let is_unknown_copy = |known: &Holder| {
+            let is_foreign = own.zip(known.mntns).is_some_and(|(own, mntns)| own != mntns);
+            is_user(known) && is_foreign && is_doubted(known) && !is_seen(known)
+        };
+        let is_unknown = all.iter().any(is_unknown_copy);
         known.report.holders = all.into_iter().filter(is_still).collect();
         let holders = &known.report.holders;
         let is_over = had_users && !holders.iter().any(is_user)
             || known.report.verdict == Verdict::MountNamespace && holders.is_empty();
-        if is_over && !goes_on {
-            let waiting = self.scan(QueuedUmount { let_go: had_users, ..umount });
+        if (is_over || is_unknown) && !goes_on {
+            let let_go = had_users && !is_unknown;
+            let waiting = self.scan(QueuedUmount { let_go, ..umount });
             return self.holder_scans.queue.push_first(waiting);
         }
         self.repeat(&umount);

@@ -40,6 +40,7 @@ pub(super) fn found(id: u64, mount: u64) -> Fact {
             serves: None,
             serves_for_certain: false,
             possible: false,
+            mount: None,
             loop_device: None,
         }],
         complete: true,

@@ -61,6 +61,7 @@ pub(in crate::diagnose) fn holders(id: u64, path: &str) -> HolderReport {
             serves: Some(serves),
             serves_for_certain: true,
             possible: false,
+            mount: None,
             loop_device: None,
         }],
         complete: true,

@@ -5,6 +5,7 @@
 //! taken to have its own: that two tables have as many descriptors, or the same numbers, says nothing.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +13,7 @@ use super::{On, Pin, Visit, Visitor, sockets};
 use crate::holders::Deadline;
 use crate::holders::mntns_index::{MAX_THREADS, task_dir, threads};
 use crate::holders::searched::ScanTargets;
-use crate::observation::Access;
+use crate::observation::{Access, MeantMount};
 use crate::sources::procfs::dir::{Dir, NumberName, is_gone, mnt_id};
 use crate::sources::procfs::kcmp;
 
@@ -293,7 +294,7 @@ impl Visitor {
         let info = info.and_then(|info| visit.read(info.text(name.as_c_str(), &mut self.text)));
         let held = match (info.as_deref().map(mnt_id), &path) {
             (Some(Some(id)), None) if files.targets.has_part_of(id) => {
-                visit.decide(On::Unknown, Access::Fd, "");
+                visit.decide(On::Unknown, Access::Fd, "", |id| MeantMount { id, unique: None });
                 false
             }
             (Some(Some(id)), path) => files.targets.has(id, path.as_deref()),
@@ -301,7 +302,10 @@ impl Visitor {
             _ => false,
         };
         if held {
-            visit.add(Pin { fd: Some(fd), tid: files.owner.apart(), ..Pin::of(Access::Fd, path) });
+            let link = CString::new(format!("fd/{fd}")).ok();
+            let id = info.as_deref().and_then(mnt_id).zip(link);
+            let mount = id.map(|(id, link)| files.targets.held(id, files.task, &link));
+            visit.add(Pin { fd: Some(fd), tid: files.owner.apart(), mount, ..Pin::of(Access::Fd, path) });
             return State::Held;
         }
         State::Open

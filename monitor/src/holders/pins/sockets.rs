@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::descriptors::{Files, Owner};
 use super::{Pin, Visit, Visitor};
-use crate::observation::Access;
+use crate::observation::{Access, MeantMount};
 use crate::sources::procfs::dir::{Dir, NumberName, is_gone};
 use crate::sources::procfs::pidfd::PidFd;
 use crate::sources::procfs::readers::reading_none;
@@ -86,7 +86,8 @@ impl Visitor {
         match bound_file(self.own.as_deref(), (files.task, files.owner), fd) {
             Ok(Some(file)) if files.targets.has(file.mount, Some(&file.path)) => {
                 let (path, tid) = (Some(file.path), files.owner.apart());
-                visit.add(Pin { fd: Some(fd), tid, ..Pin::of(Access::Socket, path) });
+                let mount = Some(MeantMount { id: file.mount, unique: None });
+                visit.add(Pin { fd: Some(fd), tid, mount, ..Pin::of(Access::Socket, path) });
             }
             Err(error) if is_likely && !is_closed(&error) && !visit.doubts.contains(&Access::Socket) => {
                 visit.doubts.push(Access::Socket);
