@@ -37,7 +37,7 @@ pub(super) fn served(process: &Dir) -> Option<Served> {
     if process.link(c"root", &mut links).ok()? != "/" {
         return None;
     }
-    let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, "/");
+    let table = process.mount_table("/", |_| true).ok()?;
     if !table.iter().any(|mount| is_fuse(&mount.fstype)) {
         return None;
     }

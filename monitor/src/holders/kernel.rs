@@ -137,12 +137,16 @@ impl Seen<'_> {
         )
     }
 
-    /// The mounts in these that may have a file of this name; `None` if there is no time for all.
+    /// The mounts in these that may have a file of this name; `None` if there is no time for all, or not all are read.
     fn elsewhere(&self, name: &str) -> Option<Vec<Mount>> {
         let has_it = |mount: &&Mount| is_below(name, &mount.mountpoint);
-        let of = |table: MountTable| table.iter().filter(has_it).cloned().collect::<Vec<_>>();
+        let mut is_all = true;
+        let of = |table: MountTable| {
+            is_all &= !table.is_cut();
+            table.iter().filter(has_it).cloned().collect::<Vec<_>>()
+        };
         let found = self.other_tables(|_| true).flat_map(of).collect();
-        (!self.deadline.is_over()).then_some(found)
+        (is_all && !self.deadline.is_over()).then_some(found)
     }
 
     /// Where a loop device is mounted.

@@ -109,6 +109,9 @@ pub(super) fn again(proc: &Proc, known: &MountFacts, members: &[Member]) -> Opti
         found.is_some_and(|found| known.identity().is_some_and(|known| known.is_same(&found)))
     };
     let mount = seen.table.by_id(known.id).filter(is_it).cloned();
+    if mount.is_none() && seen.table.is_cut() {
+        return None;
+    }
     Some((seen, mount))
 }
 
@@ -204,6 +207,9 @@ fn meant(proc: &Proc, request: &ScanRequest, members: &[Member]) -> Option<Locat
     let mut found = Located::from(empty(request));
     found.report.resolved = Some(boot_now());
     let with_id = seen.table.by_id(target.id);
+    if with_id.is_none() && seen.table.is_cut() {
+        return None;
+    }
     let unique = with_id.and_then(|mount| unique_id(proc, &seen, mount));
     let is_another = unique.is_some() && target.unique.is_some() && unique != target.unique;
     match with_id.filter(|_| !is_another) {
@@ -231,7 +237,7 @@ fn cgroup(proc: &Proc, request: &ScanRequest, members: &[Member]) -> Option<Cgro
         .iter()
         .take(mntns_index::MAX_TRIES)
         .filter_map(|member| mntns_index::seen_by(proc, *member, request.mntns));
-    let seen = seen.find(|seen| seen.root == "/")?;
+    let seen = seen.find(|seen| seen.root == "/" && !seen.table.is_cut())?;
     let on = seen.table.covering(&path).filter(|on| on.mountpoint != path)?;
     matches!(on.fstype.as_str(), "cgroup" | "cgroup2").then(|| Cgroup { path, fstype: on.fstype.clone() })
 }

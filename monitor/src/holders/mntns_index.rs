@@ -148,18 +148,18 @@ pub(super) fn task_dir(dir: &Dir, tid: u32) -> Option<Dir> {
 pub(super) struct Shown {
     /// Those that were wanted.
     pub(super) table: MountTable,
-    /// Where every member is in a chroot, which hides some: one of them.
+    /// Where every member is in a chroot, which hides some, or there are more than are read: one of them.
     pub(super) hidden_from: Option<Member>,
 }
 
 /// Reads the mounts of a namespace from one of its members, best one first: a member in a chroot does not
-/// see all. The text is handed to `wanted` before it is parsed. `None` where no member lives that may be read.
+/// see all. Where no line is wanted, the table is empty. `None` where no member lives that may be read.
 pub(super) fn mounts(
     proc: &Proc,
     members: impl IntoIterator<Item = Member>,
     wanted: impl Fn(&str) -> bool,
 ) -> Option<Shown> {
-    let (mut buffer, mut text) = (Buffer::default(), Vec::new());
+    let mut buffer = Buffer::default();
     let mut partial: Option<Shown> = None;
     for member in members.into_iter().take(MAX_TRIES) {
         let Some(dir) = member.dir(proc) else { continue };
@@ -167,11 +167,22 @@ pub(super) fn mounts(
         if root != "/" && partial.as_ref().is_some_and(|shown| !shown.table.is_empty()) {
             continue;
         }
-        let Ok(mounts) = dir.text(c"mountinfo", &mut text) else { continue };
-        let table = if wanted(&mounts) { MountTable::parse(&mounts, &root) } else { MountTable::default() };
+        let (mut is_wanted, mut is_empty) = (false, true);
+        let Ok(mut table) = dir.mount_table(&root, |line| {
+            is_empty = false;
+            is_wanted |= wanted(line);
+            true
+        }) else {
+            continue;
+        };
+        if !is_wanted {
+            table.retain(|_| false);
+        }
         // It sees none at all where its root directory is no mount point, or was detached.
-        if root == "/" && !mounts.is_empty() {
-            return Some(Shown { table, hidden_from: None });
+        if root == "/" && !is_empty {
+            // Any other member would show no more.
+            let hidden_from = table.is_cut().then_some(member);
+            return Some(Shown { table, hidden_from });
         }
         partial = Some(Shown { table, hidden_from: Some(member) });
     }
@@ -192,10 +203,10 @@ pub(super) struct Seen {
 
 /// Reads the mounts that a member sees; `None` if it sees none, is gone, or has entered another namespace meanwhile.
 pub(super) fn seen_by(proc: &Proc, member: Member, ns: NsInum) -> Option<Seen> {
-    let (mut buffer, mut text) = (Buffer::default(), Vec::new());
+    let mut buffer = Buffer::default();
     let process = member.dir(proc)?;
     let root = process.link(c"root", &mut buffer).ok()?.into_owned();
-    let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, &root);
+    let table = process.mount_table(&root, |_| true).ok()?;
     let is_member = matches!(namespace(&process, &mut buffer), Ok(Some(now)) if now == ns);
     (is_member && root.starts_with('/') && !table.is_empty()).then_some(Seen {
         tgid: member.tgid,
@@ -210,8 +221,7 @@ pub(super) const MAX_TRIES: usize = 64;
 
 /// The mounts that a process sees whose links may not be read; its own root may hide some.
 pub(super) fn mounts_of_unreadable(proc: &Proc, tgid: u32) -> io::Result<MountTable> {
-    let mut text = Vec::new();
-    Ok(MountTable::parse(&proc.dir(tgid)?.text(c"mountinfo", &mut text)?, "/"))
+    proc.dir(tgid)?.mount_table("/", |_| true)
 }
 
 #[cfg(test)]

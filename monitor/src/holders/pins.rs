@@ -9,6 +9,7 @@
 use std::borrow::Cow;
 use std::ffi::{CStr, CString};
 use std::io;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use super::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
@@ -17,7 +18,7 @@ use super::searched::ScanTargets;
 use super::{Deadline, file_server};
 use crate::observation::{Access, Holder, MeantMount, NsInum};
 use crate::sources::procfs::Proc;
-use crate::sources::procfs::dir::{Buffer, Dir, is_gone};
+use crate::sources::procfs::dir::{Buffer, Dir, MAX_TEXT, is_gone};
 use crate::sources::procfs::procmap::maps_any;
 use crate::sources::procfs::readers;
 
@@ -30,6 +31,9 @@ use descriptors::{FIRST_MAPPINGS, FIRST_MAPS};
 use hidden::Hiding;
 use sockets::Sockets;
 pub(super) use sockets::{bound_file, is_closed};
+
+/// Of a line of `maps`: what is before the name, and as much of that as a link shows.
+const MAPS_LINE: usize = 80 + 4096;
 
 /// One way in which a process pins the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -286,26 +290,42 @@ impl Visitor {
         {
             return true;
         }
-        let Some((maps, is_all)) = visit.read(main.beginning(c"maps", most, &mut self.text)) else {
-            return true;
-        };
-        let whole = if is_all { maps.len() } else { maps.rfind('\n').unwrap_or_default() };
-        let mapped = maps[..whole].lines().filter_map(|line| Some((line, mapped_file(line)?)));
-        for (line, (path, device)) in mapped.filter(|(_, (path, _))| targets.selects(path)) {
+        let ns = visit.ns;
+        let is_all = main.lines(c"maps", (most, MAPS_LINE), |line, _| {
+            let Some((path, device)) = mapped_file(line).filter(|(path, _)| targets.selects(path)) else {
+                return ControlFlow::Continue(());
+            };
             if Some(path) == exe {
-                continue;
+                return ControlFlow::Continue(());
             }
             let id = map_file(line);
-            let id = id.map_or(Ok(None), |name| targets.mount_id(visit.ns, main, &name, path));
-            let on = on(id, path, targets, || targets.maps(visit.ns, path, device));
-            let held = |id| MeantMount { id, unique: None };
-            visit.decide(on, Access::Mmap, &path.replace("\\012", "\n"), held);
-            if matches!(on, On::Searched(_)) {
-                return true;
-            }
-        }
-        is_all
+            let id = id.map_or(Ok(None), |name| targets.mount_id(ns, main, &name, path));
+            let on = on(id, path, targets, || targets.maps(ns, path, device));
+            let is_searched = matches!(on, On::Searched(_));
+            visit.decide(on, Access::Mmap, &file_name(path), |id| MeantMount { id, unique: None });
+            if is_searched { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        visit.read(is_all).unwrap_or(true)
     }
+}
+
+/// The name of a mapped file as the links of a process show it: in the text its line breaks are escaped, and nothing else is.
+fn file_name(mapped: &str) -> String {
+    mapped.replace("\\012", "\n")
+}
+
+/// Whether a process maps a file of this name, of a file system that fits; `None` where it has more mappings than are read.
+pub(super) fn maps_file(process: &Dir, name: &str, fits: impl Fn(&str) -> bool) -> io::Result<Option<bool>> {
+    let mut is_found = false;
+    let is_all = process.lines(c"maps", (MAX_TEXT, MAPS_LINE), |line, is_cut| {
+        let is_it = |(path, device): (&str, &str)| {
+            let path = file_name(path);
+            fits(device) && (path == name || is_cut && path.starts_with(name))
+        };
+        is_found = mapped_file(line).is_some_and(is_it);
+        if is_found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    Ok(is_all.then_some(is_found))
 }
 
 /// Whether a link of a task leads to a searched mount; `None` where its name alone says that it does not.
@@ -398,6 +418,24 @@ mod tests {
         ] {
             assert_eq!(mapped_file(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn a_mapped_file_with_a_line_break_in_its_name_is_found_again_and_so_is_one_with_a_long_name() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("7")).unwrap();
+        let process = Proc::new(root.path()).dir(7).unwrap();
+        let maps = |name: &str, wanted: &str| {
+            let head = "7f10-7f20 r-xp 00000000 00:09 1234                     ";
+            std::fs::write(root.path().join("7/maps"), format!("7f00-7f10 rw-p 0 00:00 0 \n{head}{name}\n"))
+                .unwrap();
+            maps_file(&process, wanted, |device| device == "00:09").unwrap()
+        };
+        assert_eq!(maps("/v/a\\012b", "/v/a\nb"), Some(true));
+        assert_eq!(maps("/v/a", "/v/b"), Some(false));
+        let long = format!("/{}", "x".repeat(10_000));
+        assert_eq!(maps(&long, &long[..4000]), Some(true));
+        assert_eq!(maps(&format!("{long}\n").repeat(7000), "/v/b"), None, "not all of it is read");
     }
 
     #[test]

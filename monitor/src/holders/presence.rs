@@ -53,6 +53,9 @@ pub(super) fn presence(proc: &Proc, request: &PresenceRequest, deadline: Deadlin
         let Some((table, is_whole)) = table_of(&process, request.mntns) else { continue };
         match find(&table, &request.identity) {
             Some(true) => return known(true),
+            Some(false) if table.is_cut() => {
+                return unknown("its mount namespace has more mounts, or longer names, than are read");
+            }
             Some(false) if is_whole => return known(false),
             // A process in a chroot does not see all mounts.
             Some(false) => in_chroot = true,
@@ -102,8 +105,7 @@ pub(super) fn namespace_of(proc: &Proc, tgid: u32, process: &Dir) -> io::Result<
 /// The mounts that a process sees, and whether these are all; `None` if it has entered another namespace meanwhile, or
 /// sees none.
 fn table_of(process: &Dir, mntns: NsInum) -> Option<(MountTable, bool)> {
-    let mut text = Vec::new();
     let root = process.link(c"root", &mut Buffer::default()).ok()?.into_owned();
-    let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, &root);
+    let table = process.mount_table(&root, |_| true).ok()?;
     (is_member(process, mntns) && !table.is_empty()).then_some((table, root == "/"))
 }

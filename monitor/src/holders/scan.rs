@@ -32,9 +32,11 @@ const STAGES_MIN: u32 = 4;
 const NOTE_EVERY: Duration = Duration::from_millis(100);
 
 mod doubts;
+mod room;
 mod wanted;
 mod without_process;
 
+use room::Room;
 use wanted::{NEAR_ALONE, wants_all};
 
 /// What a part of a scan found, and how to go on if it is not done.
@@ -130,6 +132,9 @@ impl<'p> Scan<'p> {
             }
             Some(known) => locate::again(self.proc, &known, &members)?,
         };
+        if seen.table.is_cut() {
+            self.report.blind_spot(None, doubts::TOO_LONG);
+        }
         let Some(target) = target else {
             return Some(self.nothing_there(request));
         };
@@ -280,6 +285,7 @@ impl<'p> Scan<'p> {
     ) -> (Vec<NamespaceMounts>, bool) {
         let target = scope.target;
         let device = format!(" {} ", target.device);
+        let mut room = Room::new(&own, scope);
         let (mut views, mut is_whole, mut looked) = (vec![own], true, false);
         for (ns, members) in &index.namespaces {
             let known = self.progress.namespaces.get(ns).copied();
@@ -297,8 +303,12 @@ impl<'p> Scan<'p> {
             if known.is_none() {
                 self.doubt_what_is_hidden(&shown, target);
             }
-            let table = shown.table;
-            let has_copy = table.iter().any(|mount| scope.touches(mount));
+            let mut table = shown.table;
+            let mut has_copy = table.iter().any(|mount| scope.touches(mount));
+            if has_copy && !room.take(&mut table, scope) {
+                has_copy = false;
+                self.report.blind_spot(None, "more mounts show its file system than are looked at");
+            }
             self.progress.namespaces.insert(*ns, has_copy);
             if has_copy {
                 views.push(NamespaceMounts { ns: *ns, table });

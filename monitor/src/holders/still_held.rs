@@ -15,14 +15,13 @@ use nix::sys::stat::fstatat;
 use serde::{Deserialize, Serialize};
 
 use super::mntns_index::task_dir;
-use super::pins::{Owner, bound_file, is_closed, mapped_file};
+use super::pins::{Owner, bound_file, is_closed, maps_file};
 use super::resolve::is_local;
 use super::searched::{answers_at_once, is_device};
 use super::{Deadline, Holder, HolderReport, kernel, own_directory};
 use crate::observation::{Access, MeantMount, MountFacts, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
-use crate::sources::procfs::mountinfo::MountTable;
 
 /// A request who still holds a detached mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,18 +139,14 @@ fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts, is_att
             }
         }
         Access::Cwd | Access::Root | Access::Exe => is_in(proc, process, holder, &held, now),
-        Access::Mmap => {
-            let maps = process.text(c"maps", &mut text).ok()?;
-            let mut files = maps.lines().filter_map(mapped_file);
-            Some(files.any(|(path, device)| path == now && is_device(device, &mount.device)))
-        }
+        Access::Mmap => maps_file(process, now, |device| is_device(device, &mount.device)).ok()?,
         // What is mounted in a namespace that it only keeps its own mounts do not show.
         Access::Mount if holder.fd.is_some() => None,
         Access::Mount => {
             let root = process.link(c"root", &mut buffer).ok()?.into_owned();
-            let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, &root);
+            let table = process.mount_table(&root, |_| true).ok()?;
             let is_copy = |found: &_| is_copy(found, path, mount);
-            Some(table.iter().any(is_copy))
+            Some(table.iter().any(is_copy)).filter(|is_held| *is_held || !table.is_cut())
         }
         Access::ChildMount | Access::Netns | Access::Loop | Access::Swap | Access::Export => Some(false),
         Access::InFlight | Access::IoUring => None,
@@ -192,8 +187,7 @@ impl<'m> Held<'m> {
         if !self.is_in_copy || !self.is_attached {
             return Some(true);
         }
-        let mut text = Vec::new();
-        let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, "/");
+        let table = process.mount_table("/", |_| true).ok().filter(|table| !table.is_cut())?;
         let found = table.by_id(id)?;
         Some(found.device == self.mount.device && found.root == self.mount.root)
     }

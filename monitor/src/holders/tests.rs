@@ -27,6 +27,7 @@ mod path;
 mod replaced;
 mod sandbox;
 mod sockets;
+mod tables;
 mod without_process;
 
 /// Long enough that it never ends a scan of a test.
@@ -334,13 +335,12 @@ fn fake_table() -> String {
 const VOL: u64 = 900_002;
 
 fn fake_request() -> ScanRequest {
-    let (path, origin) = ("/vol".to_owned(), None);
     ScanRequest {
         id: 1,
         mntns: 1,
         tgid: 99,
-        path,
-        origin,
+        path: "/vol".to_owned(),
+        origin: None,
         follow: true,
         mount_only: false,
         on_demand: false,

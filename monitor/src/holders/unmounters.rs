@@ -188,7 +188,7 @@ fn parent(proc: &Proc, ppid: u32) -> Option<Ancestor> {
 
 /// What it is to unmount by its arguments: of several, the one that is the path of the call in which it waits.
 fn mount(proc: &Proc, dir: &Dir, waits: Option<&Waits>, text: &mut Vec<u8>) -> Option<UnmountedMount> {
-    let table = MountTable::parse(&dir.text(c"mountinfo", text).ok()?, "/");
+    let table = dir.mount_table("/", |_| true).ok().filter(|table| !table.is_cut())?;
     let arguments = dir.text(c"cmdline", text).ok()?.into_owned();
     let mount = meant(&arguments, &table, || calls::path(dir, text))?;
     Some(server_of_mount(proc, mount, waits))

@@ -261,8 +261,10 @@ impl Look<'_> {
         let Some(shown) = mounts(self.proc, namespace.members.iter().copied(), |_| true) else {
             return self.miss(namespace);
         };
-        if shown.hidden_from.is_none() {
-            self.found.read.insert(namespace.inum);
+        match shown.table.is_cut() {
+            true => self.miss(namespace),
+            false if shown.hidden_from.is_none() => drop(self.found.read.insert(namespace.inum)),
+            false => {}
         }
         if let Some(root) = shown.table.at("/").and_then(|root| host.get_mut(&root.device))
             && root.iter().all(|mount| mount.path != "/")

@@ -9,15 +9,23 @@ use crate::sources::procfs::dir::{Dir, is_gone};
 use crate::sources::procfs::mountinfo::Mount;
 use crate::sources::procfs::statmount::MountNamespace;
 
+/// Why not all mounts of a namespace are known.
+pub(super) const TOO_LONG: &str = "its mount namespace has more mounts, or longer names, than are read";
+
 impl Scan<'_> {
-    /// Where all processes of a namespace are in a chroot, they may hold a copy that is mounted outside of it.
+    /// Where all processes of a namespace are in a chroot, or it has more mounts than are read, they may hold a copy that is
+    /// not seen.
     pub(super) fn doubt_what_is_hidden(&mut self, shown: &Shown, target: &Mount) {
         let Some(member) = shown.hidden_from else { return };
         let Some(task) = member.dir(self.proc) else { return };
         let namespace = MountNamespace::of(&task);
         if !matches!(namespace.map(|all| all.hides_copy(target, &shown.table)), Ok(Ok(false))) {
-            let reason =
-                "every process of its mount namespace is in a chroot, and mounts outside of it are not seen";
+            let reason = match shown.table.is_cut() {
+                true => TOO_LONG,
+                false => {
+                    "every process of its mount namespace is in a chroot, and mounts outside of it are not seen"
+                }
+            };
             self.blind_to(member.tgid, reason);
         }
     }
@@ -30,7 +38,7 @@ impl Scan<'_> {
         let unreadable = unreadable.filter(|tgid| Some(*tgid) != own && self.progress.is_about(*tgid));
         for tgid in unreadable.collect::<Vec<_>>() {
             let blind = match mntns_index::mounts_of_unreadable(self.proc, tgid) {
-                Ok(table) => table.iter().any(|mount| scope.touches(mount)),
+                Ok(table) => table.is_cut() || table.iter().any(|mount| scope.touches(mount)),
                 Err(error) if is_gone(&error) => continue,
                 Err(_) => self.proc.is_alive(tgid),
             };

@@ -9,7 +9,7 @@ fn in_copy(target: &Path) -> Child {
 }
 
 /// A shared sandbox with a mount that covers a directory with a file of the same name.
-fn covered() -> (MountSandbox, std::path::PathBuf) {
+fn covered() -> (MountSandbox, PathBuf) {
     let mut sandbox = MountSandbox::new();
     sandbox.share();
     let bare = sandbox.path("vol");

@@ -12,7 +12,6 @@ use crate::holders::mntns_index::{task_dir, threads};
 use crate::observation::{BootNs, TaskFacts, TaskKey, TaskPlace, UmountCall};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir};
-use crate::sources::procfs::mountinfo::MountTable;
 use crate::sources::procfs::readers::{WAITS, Waits};
 use crate::sources::procfs::root::is_root_of_node;
 
@@ -103,7 +102,7 @@ fn of_process(
         call_of(&thread, text).filter(|(_, again)| *again == address)?;
         let stat = proc.stat(tgid)?;
         let mount = path.as_deref().and_then(|path| {
-            let table = MountTable::parse(&process.text(c"mountinfo", text).ok()?, "/");
+            let table = process.mount_table("/", |_| true).ok().filter(|table| !table.is_cut())?;
             table.at(path.trim_end_matches('/')).map(|mount| server_of_mount(proc, mount, waits))
         });
         let task = TaskFacts {

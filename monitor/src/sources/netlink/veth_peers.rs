@@ -25,7 +25,6 @@ use super::message::{self, Change};
 use super::socket::{RequestError, RequestSocket};
 use crate::observation::{Access, Fact, Holder, HolderReport, NsInum, VethPeer};
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
-use crate::sources::procfs::mountinfo::MountTable;
 use crate::sources::procfs::readers::{Answer, Job, Readers, reading_none};
 use crate::sources::procfs::{Proc, parse_ns};
 use crate::sources::{Sender, observed_now};
@@ -194,7 +193,7 @@ impl Survey {
             report: HolderReport::skipped(0, String::new()),
             nsfs: nsfs(proc),
         };
-        let (mut buffer, mut text) = (Buffer::default(), Vec::new());
+        let mut buffer = Buffer::default();
         let mut by_mntns: BTreeMap<NsInum, Vec<u32>> = BTreeMap::new();
         let end = Instant::now() + TIME;
         for tgid in proc.pids().unwrap_or_default() {
@@ -208,7 +207,7 @@ impl Survey {
                 Err(_) => survey.report.blind_spot(Some((tgid, None)), "it hangs whoever reads it"),
             }
         }
-        survey.mounts(proc, &by_mntns, &mut text);
+        survey.mounts(proc, &by_mntns);
         survey.bound();
         survey
     }
@@ -277,14 +276,14 @@ impl Survey {
 
     /// Mounts of namespaces in the mount namespaces of all processes. Copies that go with the one in this process's are none of
     /// their own.
-    fn mounts(&mut self, proc: &Proc, by_mntns: &BTreeMap<NsInum, Vec<u32>>, text: &mut Vec<u8>) {
+    fn mounts(&mut self, proc: &Proc, by_mntns: &BTreeMap<NsInum, Vec<u32>>) {
         let own = proc.ns(std::process::id(), "mnt");
         let mut seen_here = BTreeSet::new();
         let mut namespaces: Vec<(NsInum, &Vec<u32>)> =
             by_mntns.iter().map(|(mntns, readers)| (*mntns, readers)).collect();
         namespaces.sort_by_key(|(mntns, _)| Some(*mntns) != own);
         for (mntns, readers) in namespaces {
-            let found = readers.iter().find_map(|tgid| Some((*tgid, netns_mounts(proc, *tgid, text)?)));
+            let found = readers.iter().find_map(|tgid| Some((*tgid, netns_mounts(proc, *tgid)?)));
             let Some((tgid, mounts)) = found else {
                 self.report.blind_spot(
                     readers.first().map(|tgid| (*tgid, None)),
@@ -349,12 +348,10 @@ fn holder(tgid: u32, access: Access) -> Holder {
 }
 
 /// The network namespaces that are mounted in the mount namespace of a process.
-fn netns_mounts(proc: &Proc, tgid: u32, text: &mut Vec<u8>) -> Option<Vec<NetnsMount>> {
+fn netns_mounts(proc: &Proc, tgid: u32) -> Option<Vec<NetnsMount>> {
     let dir = proc.dir(tgid).ok()?;
-    let table = dir.text(c"mountinfo", text).ok()?;
     // Of most tables it is no line.
-    let lines: Vec<&str> = table.lines().filter(|line| line.contains(" net:[")).collect();
-    let table = MountTable::parse(&lines.join("\n"), "/");
+    let table = dir.mount_table("/", |line| line.contains(" net:[")).ok().filter(|table| !table.is_cut())?;
     let mounts = table.iter().filter_map(|mount| {
         let netns = mount.root.strip_prefix("net:[").and_then(|_| parse_ns(&mount.root))?;
         let is_private = mount.shared.is_none() && mount.master.is_none();

@@ -39,14 +39,16 @@ impl<'n> Place<'n> {
     /// None where it cannot be read.
     pub(super) fn of(proc: &Proc, namespace: &'n KubeletNamespace, daemon: u32) -> Option<Self> {
         let candidates = namespace.pid.into_iter().chain([daemon]).chain(NODE);
-        let mut buffer = Vec::new();
         for pid in candidates {
             if proc.ns(pid, "mnt") != Some(namespace.mntns) {
                 continue;
             }
             let Ok(process) = proc.dir(pid) else { continue };
-            let Ok(text) = process.text(c"mountinfo", &mut buffer) else { continue };
-            let table = MountTable::parse(&text, &proc.link(pid, "root").unwrap_or_else(|| "/".into()));
+            let root = proc.link(pid, "root").unwrap_or_else(|| "/".into());
+            let Some(table) = process.mount_table(&root, |_| true).ok().filter(|table| !table.is_cut())
+            else {
+                continue;
+            };
             let is_own = pid == daemon;
             let top = if is_own { PathBuf::from("/") } else { proc.path(pid, "root") };
             let process = Some(pid).filter(|_| !is_own);

@@ -22,8 +22,8 @@ use nix::unistd::{Whence, lseek};
 use super::Proc;
 use super::readers::reading;
 
-/// No text of /proc that is read whole is longer: 100,000 mounts or 600,000 mappings.
-const MAX_TEXT: u64 = 64 << 20;
+/// No text of /proc that is read whole is longer, and no more is read of one that is read in lines.
+pub const MAX_TEXT: u64 = 64 << 20;
 
 /// `d_path` fails beyond this (`PATH_MAX`).
 const MAX_LINK: usize = 4096;
@@ -200,7 +200,8 @@ impl Dir {
         Ok(String::from_utf8_lossy(buffer.0[..len].split(|byte| *byte == 0).next().unwrap_or_default()))
     }
 
-    /// A whole file, read at once and closed.
+    /// A whole file, read at once and closed: one that its process cannot make as long as it likes, or whose end does not
+    /// matter.
     ///
     /// # Errors
     /// As openat(2) and read(2); `ESRCH` when the process went away, `EINVAL` for the mounts of a zombie.

@@ -16,6 +16,7 @@ pub mod cgroups;
 pub mod dir;
 pub mod host;
 pub mod kcmp;
+mod lines;
 pub mod mountinfo;
 pub mod own;
 pub mod pidfd;

@@ -59,22 +59,72 @@ impl Mount {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MountTable {
     mounts: Vec<Mount>,
+    /// Bytes of their names.
+    size: usize,
+    is_cut: bool,
 }
+
+/// Mounts that a table has at most, and bytes of their names: a user can make very many, and the names as long as he likes.
+const MOUNTS_MAX: usize = 1 << 16;
+const NAMES_MAX: usize = 8 << 20;
 
 impl MountTable {
     /// Parses the text. `root` is the root directory of the process whose file it was, as its link shows it
     /// (`/` but for a chroot): mount points are relative to it.
     #[must_use]
     pub fn parse(text: &str, root: &str) -> Self {
-        let mut mounts: Vec<Mount> = text.lines().filter_map(parse_line).collect();
+        let mut table = Self::default();
+        text.lines().for_each(|line| table.add_line(line, false, root));
+        table
+    }
+
+    /// Adds what a line shows, as [`Self::parse`] does. `is_cut`: there is more of the line, which does not matter where that
+    /// is behind the names.
+    pub fn add_line(&mut self, line: &str, is_cut: bool, root: &str) {
+        let has_names = |line: &str| {
+            line.split_once(" - ").is_some_and(|(_, file_system)| file_system.matches(' ').count() > 1)
+        };
+        if is_cut && !has_names(line) {
+            self.is_cut = true;
+            return;
+        }
+        let Some(mut mount) = parse_line(line) else { return };
         let root = root.trim_end_matches('/');
         if !root.is_empty() {
-            for mount in &mut mounts {
-                let below = mount.mountpoint.trim_end_matches('/');
-                mount.mountpoint = format!("{root}{below}");
-            }
+            let below = mount.mountpoint.trim_end_matches('/');
+            mount.mountpoint = format!("{root}{below}");
         }
-        Self { mounts }
+        let size = self.size + mount.root.len() + mount.mountpoint.len() + mount.source.len();
+        if self.mounts.len() >= MOUNTS_MAX || size > NAMES_MAX {
+            self.is_cut = true;
+            return;
+        }
+        self.size = size;
+        self.mounts.push(mount);
+    }
+
+    /// Whether there are mounts that it does not have: too many, or with too long names.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// Notes that there are more.
+    pub fn cut(&mut self) {
+        self.is_cut = true;
+    }
+
+    /// Keeps only some of its mounts.
+    pub fn retain(&mut self, is_kept: impl FnMut(&Mount) -> bool) {
+        self.mounts.retain(is_kept);
+        self.mounts.shrink_to_fit();
+    }
+
+    /// About how many bytes it takes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        let of = |mount: &Mount| mount.root.len() + mount.mountpoint.len() + mount.source.len();
+        self.mounts.iter().map(|mount| of(mount) + 2 * size_of::<Mount>()).sum()
     }
 
     /// All mounts.
@@ -143,7 +193,7 @@ impl MountTable {
 
 impl FromIterator<Mount> for MountTable {
     fn from_iter<T: IntoIterator<Item = Mount>>(mounts: T) -> Self {
-        Self { mounts: mounts.into_iter().collect() }
+        Self { mounts: mounts.into_iter().collect(), ..Self::default() }
     }
 }
 

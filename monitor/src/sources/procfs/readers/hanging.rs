@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Read as _;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,8 @@ use crate::sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 const NAMED: usize = 3;
 /// Threads of the process that are looked at.
 const THREADS: usize = 64;
+/// Bytes of its mounts that are read.
+const MOUNTS_TEXT: u64 = 4 << 20;
 
 /// Finds out who hangs and where, from what the kernel shows without the lock that others wait for: on all kernels that
 /// were tried, the command name, the mounts, and the function of the kernel in which each thread waits.
@@ -120,7 +123,11 @@ impl Job for Describe {
     fn run(&self, proc: &Proc) -> Answer<Description> {
         let read = |file: &str| fs::read_to_string(proc.path(self.tgid, file)).ok();
         let comm = read("comm").map(|comm| comm.trim_end().to_owned());
-        let mounts = read("mountinfo").unwrap_or_default();
+        let mut mounts = Vec::new();
+        // What could be read counts.
+        let _ = fs::File::open(proc.path(self.tgid, "mountinfo"))
+            .and_then(|file| file.take(MOUNTS_TEXT).read_to_end(&mut mounts));
+        let mounts = String::from_utf8_lossy(&mounts);
         let threads = fs::read_dir(proc.path(self.tgid, "task")).into_iter().flatten().flatten();
         let functions = threads.take(THREADS).filter_map(|thread| {
             // Neither this nor the list of threads takes a lock of the process.

@@ -26,6 +26,9 @@ const READY: &str = "reader";
 /// Precedes the id of the process that is read.
 const READING: &str = "read ";
 
+/// Bytes of its own that a reader may have: several times what a scan of a large node needs.
+const MEMORY: libc::rlim_t = 192 << 20;
+
 /// Added to the nice value of a reader for jobs that can wait.
 const NICE: libc::c_int = 10;
 /// The second argument of such a reader.
@@ -79,6 +82,7 @@ pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
         unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
     }
     offer_first();
+    limit_memory();
     enter_initial();
     // Without it nobody can say what hung.
     NAME.get_or_init(|| OpenOptions::new().write(true).open("/proc/self/comm").ok());
@@ -107,6 +111,14 @@ fn offer_first() {
         // If it is refused, the kernel has the choice.
         let _ = std::fs::write(SCORE, own.saturating_add(ABOVE_DAEMON).min(1000).to_string());
     }
+}
+
+/// Whatever a text of another process makes a job keep, this process ends before the node lacks the memory; the daemon starts
+/// another one.
+fn limit_memory() {
+    let limit = libc::rlimit { rlim_cur: MEMORY, rlim_max: MEMORY };
+    // SAFETY: the structure is read during the call only. If it is refused, there is no limit.
+    unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
 }
 
 fn show(text: &str) {

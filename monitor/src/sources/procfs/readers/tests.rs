@@ -22,7 +22,7 @@ pub(super) const READER: &str = "sources::procfs::readers::tests::a_reader";
 fn a_reader() {
     let jobs: Vec<Entry> = crate::sources::jobs()
         .chain(crate::holders::jobs())
-        .chain([entry::<Names>(), entry::<Open>(), entry::<Steps>(), entry::<OnDisk>()])
+        .chain([entry::<Names>(), entry::<Open>(), entry::<Steps>(), entry::<OnDisk>(), entry::<Keep>()])
         .collect();
     serve(&jobs, false).unwrap();
 }
@@ -38,6 +38,30 @@ impl Job for Names {
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         self.0.iter().map(|tgid| Some(proc.stat(*tgid)?.comm)).collect::<Vec<_>>().into()
     }
+}
+
+/// Keeps so many bytes.
+#[derive(Debug, Serialize, Deserialize)]
+struct Keep(usize);
+
+impl Job for Keep {
+    const NAME: &'static str = "test-keep";
+    type Reply = usize;
+
+    fn run(&self, _: &Proc) -> Answer<Self::Reply> {
+        let kept = vec![1_u8; self.0];
+        std::hint::black_box(&kept).len().into()
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_would_take_the_memory_of_the_node_fails_and_the_next_one_works() {
+    let readers = Readers::from(Proc::default());
+    assert_eq!(readers.ask(Keep(64 << 20), PATIENCE).await.unwrap().reply, 64 << 20);
+    let failed = Readers::from(Proc::default()).ask(Keep(1 << 30), PATIENCE).await;
+    assert!(matches!(failed, Err(Unread::Failed(_))), "{failed:?}");
+    let own = std::process::id();
+    assert!(readers.ask(Names(vec![own]), PATIENCE).await.unwrap().reply[0].is_some());
 }
 
 /// Opens a file of a process, and counts the descriptors of the reader.
