@@ -193,30 +193,34 @@ fn sent_files(fdinfo: &str) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
+    use crate::tests::alone::alone;
 
     #[test]
     fn of_a_process_with_more_sockets_than_there_is_time_for_that_is_said() {
-        use std::time::{Duration, Instant};
-
-        let socket = std::os::unix::net::UnixDatagram::unbound().unwrap();
-        let copies: Vec<_> = (0..FDS_PER_LOOK).map(|_| socket.try_clone().unwrap()).collect();
-        let process = crate::sources::procfs::Proc::default().dir(std::process::id()).unwrap();
-        let over = Deadline { used: Duration::MAX, latest: Instant::now() };
-        let ample = Deadline { used: Duration::MAX, latest: Instant::now() + Duration::from_secs(60) };
-        for (deadline, has_more) in [(over, true), (ample, false)] {
-            let process = (std::process::id(), &process);
-            let visit = Visitor::default().hidden(process, None, None, &deadline).unwrap();
-            assert_eq!((visit.has_more_sockets, visit.is_sent_files), (has_more, false));
-        }
-        drop(copies);
+        let test = "of_a_process_with_more_sockets_than_there_is_time_for_that_is_said";
+        // Other tests of this process send files.
+        alone(module_path!(), test, || {
+            let socket = std::os::unix::net::UnixDatagram::unbound().unwrap();
+            let copies: Vec<_> = (0..FDS_PER_LOOK).map(|_| socket.try_clone().unwrap()).collect();
+            let process = crate::sources::procfs::Proc::default().dir(std::process::id()).unwrap();
+            let over = Deadline { used: Duration::MAX, latest: Instant::now() };
+            let ample = Deadline { used: Duration::MAX, latest: Instant::now() + Duration::from_secs(60) };
+            for (deadline, has_more) in [(over, true), (ample, false)] {
+                let process = (std::process::id(), &process);
+                let visit = Visitor::default().hidden(process, None, None, &deadline).unwrap();
+                assert_eq!((visit.has_more_sockets, visit.is_sent_files), (has_more, false));
+            }
+            drop(copies);
+        });
     }
 
     #[test]
     fn of_known_sockets_only_those_are_looked_at() {
         use std::io::IoSlice;
         use std::os::fd::AsRawFd as _;
-        use std::time::{Duration, Instant};
 
         use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
