@@ -51,7 +51,9 @@ pub(super) struct RbdLockLeft {
     #[serde(skip)]
     thresholds: Thresholds,
     /// By subject.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     locks: BTreeMap<String, Lock>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     next: Option<BootNs>,
 }
 

@@ -14,6 +14,7 @@ const FORGOTTEN_NS: BootNs = 3600 * 1_000_000_000;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LockCalls {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     running: Vec<LockCall>,
 }
 
