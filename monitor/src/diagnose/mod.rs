@@ -102,7 +102,8 @@ pub const KINDS: [&str; 20] = [
     multi_pod_disruption::KIND,
 ];
 
-/// Severities that incidents of a kind have.
+/// Severities that incidents of a kind usually have: each has a series from the start, of which there is room for few. Others
+/// appear with the first of them.
 #[must_use]
 pub fn severities(kind: &str) -> &'static [Severity] {
     match kind {
@@ -120,10 +121,12 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | pod_stuck_terminating::KIND
         | container_undeletable::KIND
         | rbd_orphan_mapping::KIND
-        | rbd_lock_left::KIND => &[Severity::Warning],
+        | rbd_lock_left::KIND
+        // As bad as the worst of the pods.
+        | multi_pod_disruption::KIND => &[Severity::Warning],
         mount_leak::KIND => &[Severity::Info, Severity::Warning],
-        // What users do in namespaces of their own is a notice at most, which appears with the first of them.
-        gateway_neighbor_lost::KIND | multi_pod_disruption::KIND => &[Severity::Warning, Severity::Critical],
+        // What users do in namespaces of their own is a notice at most.
+        gateway_neighbor_lost::KIND => &[Severity::Warning, Severity::Critical],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
 }
