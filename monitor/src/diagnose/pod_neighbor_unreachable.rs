@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
-use super::pod_network::{is_in, is_of_pod, living_pod, netns_of, runs_since};
+use super::pod_network::{is_of_pod, living_pod, netns_now, runs_since};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, seconds};
 use crate::escape::name;
 use crate::event::wording::{pod_label, target_label};
@@ -158,13 +158,9 @@ impl PodNeighborUnreachable {
         }
         let mut gone = Vec::new();
         for (subject, record) in &mut self.records {
-            // It may have another sandbox by now; of one that an earlier run of the daemon found, it is not known where it is.
-            match Some(record.netns).filter(|netns| is_in(context.node, *netns, &record.uid)) {
-                Some(_) => {}
-                None => match netns_of(context.node, &record.uid) {
-                    Some(netns) => record.netns = netns,
-                    None => gone.push(subject.clone()),
-                },
+            match netns_now(context.node, record.netns, &record.uid) {
+                Some(netns) => record.netns = netns,
+                None => gone.push(subject.clone()),
             }
         }
         for subject in gone {

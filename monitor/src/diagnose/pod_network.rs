@@ -22,13 +22,19 @@ pub(super) fn living_pod(node: &NodeView<'_>, netns: NsInum) -> Option<(Target, 
 }
 
 /// Whether a pod lives in a network namespace.
-pub(super) fn is_in(node: &NodeView<'_>, netns: NsInum, uid: &str) -> bool {
+fn is_in(node: &NodeView<'_>, netns: NsInum, uid: &str) -> bool {
     living_pod(node, netns).is_some_and(|(_, pod)| pod.uid == uid)
 }
 
 /// The network namespace in which a pod lives.
 pub(super) fn netns_of(node: &NodeView<'_>, uid: &str) -> Option<NsInum> {
     node.namespaces.all().map(|(netns, _)| netns).find(|netns| is_in(node, *netns, uid))
+}
+
+/// The network namespace in which a pod lives, that in which it was if it still does: it may have another sandbox by now, and of
+/// one that an earlier run of the daemon found, it is not known where it was.
+pub(super) fn netns_now(node: &NodeView<'_>, before: NsInum, uid: &str) -> Option<NsInum> {
+    Some(before).filter(|netns| is_in(node, *netns, uid)).or_else(|| netns_of(node, uid))
 }
 
 /// Since when a pod's container runs, as far as that is known; 0 where it is not.

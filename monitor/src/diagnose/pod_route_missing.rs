@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
-use super::pod_network::{SETTLE, is_in, netns_of, runs_since};
+use super::pod_network::{SETTLE, netns_now, runs_since};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, gateway_neighbor_lost, seconds};
 use crate::event::{Actor, CloseReason, Confidence, Event, Kind, Route, Severity};
 use crate::observation::{BootNs, FoundRoute, NsInum, PodAddress, PodRoute, Request};
@@ -329,13 +329,9 @@ impl PodRouteMissing {
         }
         let mut gone = Vec::new();
         for (subject, missing) in &mut self.missing {
-            // It may have another sandbox by now; of one that an earlier run of the daemon found, it is not known where it is.
-            match Some(missing.netns).filter(|netns| is_in(context.node, *netns, &missing.uid)) {
-                Some(_) => {}
-                None => match netns_of(context.node, &missing.uid) {
-                    Some(netns) => missing.netns = netns,
-                    None => gone.push(subject.clone()),
-                },
+            match netns_now(context.node, missing.netns, &missing.uid) {
+                Some(netns) => missing.netns = netns,
+                None => gone.push(subject.clone()),
             }
         }
         for subject in gone {

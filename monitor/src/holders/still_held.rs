@@ -3,8 +3,8 @@
 //!
 //! Only their processes are read. Where a mount is detached, the kernel shows their files from its root; descriptors keep
 //! its id. What is in a copy of another mount namespace is compared with the id of that copy, which is never reused where the
-//! kernel has such. A current directory is told from one of the same name elsewhere by the id of its mount, or, before Linux 5.8, by its device, which is read on local file systems only: a server that is gone would
-//! block it.
+//! kernel has such. A current directory is told from one of the same name elsewhere by the id of its mount, or, before Linux
+//! 5.8, by its device, which is read on local file systems only: a server that is gone would block it.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};

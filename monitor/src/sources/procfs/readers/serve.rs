@@ -26,7 +26,7 @@ const READY: &str = "reader";
 /// Precedes the id of the process that is read.
 const READING: &str = "read ";
 
-/// Bytes of its own that a reader may have: several times what a scan of a large node needs.
+/// Bytes of its own that a reader may have. What a scan keeps of the mount tables of other namespaces is at most a quarter of it.
 const MEMORY: libc::rlim_t = 192 << 20;
 
 /// Added to the nice value of a reader for jobs that can wait.
