@@ -70,7 +70,7 @@ pub(crate) enum Room {
     Namespace = 6,
     /// Those of known gateways.
     Gateway = 7,
-    /// Unmount attempts by root.
+    /// Unmount attempts by root that the kernel has answered.
     Mount = 8,
 }
 

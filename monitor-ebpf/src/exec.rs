@@ -33,8 +33,6 @@ use crate::task::{self, Program, Task};
 
 /// `SIGNAL_GROUP_EXIT` of include/linux/sched/signal.h.
 const GROUP_EXIT: u32 = 4;
-/// The bit of `CAP_SYS_ADMIN` of include/uapi/linux/capability.h.
-const SYS_ADMIN: u32 = 1 << 21;
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "EXEC_OFFSETS")]
@@ -113,7 +111,7 @@ fn component(task: Task) {
     emit::record::<ComponentRecord>(room, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole record, and every field is written.
         unsafe {
-            (*record).header = Header { kind: KIND_COMPONENT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).header = Header { kind: KIND_COMPONENT, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
             (*record).tgid = task.id().tgid;
             (*record).reserved = 0;
         }
@@ -128,7 +126,7 @@ fn executed(task: Task, filename: u64, is_plugin: bool) {
         if !is_root(&task) || !is_on_host(id.mntns) && !task.is_called_in_its_mntns_by(is_caller) {
             return emit::count(counter::OTHERS);
         }
-    } else if !is_root(&task) || !may_administer(&task) {
+    } else if !is_root(&task) || !task.may_administer() {
         return;
     }
     let Some(room) = lanes::exec(&task) else {
@@ -158,7 +156,7 @@ fn send_plugin(task: &Task, filename: u64, room: Room) -> bool {
     let sent = emit::record::<ExecRecord>(room, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole record, and every field is written.
         unsafe {
-            (*record).header = Header { kind: KIND_EXEC, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).header = Header { kind: KIND_EXEC, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
             (*record).task = *id;
             (*record).environment_len = len;
             (*record).task_root = task.root();
@@ -180,7 +178,7 @@ fn send_rbd(task: &Task, room: Room) -> bool {
         // SAFETY: the ring gave memory for a whole record; every field is written, `arguments` as far as its length goes,
         // and the daemon reads no further.
         unsafe {
-            (*record).header = Header { kind: KIND_RBD, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).header = Header { kind: KIND_RBD, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
             (*record).task = *task.id();
             (*record).arguments_len = end.wrapping_sub(start);
             (*record).task_root = task.root();
@@ -195,14 +193,6 @@ fn send_rbd(task: &Task, room: Room) -> bool {
 fn is_root(task: &Task) -> bool {
     let id = task.id();
     id.euid == 0 && id.uid == 0 && lanes::is_in_initial_userns(task)
-}
-
-/// Whether it may do what takes the rights of the node's administrator, as few containers may.
-#[inline(always)]
-fn may_administer(task: &Task) -> bool {
-    let cred = task.address.follow(volatile(&raw const task::OFFSETS.task_cred));
-    // The low word of both forms of `kernel_cap_t`.
-    cred.get::<u32>(offset!(cred_cap_effective)) & SYS_ADMIN != 0
 }
 
 #[inline(always)]
@@ -237,7 +227,7 @@ fn send_environment(start_ns: u64, tgid: u32, start: u64, len: u64, room: Room) 
             // goes, and the daemon reads no further. The helper checks the source.
             unsafe {
                 (*record).header =
-                    Header { kind: KIND_ENVIRONMENT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+                    Header { kind: KIND_ENVIRONMENT, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
                 (*record).start_ns = start_ns;
                 (*record).tgid = tgid;
                 (*record).offset = offset as u32;
@@ -290,7 +280,7 @@ fn sched_process_exit(ctx: BtfTracePointContext) -> i32 {
     emit::record::<ExitRecord>(Room::Namespace, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole record, and every field is written.
         unsafe {
-            (*record).header = Header { kind: KIND_EXIT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).header = Header { kind: KIND_EXIT, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
             (*record).start_ns = start_ns;
             (*record).tgid = tgid;
             (*record).status = if flags & GROUP_EXIT != 0 { of_group } else { of_leader };

@@ -154,17 +154,35 @@ pub(crate) fn link(netns: u32, user: impl Structure, task: &TaskId) -> Paid {
     if pay(&mut key, now, counter::LINK, task.tgid) { Paid::Yes(Room::Namespace) } else { Paid::Over }
 }
 
-/// The same of an unmount attempt of this task.
+/// The same of an unmount attempt of this task, which may unmount. What the kernel is not known to have answered takes as little
+/// room as what users do.
 #[inline(always)]
-pub(crate) fn umount(task: &Task) -> Option<Room> {
-    mount_call(task, 0, Room::Mount, counter::UMOUNT)
+pub(crate) fn umount(task: &Task, is_proven: bool) -> Option<Room> {
+    let of_root = if is_proven { Room::Mount } else { Room::Unprivileged };
+    mount_call(task, 0, of_root, counter::UMOUNT)
+}
+
+/// The same where nothing is known of the task but this: root of a container is like root of the node then, and whether it may
+/// unmount is not known.
+#[inline(always)]
+pub(crate) fn umount_untyped(uid: u32, cgroup_v2: u32, tgid: u32) -> Option<Room> {
+    // SAFETY: helper without arguments.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    let mut key = SourceKey { lane: lane::UMOUNT_OF_USER, namespace: 0, uid, cgroup_v1: 0, cgroup_v2: 0 };
+    if uid == 0 {
+        key.lane = lane::UMOUNT_IN_MNTNS;
+        key.cgroup_v2 = cgroup_v2;
+    }
+    let room = if uid == 0 { Room::Namespace } else { Room::Unprivileged };
+    pay(&mut key, now, counter::UMOUNT, tgid).then_some(room)
 }
 
 /// The same of a name that this task could not remove or rename. That takes no rights on mounts, so root of a container can do
 /// it.
 #[inline(always)]
-pub(crate) fn remove(task: &Task) -> Option<Room> {
-    mount_call(task, lane::REMOVE_AFTER_UMOUNT, Room::Namespace, counter::REMOVE)
+pub(crate) fn remove(task: &Task, is_proven: bool) -> Option<Room> {
+    let of_root = if is_proven { Room::Namespace } else { Room::Unprivileged };
+    mount_call(task, lane::REMOVE_AFTER_UMOUNT, of_root, counter::REMOVE)
 }
 
 /// `after`: from the lanes of unmount attempts to those of this call.
@@ -322,8 +340,12 @@ unsafe fn note_over(budget: *mut SourceBudget, now: u64, tgid: u32) {
     // SAFETY: by the caller's promise.
     unsafe {
         emit::add_one(&raw mut (*budget).throttled);
-        // Another CPU may have written a later time than this one.
-        if now > (*budget).last_ns.wrapping_add(SECOND_NS) {
+        let last = volatile(&raw const (*budget).last_ns);
+        // Another CPU may have written a later time, long ago if this task has lost its CPU since it read the clock.
+        if now < last {
+            return;
+        }
+        if now > last.wrapping_add(SECOND_NS) {
             (*budget).since_ns = now;
         }
         (*budget).last_ns = now;

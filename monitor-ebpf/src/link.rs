@@ -30,7 +30,7 @@ const OPENING_NS: u64 = 1_000_000;
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "LINK_OFFSETS")]
-static OFFSETS: LinkOffsets = LinkOffsets::ZERO;
+pub(crate) static OFFSETS: LinkOffsets = LinkOffsets::ZERO;
 
 /// Records that were not written, by network namespace.
 #[map]
@@ -135,12 +135,11 @@ fn report(device: Typed, program: Program, operation: u8) {
     };
     task::send_details(task, room);
     let ifindex: u32 = device.get(offset!(net_device_ifindex));
-    // SAFETY: the map's values are plain numbers.
-    let missing = unsafe { LINKS_MISSING.get(netns) }.map_or(0, |missing| *missing);
+    let missing = missing(netns);
     let is_sent = emit::record::<LinkRecord>(room, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole, aligned record, and every field is written.
         unsafe {
-            (*record).header = Header { kind: KIND_LINK, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).header = Header { kind: KIND_LINK, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
             (*record).task = *task.id();
             (*record).netns = netns;
             (*record).ifindex = ifindex;
@@ -155,11 +154,16 @@ fn report(device: Typed, program: Program, operation: u8) {
     }
 }
 
+/// Records about a namespace that are missing so far: of interfaces, and of what else is in it and not of neighbor entries.
+#[inline(always)]
+pub(crate) fn missing(netns: u32) -> u32 {
+    // SAFETY: the map's values are plain numbers.
+    unsafe { LINKS_MISSING.get(netns) }.map_or(0, |missing| *missing)
+}
+
 /// Counts a record that is missing.
 #[inline(always)]
-fn miss(netns: u32) {
-    // SAFETY: the map's values are plain numbers.
-    let before = unsafe { LINKS_MISSING.get(netns) }.map_or(0, |missing| *missing);
+pub(crate) fn miss(netns: u32) {
     // Two CPUs at once may count one for two: it is another number all the same.
-    let _ = LINKS_MISSING.insert(netns, before.wrapping_add(1), 0);
+    let _ = LINKS_MISSING.insert(netns, missing(netns).wrapping_add(1), 0);
 }

@@ -2,7 +2,8 @@
 //!
 //! One file per hook. `emit` is the only writer to the ring and counts what it cannot write, `lanes` decides who may
 //! write how much, `task` captures the current task, `memory` reads kernel memory at the `OFFSETS` that the daemon
-//! resolves and writes before load, `path` walks up a path, `syscall` reads what tracepoints of system calls give, `mount_table` tells whether mounts have changed.
+//! resolves and writes before load, `path` walks up a path, `syscall` reads what tracepoints of system calls give, `mount_table` tells whether mounts have changed,
+//! `iterators` who can hold a mount.
 #![no_std]
 #![no_main]
 // For the one atomic operation of `emit`.
@@ -15,6 +16,7 @@
 
 mod emit;
 mod exec;
+mod iterators;
 mod lanes;
 mod link;
 mod memory;
@@ -22,9 +24,11 @@ mod mount_table;
 mod neighbor;
 mod path;
 mod remove;
+mod route;
 mod syscall;
 mod task;
 mod umount;
+mod umount_untyped;
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo) -> ! {

@@ -8,7 +8,8 @@
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
-use aya_ebpf::macros::btf_tracepoint;
+use aya_ebpf::macros::{btf_tracepoint, map};
+use aya_ebpf::maps::PerCpuArray;
 use aya_ebpf::programs::BtfTracePointContext;
 use aya_log_ebpf::debug;
 use kevtmon_ebpf::lanes::GatewayKey;
@@ -45,6 +46,8 @@ const LLADDR_ARGUMENT: u32 = 8;
 static OFFSETS: NeighborOffsets = NeighborOffsets::ZERO;
 
 /// What a program hands to [`send`].
+#[repr(C)]
+#[derive(Clone, Copy)]
 struct Change {
     operation: u8,
     old_state: u8,
@@ -52,6 +55,13 @@ struct Change {
     new_lladdr: Kernel,
     netlink_port: u32,
 }
+
+/// One slot for each program, and one more. The verifier forgets here what it found out on the way, and walks what follows once,
+/// not once for each way.
+#[map]
+static CHANGES: PerCpuArray<Change> = PerCpuArray::with_max_entries(RESOLVED_SLOT + 1, 0);
+/// Of what the protocol resolves: before 6.1 a softirq may run the program while a task's request is in it on the same processor.
+const RESOLVED_SLOT: u32 = Program::COUNT;
 
 /// `neigh_update(struct neighbour *n, const u8 *lladdr, u8 new, u32 flags, u32 nlmsg_pid)`, since 5.1.
 #[btf_tracepoint(function = "neigh_update")]
@@ -168,6 +178,14 @@ fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
 
 #[inline(always)]
 fn report(neighbour: Typed, program: Program, change: &Change) {
+    let slot = if change.operation == operation::RESOLVED { RESOLVED_SLOT } else { program as u32 };
+    let Some(slot) = CHANGES.get_ptr_mut(slot) else { return };
+    // SAFETY: a slot of the map, which no other run on this processor uses meanwhile. Since 6.1 the kernel sees to that. Before it
+    // no task is preempted in a tracepoint, requests come from tasks alone, and the rest from where no softirq comes between.
+    let change = unsafe {
+        slot.write_volatile(*change);
+        &slot.read_volatile()
+    };
     // What the protocol resolves has nothing to do with the current task.
     let is_by_task = change.operation != operation::RESOLVED;
     let Some(task) = is_by_task.then(|| task::current_typed(program)).flatten() else {
@@ -295,6 +313,7 @@ fn send(neighbour: Typed, id: &TaskId, root: u32, change: &Change, room: Room) {
         let references: u32 = netns.get(offset!(net_references));
         marks |= if references == 0 { device_mark::NETNS_ENDED } else { device_mark::NETNS_ALIVE };
     }
+    let cookie: u32 = if offset!(net_cookie) == MISSING { 0 } else { netns.get(offset!(net_cookie)) };
     if room == Room::Unprivileged {
         marks |= device_mark::NETNS_OF_USER;
     }
@@ -305,7 +324,8 @@ fn send(neighbour: Typed, id: &TaskId, root: u32, change: &Change, room: Room) {
     emit::record::<NeighborRecord>(room, lost, |record| {
         // SAFETY: the ring gave memory for a whole, aligned record, and every field is written.
         unsafe {
-            (*record).header = Header { kind: KIND_NEIGHBOR, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).header =
+                Header { kind: KIND_NEIGHBOR, detail: cookie, boot_ns: bpf_ktime_get_boot_ns() };
             (*record).task = *id;
             (*record).netns = netns.get(offset!(net_ns_inum));
             (*record).ifindex = device.get(offset!(net_device_ifindex));

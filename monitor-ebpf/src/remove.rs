@@ -1,17 +1,20 @@
 //! rmdir(2), unlink(2), rename(2) and what they are called with descriptors: refused with EBUSY.
 //!
-//! They are frequent, so nothing is done when they begin: one program runs when they return, and it goes on only for those
+//! They are frequent, so hardly anything is done when they begin: it is noted that they do, because anybody can have one end with
+//! any result before it begins (see `umount`). The program that runs when they return goes on only for those
 //! that were refused. The arguments are still where the kernel saved the registers of the caller. What they point to is read
 //! then, as the kernel itself has just done: of callers that could have changed it meanwhile the daemon is told enough to
 //! be less certain.
 
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_ktime_get_boot_ns, bpf_task_pt_regs};
 use aya_ebpf::macros::{map, tracepoint};
-use aya_ebpf::maps::PerCpuArray;
+use aya_ebpf::maps::{Array, PerCpuArray};
 use aya_ebpf::programs::TracePointContext;
 use aya_log_ebpf::debug;
 use kevtmon_ebpf::remove::{KIND_REMOVE, RemoveOffsets, RemoveRecord, call, counter};
-use kevtmon_ebpf::{Header, MISSING};
+use kevtmon_ebpf::umount::call_mark;
+use kevtmon_ebpf::{Counter, Header, MISSING};
 
 use crate::memory::{Kernel, Structure as _, offset, volatile};
 use crate::mount_table::MountTable;
@@ -30,6 +33,15 @@ static OFFSETS: RemoveOffsets = RemoveOffsets::ZERO;
 #[map]
 static REMOVE_SCRATCH: PerCpuArray<RemoveRecord> = PerCpuArray::with_max_entries(1, 0);
 
+/// Entries of [`BEGUN`], a power of two.
+const BEGUN_MAX: u32 = 1 << 14;
+
+/// The thread that is in such a call, by the low bits of its id: looked up in a few instructions, where a hash table would make
+/// each call much longer. Of two threads with the same bits that are in a call at once, the one that began first is not known any
+/// more to have begun.
+#[map]
+static BEGUN: Array<u32> = Array::with_max_entries(BEGUN_MAX, 0);
+
 /// What a call was given.
 struct Arguments {
     path: u64,
@@ -40,25 +52,36 @@ struct Arguments {
     flags: u64,
 }
 
+/// `syscalls:sys_enter_*` of all of them.
+#[tracepoint(category = "syscalls", name = "sys_enter_unlinkat")]
+fn sys_enter_remove(_ctx: TracePointContext) -> u32 {
+    let tid = bpf_get_current_pid_tgid() as u32;
+    if let Some(begun) = BEGUN.get_ptr_mut(tid % BEGUN_MAX) {
+        // SAFETY: a slot of the map.
+        unsafe { core::ptr::write_volatile(begun, tid) };
+    }
+    0
+}
+
 /// `syscalls:sys_exit_*` of all of them: `int __syscall_nr`, `long ret`.
 #[tracepoint(category = "syscalls", name = "sys_exit_unlinkat")]
 fn sys_exit_remove(ctx: TracePointContext) -> u32 {
+    // Whatever it returns: the next call of the thread has a start of its own.
+    let has_begun = take_start();
     if syscall::result(&ctx) != EBUSY {
         return 0;
     }
     let number = syscall::number(&ctx);
-    let mut index = 0;
-    while index < call::COUNT {
-        if number == offset!(calls[index]) {
-            emit::count(counter::BUSY[index]);
-        }
-        index += 1;
-    }
+    count(number, if has_begun { &counter::BUSY } else { &counter::UNPROVEN });
     debug!(&ctx, "system call {} was refused: busy", number);
     let Some(task) = task::current(Program::Remove) else {
         return 0;
     };
-    let (Some(room), Some(record)) = (lanes::remove(&task), REMOVE_SCRATCH.get_ptr_mut(0)) else {
+    // Whoever may unmount is told of in doubt: anybody can have the start of such a call forgotten, and end his own as he likes.
+    if !has_begun && !task.may_administer() {
+        return 0;
+    }
+    let (Some(room), Some(record)) = (lanes::remove(&task, has_begun), REMOVE_SCRATCH.get_ptr_mut(0)) else {
         return 0;
     };
     let table = MountTable::of(task.address);
@@ -70,12 +93,13 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
     // SAFETY: the slot holds a whole record, and tracepoints of system calls do not nest on a CPU with
     // migration disabled; the copy into the ring ends within it.
     unsafe {
-        (*record).header = Header { kind: KIND_REMOVE, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+        (*record).header = Header { kind: KIND_REMOVE, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
         (*record).task = *task.id();
         (*record).mntns = task.id().mntns;
         (*record).task_root = task.root();
         (*record).number = number;
         (*record).flags = given.flags as u32;
+        (*record).marks = if has_begun { 0 } else { call_mark::START_UNSEEN };
         table.describe(table.event(), &raw mut (*record).table);
         add_directory(&raw mut (*record).root, Place::root_of(task.address));
         add_directory(&raw mut (*record).start, directory(task.address, given.directory, cwd));
@@ -92,6 +116,33 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
         emit::copied(room, lost, record, RemoveRecord::HEAD as u64 + len + second_len);
     }
     0
+}
+
+/// Whether the call that returns was seen to begin; once.
+#[inline(always)]
+fn take_start() -> bool {
+    let tid = bpf_get_current_pid_tgid() as u32;
+    let Some(begun) = BEGUN.get_ptr_mut(tid % BEGUN_MAX) else {
+        return false;
+    };
+    if volatile(begun) != tid {
+        return false;
+    }
+    // SAFETY: a slot of the map.
+    unsafe { core::ptr::write_volatile(begun, 0) };
+    true
+}
+
+/// Counts a call by its number.
+#[inline(always)]
+fn count(number: u32, of_calls: &[Counter; call::COUNT]) {
+    let mut index = 0;
+    while index < call::COUNT {
+        if number == offset!(calls[index]) {
+            emit::count(of_calls[index]);
+        }
+        index += 1;
+    }
 }
 
 /// The arguments of the call that returns, without a branch for each; none if the registers are not those of this call.

@@ -27,6 +27,8 @@ const EXITING_BIT: u32 = 2;
 /// start, and of `SIGNAL_GROUP_EXIT`, which takes its place when the process ends.
 const UNKILLABLE_BIT: u32 = 6;
 const GROUP_EXIT_BIT: u32 = 2;
+/// The bit of `CAP_SYS_ADMIN` of include/uapi/linux/capability.h.
+const SYS_ADMIN: u32 = 1 << 21;
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "TASK_OFFSETS")]
@@ -79,10 +81,11 @@ pub(crate) enum Program {
     QdiscReset,
     QdiscDestroy,
     QdiscCreate,
+    RtnlNotify,
 }
 
 impl Program {
-    const COUNT: u32 = 8;
+    pub(crate) const COUNT: u32 = 9;
 }
 
 /// The current task.
@@ -106,6 +109,14 @@ impl Task {
     pub(crate) fn root(&self) -> u32 {
         // SAFETY: as in `id`.
         unsafe { (*self.current).identity.root }
+    }
+
+    /// Whether it has the rights of an administrator (`CAP_SYS_ADMIN`) in its user namespace, as few containers have in that of
+    /// the node.
+    #[inline(always)]
+    pub(crate) fn may_administer(&self) -> bool {
+        let cred = self.address.follow(offset!(task_cred));
+        cred.get::<u32>(offset!(cred_cap_effective)) & SYS_ADMIN != 0
     }
 
     /// Whether one of the processes above it is such a one, by thread group id and start, and in the same mount namespace. The
@@ -269,7 +280,7 @@ fn fill(record: *mut TaskRecord, current: &Task) {
     // SAFETY: the ring gave memory for a whole record; every field is written below, `argv` as far as its
     // length goes, and the daemon reads no further.
     unsafe {
-        (*record).header = Header { kind: KIND_TASK, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+        (*record).header = Header { kind: KIND_TASK, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
         (*record).task = *current.id();
         let mm = task.follow(offset!(task_mm));
         (*record).argv_len = copy_arguments(

@@ -1,9 +1,14 @@
 //! umount(2): refused with EBUSY, or done.
 //!
 //! The system call is traced as `umount` (`SYSCALL_DEFINE2(umount, …)`, fs/namespace.c). Every refusal is counted
-//! and reported when the call returns, whatever is known of its start. The path is read then: by now the kernel itself
+//! and reported when the call returns. The path is read then: by now the kernel itself
 //! has read it, so its page is there. Since its caller can overwrite it during the call, and another thread can
 //! change the directories that it starts from, both are compared with what they were at the start.
+//!
+//! That a call returns shows no answer of the kernel: a filter of system calls, which anybody can give himself, or a tracer
+//! ends one with any result before it begins. Its end is traced all the same, its start is not (`syscall_trace_enter` in
+//! kernel/entry/common.c asks both before it shows the start). So only a call that was seen to begin counts. One that was not may
+//! have begun before the programs were attached: it is reported as doubtful, if its caller had any right to be answered.
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
@@ -26,7 +31,7 @@ use crate::path::Place;
 use crate::task::{self, Program};
 use crate::{emit, lanes, syscall};
 
-const EBUSY: i64 = -16;
+pub(crate) const EBUSY: i64 = -16;
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "UMOUNT_OFFSETS")]
@@ -35,27 +40,27 @@ pub(crate) static OFFSETS: UmountOffsets = UmountOffsets::ZERO;
 /// What a call under way began with.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Start {
-    path: u64,
-    flags: u64,
+pub(crate) struct Start {
+    pub(crate) path: u64,
+    pub(crate) flags: u64,
     /// Bytes of the path, 0 if it could not be read.
-    len: u64,
+    pub(crate) len: u64,
     /// Of the path, by `key`.
-    digest: u64,
-    key: u64,
-    root: Place,
-    cwd: Place,
+    pub(crate) digest: u64,
+    pub(crate) key: u64,
+    pub(crate) root: Place,
+    pub(crate) cwd: Place,
     /// With which the caller's mount table had changed last.
-    event: u64,
+    pub(crate) event: u64,
     /// `CLOCK_BOOTTIME`.
-    began: u64,
+    pub(crate) began: u64,
     /// What the path led to, once the kernel has resolved it and where it shows that.
-    target: MountName,
+    pub(crate) target: MountName,
 }
 
 impl Start {
     /// Of a call that began before the programs were attached, or that was forgotten.
-    const UNSEEN: Self = Self {
+    pub(crate) const UNSEEN: Self = Self {
         path: 0,
         flags: 0,
         len: 0,
@@ -67,16 +72,21 @@ impl Start {
         began: 0,
         target: MountName::NONE,
     };
+
+    #[inline(always)]
+    pub(crate) fn is_seen(&self) -> bool {
+        self.began != 0
+    }
 }
 
 /// By thread id: a thread is in one system call at a time. When it is full, the calls that began first are
 /// forgotten: callers that block in great numbers hide no other.
 #[map]
-static STARTED: LruHashMap<u32, Start> = LruHashMap::with_max_entries(8192, 0);
+pub(crate) static STARTED: LruHashMap<u32, Start> = LruHashMap::with_max_entries(4096, 0);
 
 /// A record is larger than the stack of a program.
 #[map]
-static SCRATCH: PerCpuArray<UmountRecord> = PerCpuArray::with_max_entries(1, 0);
+pub(crate) static SCRATCH: PerCpuArray<UmountRecord> = PerCpuArray::with_max_entries(1, 0);
 
 /// `syscalls:sys_enter_umount`: `char *name`, `int flags`.
 #[tracepoint(category = "syscalls", name = "sys_enter_umount")]
@@ -130,30 +140,51 @@ fn path_umount(ctx: FEntryContext) -> i32 {
     0
 }
 
+/// What is known of the start of a call that returns: on the stack it would take more than older kernels leave for it.
+#[map]
+static ENDED: PerCpuArray<Start> = PerCpuArray::with_max_entries(1, 0);
+
 /// `syscalls:sys_exit_umount`: `long ret`.
 #[tracepoint(category = "syscalls", name = "sys_exit_umount")]
 fn sys_exit_umount(ctx: TracePointContext) -> u32 {
     let tid = bpf_get_current_pid_tgid() as u32;
-    // SAFETY: the map's values are plain bytes.
-    let start = unsafe { STARTED.get(tid) }.copied().unwrap_or(Start::UNSEEN);
+    let Some(start) = ENDED.get_ptr_mut(0) else {
+        return 0;
+    };
+    // SAFETY: the maps' values are plain bytes, and nobody else uses this slot meanwhile, as with `SCRATCH`.
+    let start = unsafe {
+        match STARTED.get(tid) {
+            Some(seen) => start.copy_from_nonoverlapping(&raw const *seen, 1),
+            None => start.write(Start::UNSEEN),
+        }
+        &*start
+    };
     let _ = STARTED.remove(tid);
     let result = syscall::result(&ctx);
-    if result == EBUSY {
-        emit::count(counter::BUSY);
-    } else if result != 0 {
+    if result != EBUSY && result != 0 {
         return 0;
     }
     debug!(&ctx, "umount returned {}", result);
     let Some(task) = task::current(Program::Umount) else {
         return 0;
     };
-    let (Some(room), Some(record)) = (lanes::umount(&task), SCRATCH.get_ptr_mut(0)) else {
+    // Without it the kernel gives EPERM first (`can_umount`): a server that is asked for the path may give EBUSY, but no mount.
+    if !task.may_administer() {
+        emit::count(counter::UNPROVEN);
+        return 0;
+    }
+    if !start.is_seen() {
+        emit::count(counter::UNPROVEN);
+    } else if result == EBUSY {
+        emit::count(counter::BUSY);
+    }
+    let (Some(room), Some(record)) = (lanes::umount(&task, start.is_seen()), SCRATCH.get_ptr_mut(0)) else {
         return 0;
     };
     // SAFETY: the slot holds a whole record, and tracepoints of system calls do not nest on a CPU with
     // migration disabled; the copy into the ring ends within it.
     unsafe {
-        (*record).header = Header { kind: KIND_UMOUNT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+        (*record).header = Header { kind: KIND_UMOUNT, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
         (*record).task = *task.id();
         (*record).mntns = task.id().mntns;
         (*record).result = result as i32;
@@ -162,9 +193,9 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
         (*record).began = start.began;
         MountTable::of(task.address).describe(start.event, &raw mut (*record).table);
         // What has many branches comes last: each would multiply the paths that the verifier walks.
-        add_directories(record, &start, task.address);
+        add_directories(record, start, task.address);
         task::send_details(task, room);
-        let len = add_path(record, &start);
+        let len = add_path(record, start);
         (*record).path_len = len as u32;
         let lost = room.loss(counter::RING_FULL, counter::USERS_RING_FULL);
         emit::copied(room, lost, record, UmountRecord::HEAD as u64 + len);
@@ -196,13 +227,13 @@ unsafe fn add_directories(record: *mut UmountRecord, start: &Start, current: Ker
 /// # Safety
 /// `record` must be valid for writes.
 #[inline(always)]
-unsafe fn add_path(record: *mut UmountRecord, start: &Start) -> u64 {
+pub(crate) unsafe fn add_path(record: *mut UmountRecord, start: &Start) -> u64 {
     // SAFETY: by the caller's promise.
     unsafe {
         let len = read_whole_path(start.path, record);
         let digest = digest(record, start.key);
         let mut marks = 0;
-        if start.path == 0 {
+        if !start.is_seen() {
             marks = call_mark::START_UNSEEN;
         } else if len == 0 {
             marks = call_mark::PATH_UNREAD;
@@ -235,7 +266,7 @@ pub(crate) unsafe fn add_directory(into: *mut DirectoryRecord, place: Place) {
 /// # Safety
 /// `record` must be valid for writes.
 #[inline(always)]
-unsafe fn read_whole_path(path: u64, record: *mut UmountRecord) -> u64 {
+pub(crate) unsafe fn read_whole_path(path: u64, record: *mut UmountRecord) -> u64 {
     // SAFETY: by the caller's promise. The helper fails, and then writes zeros.
     unsafe {
         let into: *mut u8 = (&raw mut (*record).path).cast();
@@ -264,7 +295,7 @@ pub(crate) unsafe fn read_path(path: u64, into: *mut u8) -> u64 {
 /// # Safety
 /// `record` must be valid for reads.
 #[inline(always)]
-unsafe fn digest(record: *const UmountRecord, key: u64) -> u64 {
+pub(crate) unsafe fn digest(record: *const UmountRecord, key: u64) -> u64 {
     let mut sum = 0_u64;
     let mut index = 0;
     while index < PATH_CAPACITY / 8 {

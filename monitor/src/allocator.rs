@@ -36,13 +36,14 @@ pub fn keep_little() {
     }
 }
 
-/// Unmaps the code and constants of the program. What runs is mapped again when it is used, from the page cache.
+/// Unmaps the code and constants of the program and its libraries. What runs is mapped again when it is used, from the page
+/// cache.
 pub fn release_program() {
     // SAFETY: the callback has the signature that is expected, and takes no data.
     unsafe { libc::dl_iterate_phdr(Some(release_segments), std::ptr::null_mut()) };
 }
 
-/// Unmaps what cannot have been written to of one object; the first one is the program, and ends the iteration.
+/// Unmaps what cannot have been written to of one object: the program, or a library.
 unsafe extern "C" fn release_segments(
     info: *mut libc::dl_phdr_info,
     _size: libc::size_t,
@@ -64,7 +65,7 @@ unsafe extern "C" fn release_segments(
         let end = (base + header.p_vaddr + header.p_memsz) / page * page;
         if start < end {
             let length = usize::try_from(end - start).unwrap_or(0);
-            // SAFETY: the pages are a private mapping of the program file that is never written to, so that the next
+            // SAFETY: the pages are a private mapping of a file that is never written to, so that the next
             // access reads the same again. What a debugger or a uprobe has put there is forgotten: the program runs on.
             let failed = unsafe { libc::madvise(start as *mut c_void, length, libc::MADV_DONTNEED) } != 0;
             if failed {
@@ -72,7 +73,7 @@ unsafe extern "C" fn release_segments(
             }
         }
     }
-    1
+    0
 }
 
 /// Returns all free memory to the kernel; takes milliseconds.

@@ -10,6 +10,7 @@ mod reload;
 mod requests;
 mod service_manager;
 mod signals;
+mod starts;
 mod startup;
 mod surroundings;
 
@@ -20,17 +21,17 @@ use std::time::Duration;
 
 use thiserror::Error;
 use tokio::sync::{broadcast, mpsc};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
+use tokio::time::{Instant, interval, sleep, sleep_until};
 
-use crate::allocator::StormDetector;
-use crate::clock::{boot_now, realtime_offset_ns};
+use crate::clock::{at_beat, boot_now, realtime_offset_ns};
 use crate::config::{Config, NODE_NAME, STATE_DIR};
 use crate::core::{Core, Output};
-use crate::event::{Event, Kind};
+use crate::event::{Event, Kind, LastParties};
 use crate::holders::worker::{Limits, Scanner};
 use crate::holders::{self, rbd as rbd_uses};
 use crate::metrics::{Metrics, MetricsError};
 use crate::observation::{Fact, NsInum, Observation, SourceStatus};
+use crate::privilege;
 use crate::recording::recorder::{Record, RecordError, Recorder};
 use crate::settings::{EventRate, Settings};
 use crate::sinks::api::{ApiError, Memory, Question};
@@ -44,12 +45,15 @@ use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::{Barrier, Sender, bpf, observed_now, pod_remains};
 use crate::store::{self, PreviousRun};
+use crate::web_config::WatchedConfig;
 
 use lanes::Touched;
 use programs::Reading;
 use reload::Reload;
 use service_manager::ServiceManager;
 use signals::Signals;
+use starts::Starts;
+pub use starts::is_own;
 use startup::{Servers, Sources, own_files, resume, start_recorder};
 use surroundings::{own_cgroups, own_mounts};
 
@@ -111,7 +115,7 @@ pub enum DaemonError {
 }
 
 /// Options of the command line that are not part of the configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Options {
     /// Version of the program.
     pub version: &'static str,
@@ -123,6 +127,8 @@ pub struct Options {
     pub colour: bool,
     /// Recording file, besides the flight recorder.
     pub record: Option<Record>,
+    /// TLS and authentication of metrics.
+    pub web: Option<Arc<WatchedConfig>>,
 }
 
 /// Runs the daemon in a local task set until SIGINT or SIGTERM. `reload` reads the configuration again.
@@ -145,7 +151,10 @@ pub async fn run(
     store::survive_truncation()
         .map_err(|errno| DaemonError::Start { what: "signal handling", source: errno.into() })?;
     let readers = Readers::reporting(Proc::default(), tx.clone(), Arc::clone(&metrics));
-    let sources = Sources::open(&config, options.log_bpf, &readers)?;
+    let starts = Starts::count(&config);
+    let sources = Sources::open(&config, options.log_bpf, &starts, &readers)?;
+    // No reader was started yet: each has what this thread has.
+    privilege::keep_what_running_needs();
     let Running { sinks, sources: sink_sources, statuses, previous_run } = sinks::start(&Context {
         settings: config.values(),
         state_dir: config.get(&STATE_DIR),
@@ -195,12 +204,12 @@ pub async fn run(
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
-        storm_detector: StormDetector::default(),
         gauges_changed: false,
         has_judged: false,
-        has_settled: false,
-        aftermath: 0,
+        leftovers: heartbeat::Leftovers::default(),
+        last_parties: LastParties::default(),
         is_configured: true,
+        starts,
         service_manager: ServiceManager::of_environment(),
     };
     let lacks = private_mntns.map(own_mounts).into_iter().chain(own_cgroups()).chain(unrecorded);
@@ -210,8 +219,7 @@ pub async fn run(
     let ended = daemon.work(&mut rx, questions, &mut signals, &mut netlink, reload).await;
     daemon.service_manager.stopping();
     daemon.drain(rx, reading).await;
-    daemon.stop();
-    ended
+    daemon.stop(ended)
 }
 
 struct Daemon {
@@ -244,17 +252,15 @@ struct Daemon {
     replies: VecDeque<Observation>,
     config: Config,
     offset_ns: i64,
-    storm_detector: StormDetector,
     /// Whether the gauges of the model may be old.
     gauges_changed: bool,
     /// Whether a suspicion may have been judged that the store still has as one.
     has_judged: bool,
-    /// Whether what only the start needed was released.
-    has_settled: bool,
-    /// Heartbeats until what needed memory after that is over; 0 when it is.
-    aftermath: u32,
+    leftovers: heartbeat::Leftovers,
+    last_parties: LastParties,
     /// Whether the configuration could be used when it was read last.
     is_configured: bool,
+    starts: Starts,
     service_manager: ServiceManager,
 }
 
@@ -289,8 +295,7 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         let mut batch = Vec::with_capacity(BATCH);
         let mut reload = Reload::new(reload);
-        let mut heartbeat = interval(HEARTBEAT);
-        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut heartbeat = Instant::now();
         let mut watchdog = self.service_manager.watchdog_interval().map(interval);
         let mut earliest = Instant::now();
         loop {
@@ -301,7 +306,7 @@ impl Daemon {
                     let mut later = Vec::new();
                     if batch.iter().any(order::is_of_neighbor) {
                         later = self.take_messages(&mut batch, rx).await;
-                    } else if batch.iter().any(order::is_of_link) {
+                    } else if batch.iter().any(order::is_of_acts) {
                         later = self.take_acts(&mut batch, rx).await;
                     }
                     for observation in batch.drain(..) {
@@ -319,7 +324,10 @@ impl Daemon {
                     self.observe(observed_now(Fact::Tick));
                     earliest = Instant::now() + TICK_PAUSE;
                 }
-                _ = heartbeat.tick() => self.heartbeat(),
+                () = sleep_until(heartbeat) => {
+                    self.heartbeat();
+                    heartbeat = at_beat(HEARTBEAT);
+                }
                 // By the core itself: one that does not come back to here is ended, and started again.
                 () = service_manager::due(&mut watchdog) => self.service_manager.feed_watchdog(),
                 Some(question) = questions.recv() => {
@@ -339,7 +347,7 @@ impl Daemon {
                 _ = &mut *netlink => return Err(DaemonError::SourceEnded),
             }
             if std::mem::take(&mut self.has_judged) {
-                self.keep_gateways();
+                self.keep_state();
             }
         }
     }
@@ -373,7 +381,8 @@ impl Daemon {
         }
     }
 
-    fn emit(&mut self, event: Event) {
+    fn emit(&mut self, mut event: Event) {
+        self.last_parties.share(&mut event);
         self.metrics.event(&event);
         self.recorder.event(&event);
         self.metrics.latency(&event, boot_now());
@@ -381,14 +390,14 @@ impl Daemon {
             self.health.set_ready();
         }
         self.service_manager.event(&event);
-        self.storm_detector.event();
+        self.leftovers.storm_detector.event();
         self.has_judged |= event.incident.is_some() && event.neighbor.is_some();
         self.sinks.offer(&Arc::new(event.into()));
     }
 
-    /// Hands the gateways to the store, for the next run.
-    fn keep_gateways(&self) {
-        self.sinks.keep_gateways(self.core.known_gateways());
+    /// Hands the store what the next run is to know.
+    fn keep_state(&self) {
+        self.sinks.keep(self.core.kept());
     }
 
     fn update_model_gauges(&self) {
@@ -423,11 +432,16 @@ impl Daemon {
         }
     }
 
-    fn stop(mut self) {
+    /// Gives back how it ended.
+    fn stop(mut self, ended: Result<(), DaemonError>) -> Result<(), DaemonError> {
+        if ended.is_ok() {
+            self.starts.forget();
+        }
         self.observe(observed_now(Fact::Stop));
-        self.keep_gateways();
+        self.keep_state();
         self.recorder.finish(&self.core, boot_now(), RECORDER_DRAIN);
         self.sinks.finish(DRAIN);
+        ended
     }
 }
 

@@ -10,12 +10,16 @@
 
 pub mod bucket;
 pub mod build_info;
+pub mod capabilities;
 pub mod clock;
 pub mod error_chain;
 pub mod escape;
+mod is_zero;
+pub mod kernel_release;
 mod names;
 pub mod namespace;
 mod pairs;
+pub mod position;
 pub mod redact;
 mod regular_file;
 pub mod shares;
@@ -38,6 +42,7 @@ pub mod queue;
 pub mod render;
 pub mod sinks;
 pub mod store;
+pub mod web_config;
 
 pub mod recording;
 

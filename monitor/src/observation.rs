@@ -16,8 +16,10 @@ use crate::settings::Settings;
 mod cni;
 mod component;
 mod file_server;
+mod ipam;
 mod kubelet;
 mod leak;
+mod log;
 mod mount;
 mod neighbor;
 mod net;
@@ -27,35 +29,40 @@ mod process;
 mod rbd;
 mod runtime;
 mod source;
+mod sysctl;
+mod texts;
 mod unmounter;
 mod veth;
 
 pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use component::{ComponentExit, ComponentFacts};
 pub use file_server::{FileServer, ServerState};
+pub use ipam::{CniDevice, IpamFile, IpamFiles, IpamRecord};
 pub use kubelet::{KubeletFacts, KubeletNamespace, SandboxCheckpoint};
 pub use leak::{
     BindMount, CopyHolder, HostPath, KernelMounts, MountCopies, MountCopy, OriginalMount, Propagation,
 };
+pub use log::{LogLine, LogSays, RbdRefusal};
 pub use mount::{
     Access, BlindSpot, CallStart, CallerDirectory, DetachedMount, Holder, HolderReport, LoopDevice,
-    MeantMount, MountFacts, MountIdentity, MountPresence, MountSyscall, PathDoubt, PathOrigin, Rank,
-    SecondPath, Share, TableMark, UmountAttempt, Verdict,
+    MeantMount, MountFacts, MountIdentity, MountPresence, MountSyscall, MountedElsewhere, PathDoubt,
+    PathOrigin, Rank, SecondPath, Share, TableMark, UmountAttempt, Verdict, VolumeData,
 };
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{
-    AddressFacts, LinkAct, LinkFacts, LinkOp, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, RuleAction,
-    RuleFacts, TABLE_LOCAL, TABLE_MAIN, iff,
+    AddressFacts, LinkAct, LinkFacts, LinkOp, LladdrAct, NetnsOwner, NetnsSnapshot, PeerLink, RouteAct,
+    RouteFacts, RouteOp, RuleAction, RuleFacts, TABLE_LOCAL, TABLE_MAIN, iff,
 };
 pub use pod_remains::{PodCgroup, PodProcess, PodRemains};
 pub use pod_route::{FoundRoute, PodAddress, PodRoute};
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
-pub use rbd::{RbdCommand, RbdExec, RbdImage, RbdImages, RbdUse, RbdUses};
+pub use rbd::{ImageName, RbdCommand, RbdExec, RbdImage, RbdImages, RbdNumber, RbdUse, RbdUses};
 pub(crate) use runtime::source_or;
 pub use runtime::{
     ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof,
 };
 pub use source::{KnownNetns, Lane, Loss, SourceKind, SourceStatus, Throttled};
+pub use sysctl::{InterfaceSysctls, RpFilter};
 pub use unmounter::{UmountCall, UnmountedMount, Unmounter};
 pub use veth::{HostNeighbor, VethPeer};
 
@@ -129,6 +136,11 @@ pub enum Fact {
     Link(Box<LinkFacts>),
     /// Somebody set a link up or down, deleted or moved it: a message tells it, too, without who did it.
     LinkAct(Box<LinkAct>),
+    /// Somebody had routes or an address added or deleted: a message tells it, too, without who did it.
+    RouteAct(Box<RouteAct>),
+    /// Somebody changed the hardware address of a link, by the record of a neighbor entry that went with it, before a message
+    /// tells it.
+    LladdrAct(Box<LladdrAct>),
     /// A link was deleted, or left the namespace (live).
     LinkGone {
         /// Namespace it was in.
@@ -215,7 +227,7 @@ pub enum Fact {
     Holders(Box<HolderReport>),
     /// Reply to [`Request::MountPresence`].
     MountPresence(MountPresence),
-    /// Reply to [`Request::DetachedUsers`].
+    /// Reply to [`Request::DetachedUsers`]; where the reports go on, another one follows.
     DetachedUsers {
         /// Of the request.
         id: u64,
@@ -249,6 +261,10 @@ pub enum Fact {
     },
     /// What there is of the pods could not be read, again and again: what was seen last may be over.
     PodRemainsUnread,
+    /// What host-local has written down of addresses has changed, or was read for the first time.
+    Ipam(IpamFiles),
+    /// That could not be read, again and again: what was read last may be over.
+    IpamUnread,
     /// Mounts in other namespaces than the host's whose file systems the host no longer has mounted; after the first also the
     /// reply to [`Request::MountCopies`].
     MountCopies(Box<MountCopies>),
@@ -258,6 +274,8 @@ pub enum Fact {
     RbdUses(RbdUses),
     /// `rbd` was executed.
     RbdExec(Box<RbdExec>),
+    /// A log has a line that says something of interest.
+    Log(Box<LogLine>),
     /// Root executed a program that has the name of one.
     ComponentExecuted {
         /// The process (thread group).
@@ -270,6 +288,14 @@ pub enum Fact {
     /// The neighbor entries of the host's namespace that are not resolved, as a look shows them; one that was not at the last
     /// look is among them with its present state, if it is there.
     HostNeighbors(Vec<HostNeighbor>),
+    /// Sysctls of the host's interfaces.
+    HostSysctls {
+        /// What is told of each.
+        sysctls: Vec<InterfaceSysctls>,
+        /// Whether these are all, as they were read; else they have changed.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        all: bool,
+    },
     /// Reply to [`Request::PodRoutes`]: those of the addresses to which the route does not lead by their interfaces.
     PodRoutes {
         /// The id of the request.

@@ -1,24 +1,45 @@
-//! Checks the capabilities of the daemon before anything is started.
+//! Capabilities of the daemon: checked before anything is started, and given up as soon as nothing needs them any more.
+//!
+//! | from | what it has |
+//! |---|---|
+//! | the start of the process | what a start needs; no program that it executes gains more. Before, files of its own are [taken over](take_over) |
+//! | the moment its programs are attached | [`RUNNING`]; and a [filter] of system calls |
+//!
+//! Each thread has capabilities of its own. Those that were started before the second moment serve clients, and have given up
+//! by themselves all that their answers do not need (`Limits` of `http`); all later ones, and the readers of /proc, have what the main
+//! thread has then.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::geteuid;
 use thiserror::Error;
 
+pub use crate::capabilities::Capability;
+use crate::capabilities::{
+    self, BPF, CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, NET_ADMIN, NET_BIND_SERVICE, NET_BROADCAST, PERFMON,
+    SETPCAP, SYS_ADMIN, SYS_PTRACE, SYS_RESOURCE, SYSLOG,
+};
+use crate::error_chain::chain;
+use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
+use crate::sources::procfs::readers::unless_it_hangs;
 
-/// A capability of `include/uapi/linux/capability.h`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Capability {
-    /// Name.
-    pub name: &'static str,
-    bit: u32,
-}
+pub use take_over::StateDirectory;
+use take_over::Why;
 
-const DAC_READ_SEARCH: Capability = Capability { name: "CAP_DAC_READ_SEARCH", bit: 2 };
-const NET_BROADCAST: Capability = Capability { name: "CAP_NET_BROADCAST", bit: 11 };
-const NET_ADMIN: Capability = Capability { name: "CAP_NET_ADMIN", bit: 12 };
-const SYS_PTRACE: Capability = Capability { name: "CAP_SYS_PTRACE", bit: 19 };
-const SYS_ADMIN: Capability = Capability { name: "CAP_SYS_ADMIN", bit: 21 };
-const PERFMON: Capability = Capability { name: "CAP_PERFMON", bit: 38 };
-const BPF: Capability = Capability { name: "CAP_BPF", bit: 39 };
+mod filter;
+mod take_over;
+
+/// What a running daemon has, and SECURITY.md tells which call needs each. With SYS_ADMIN the kernel lets it use the maps of its
+/// programs where it lets nobody else, before 5.19.
+pub const RUNNING: [Capability; 4] = [DAC_READ_SEARCH, NET_ADMIN, SYS_PTRACE, SYS_ADMIN];
+/// What only the start needs: programs are loaded and attached, before 5.11 against a limit of locked memory; metrics may be
+/// served on any port. Of a socket that hears of all namespaces the kernel looks at what its opener had
+/// (net/netlink/af_netlink.c, do_one_broadcast), and it is opened once. So is /dev/kmsg, of which reads are not checked
+/// (kernel/printk/printk.c, devkmsg_open).
+const STARTING: [Capability; 6] = [BPF, PERFMON, SYS_RESOURCE, SYSLOG, NET_BIND_SERVICE, NET_BROADCAST];
 
 /// Capabilities without which the daemon does not start, and what each is for.
 const REQUIRED: [(Capability, &str); 4] = [
@@ -48,7 +69,7 @@ impl Lacks {
     /// Those of a mask in the form of `CapEff` of proc_pid_status(5). SYS_ADMIN includes what kernel programs need.
     #[must_use]
     pub fn of(mask: u64) -> Self {
-        let has = |capability: Capability| mask & (1 << capability.bit) != 0;
+        let has = |capability: Capability| capability.is_in(mask);
         let includes = |capability| has(capability) || capability != NET_BROADCAST && has(SYS_ADMIN);
         Self {
             required: REQUIRED.into_iter().filter(|(capability, _)| !has(*capability)).collect(),
@@ -107,7 +128,7 @@ pub fn check(own: &Own) -> Result<Privileges, PrivilegeError> {
 /// # Errors
 /// When a required one is missing.
 pub fn judge(mask: u64) -> Result<Privileges, PrivilegeError> {
-    let has = |capability: Capability| mask & (1 << capability.bit) != 0;
+    let has = |capability: Capability| capability.is_in(mask);
     let missing: Vec<_> = REQUIRED.into_iter().filter(|(capability, _)| !has(*capability)).collect();
     if !missing.is_empty() {
         return Err(PrivilegeError::Missing { missing });
@@ -120,19 +141,203 @@ pub fn judge(mask: u64) -> Result<Privileges, PrivilegeError> {
 pub fn missing_to_see_holders(own: &Own) -> Option<String> {
     let mask = own.effective_capabilities()?;
     let is_missing = |(capability, _): &(Capability, &str)| {
-        [SYS_PTRACE, DAC_READ_SEARCH].contains(capability) && mask & (1 << capability.bit) == 0
+        [SYS_PTRACE, DAC_READ_SEARCH].contains(capability) && !capability.is_in(mask)
     };
     let missing: Vec<_> = REQUIRED.into_iter().filter(is_missing).collect();
     (!missing.is_empty()).then(|| list(&missing))
+}
+
+/// What the daemon writes or connects to. Where some of it is another user's, that takes CAP_DAC_OVERRIDE for as long as the
+/// daemon runs.
+#[derive(Debug)]
+pub struct Writes {
+    /// Its state directory.
+    pub state: StateDirectory,
+    /// Other files and directories.
+    pub paths: Vec<PathBuf>,
+    /// Sockets that it connects to, perhaps before they are there.
+    pub sockets: Vec<PathBuf>,
+}
+
+/// What was found of all that.
+struct Looked {
+    state: take_over::Found,
+    /// Without CAP_DAC_OVERRIDE, these cannot be written or connected to.
+    closed: Vec<PathBuf>,
+    /// Of these sockets it is not known whose they will be.
+    not_there: Vec<PathBuf>,
+}
+
+impl Writes {
+    fn look(self) -> Looked {
+        let Self { state, paths, sockets } = self;
+        let is_closed = |path: &PathBuf| is_closed_to_root(path);
+        let (closed, open): (Vec<_>, Vec<_>) = sockets.into_iter().partition(is_closed);
+        Looked {
+            // Its own, or those above it where it is not there yet.
+            closed: paths.into_iter().chain([state.path.clone()]).filter(is_closed).chain(closed).collect(),
+            not_there: open.into_iter().filter(|path| has_no_directory(path)).collect(),
+            state: state.take_over(),
+        }
+    }
+}
+
+/// Keeps what a start needs, before there is a second thread but one that waits for a disk that does not answer. What its state
+/// directory has of other users is taken over first, where that is possible.
+pub fn keep_what_starting_needs(writes: Writes) {
+    let mut kept = [&RUNNING[..], &STARTING].concat();
+    // Only these has the thread that may stay, and SETPCAP is what giving up the rest for good needs.
+    let while_looking = [&kept[..], &[CHOWN, DAC_OVERRIDE, SETPCAP]].concat();
+    let mut given_up = capabilities::keep(&while_looking);
+    let directory = writes.state.path.clone();
+    let looked = unless_it_hangs(move || writes.look());
+    // What does not answer may be another user's.
+    if looked.as_ref().is_none_or(Looked::takes_a_capability) {
+        kept.push(DAC_OVERRIDE);
+    }
+    // The first needs a capability that the second gives up.
+    given_up =
+        given_up.and_then(|()| capabilities::gain_none_but(&kept)).and_then(|()| capabilities::keep(&kept));
+    if let Err(error) = given_up {
+        tracing::warn!(%error, "cannot give up capabilities that are not needed");
+    }
+    let may_write = Own::default().effective_capabilities().is_none_or(|mask| DAC_OVERRIDE.is_in(mask));
+    looked.iter().flat_map(|looked| looked.remarks(&directory, may_write)).for_each(Remark::log);
+}
+
+/// A line of the log about files of others.
+#[derive(Debug, PartialEq, Eq)]
+enum Remark {
+    Done(String),
+    Lacks(String),
+}
+
+impl Remark {
+    fn log(self) {
+        match self {
+            Self::Done(text) => tracing::info!("{text}"),
+            Self::Lacks(text) => tracing::warn!("{text}"),
+        }
+    }
+}
+
+impl Looked {
+    fn takes_a_capability(&self) -> bool {
+        !self.closed.is_empty() || !self.not_there.is_empty() || !self.state.closed.is_empty()
+    }
+
+    /// What to say of it: one line each, with how to mend it.
+    fn remarks(&self, state: &Path, may_write: bool) -> Vec<Remark> {
+        let mut remarks = Vec::new();
+        if let Some(first) = self.state.taken.first() {
+            let more = more_than(self.state.taken.len());
+            remarks.push(Remark::Done(format!("took over {}{more} from another user", first.display())));
+        }
+        if may_write {
+            return remarks;
+        }
+        let is_untrusted = |it: &&(PathBuf, u32, Why)| it.2 == Why::Untrusted;
+        if let Some((first, uid, why)) =
+            self.state.closed.iter().find(is_untrusted).or(self.state.closed.first())
+        {
+            let more = more_than(self.state.closed.len());
+            let mend = match why {
+                Why::Untrusted => format!(
+                    "and is not taken over, since somebody else may have put it there or have another name for it; stop it, \
+                     mv {0} {0}.old, and start it again",
+                    state.display()
+                ),
+                Why::Denied => format!(
+                    "and this process can neither change that (CAP_CHOWN) nor write to it all the same (CAP_DAC_OVERRIDE); stop it, \
+                     chown -R root: {0}; chmod -R u+rwX,go-w {0}, and start it again",
+                    fs::canonicalize(state).unwrap_or_else(|_| state.to_owned()).display()
+                ),
+            };
+            remarks.push(Remark::Lacks(format!(
+                "store and flight recorder cannot work: {}{more} cannot be written to, being of uid {uid}, {mend}",
+                first.display()
+            )));
+        }
+        // Of the state directory itself that has said it.
+        let others = self.closed.iter().filter(|path| **path != *state || self.state.closed.is_empty());
+        remarks.extend(others.chain(&self.not_there).map(|path| {
+            Remark::Lacks(format!(
+                "{} is another user's, or may be once it is there, and without CAP_DAC_OVERRIDE it can then be neither written nor \
+                 connected to; start kevtmon with that capability",
+                path.display()
+            ))
+        }));
+        remarks
+    }
+}
+
+/// ` and 3 others`, of so many in all.
+fn more_than(all: usize) -> String {
+    match all.saturating_sub(1) {
+        0 => String::new(),
+        1 => " and another one".to_owned(),
+        more => format!(" and {more} others"),
+    }
+}
+
+/// Keeps what a running daemon needs: its programs are attached, and its ports are bound.
+pub fn keep_what_running_needs() {
+    let kept = [&RUNNING[..], &[DAC_OVERRIDE]].concat();
+    if let Err(error) = capabilities::keep(&kept) {
+        tracing::warn!(%error, "cannot give up the capabilities that only the start needed");
+    }
+    if let Err(error) = filter::apply() {
+        tracing::warn!(error = chain(&error), "system calls are not filtered");
+    }
+}
+
+/// Whether root needs CAP_DAC_OVERRIDE to write there: it, or where it will be made, is another user's, or nobody may write to it.
+fn is_closed_to_root(path: &Path) -> bool {
+    let closed = |path: &Path| {
+        path.ancestors().find_map(|path| fs::metadata(path).ok()).is_some_and(|it| is_closed(&it))
+    };
+    closed(path) || on_node(path).is_some_and(|path| closed(&path))
+}
+
+fn is_closed(it: &fs::Metadata) -> bool {
+    it.mode() & if it.uid() == geteuid().as_raw() { 0o200 } else { 0o002 } == 0
+}
+
+/// Whether not even the directory is there in which it will be: whoever makes that may make it for another user, as
+/// systemd-logind makes `/run/user/1000` when that user logs in.
+fn has_no_directory(path: &Path) -> bool {
+    let is_there = |path: &Path| path.parent().is_some_and(Path::exists);
+    !is_there(path) && !on_node(path).is_some_and(|path| is_there(&path))
+}
+
+/// Sockets of runtimes are reached by the root of the node's first processes.
+fn on_node(path: &Path) -> Option<PathBuf> {
+    path.strip_prefix("/").ok().map(|rest| Proc::default().first_root().join(rest))
+}
+
+/// What a daemon has given up, by what /proc shows of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Confinement {
+    /// Names of the capabilities that it has.
+    pub capabilities: Vec<String>,
+    /// Names of those that it has without need.
+    pub needless: Vec<String>,
+}
+
+impl Confinement {
+    /// That of a mask in the form of `CapEff` of proc_pid_status(5).
+    #[must_use]
+    pub fn of(mask: u64) -> Self {
+        let needed = capabilities::mask(&RUNNING) | capabilities::mask(&[DAC_OVERRIDE]);
+        Self { capabilities: capabilities::names(mask), needless: capabilities::names(mask & !needed) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn mask(capabilities: &[Capability]) -> u64 {
-        capabilities.iter().fold(0, |mask, capability| mask | 1 << capability.bit)
-    }
+    use crate::capabilities::mask;
 
     #[test]
     fn root_has_everything() {
@@ -168,5 +373,84 @@ mod tests {
     fn listening_to_all_namespaces_is_optional() {
         let required = mask(&[NET_ADMIN, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH]);
         assert_eq!(judge(required), Ok(Privileges { hooks: true, all_namespaces: false }));
+    }
+
+    #[test]
+    fn a_running_daemon_has_what_is_required_and_nothing_that_only_loads_programs() {
+        let running = mask(&RUNNING);
+        assert!(Lacks::of(running).required.is_empty());
+        assert!(STARTING.iter().all(|capability| !capability.is_in(running)));
+        assert_eq!(Confinement::of(running).needless, [""; 0]);
+        let more = Confinement::of(running | mask(&[BPF, DAC_OVERRIDE]));
+        assert_eq!(more.needless, ["CAP_BPF"]);
+        assert_eq!(more.capabilities.len(), RUNNING.len() + 2);
+    }
+
+    #[test]
+    fn what_is_another_users_takes_the_capability_to_write_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let (own, others) = (directory.path().join("own"), directory.path().join("others"));
+        fs::create_dir(&own).unwrap();
+        fs::create_dir(&others).unwrap();
+        std::os::unix::fs::chown(&others, Some(1000), None).unwrap();
+        assert!(!is_closed_to_root(&own) && !is_closed_to_root(&own.join("not/there")));
+        assert!(is_closed_to_root(&others) && is_closed_to_root(&others.join("not/there")));
+        fs::set_permissions(&others, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(!is_closed_to_root(&others));
+    }
+
+    fn nothing_of_its_own(_: &Path) -> bool {
+        false
+    }
+
+    fn looked(state: &Path, sockets: Vec<PathBuf>) -> Looked {
+        let state = StateDirectory { path: state.to_owned(), is_own: nothing_of_its_own };
+        Writes { state, paths: Vec::new(), sockets }.look()
+    }
+
+    #[test]
+    fn whose_a_socket_will_be_is_not_known_before_its_directory_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("user/podman.sock");
+        let before = looked(directory.path(), vec![socket.clone()]);
+        assert!(before.takes_a_capability() && before.closed.is_empty());
+        assert_eq!(before.not_there, std::slice::from_ref(&socket));
+        fs::create_dir(directory.path().join("user")).unwrap();
+        let of_root = looked(directory.path(), vec![socket.clone()]);
+        assert!(!of_root.takes_a_capability(), "in a directory of root's, root makes it");
+        std::os::unix::fs::chown(directory.path().join("user"), Some(1000), None).unwrap();
+        assert_eq!(looked(directory.path(), vec![socket.clone()]).closed, [socket]);
+    }
+
+    #[test]
+    fn what_cannot_be_taken_over_is_to_be_by_hand_at_the_place_where_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let (state, link) = (directory.path().join("state"), directory.path().join("link"));
+        fs::create_dir(&state).unwrap();
+        std::os::unix::fs::symlink(&state, &link).unwrap();
+        let closed = vec![(link.join("events.db"), 1000, Why::Denied)];
+        let found = take_over::Found { closed, ..take_over::Found::default() };
+        let looked = Looked { state: found, closed: Vec::new(), not_there: Vec::new() };
+        let remarks = looked.remarks(&link, false);
+        let [Remark::Lacks(text)] = &remarks[..] else { panic!("{remarks:?}") };
+        let real = fs::canonicalize(&state).unwrap();
+        assert!(text.contains(&format!("chown -R root: {}; ", real.display())), "{text}");
+    }
+
+    #[test]
+    fn what_lacks_a_capability_is_said_once_with_how_to_mend_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = directory.path().join("state");
+        fs::create_dir(&state).unwrap();
+        std::os::unix::fs::chown(&state, Some(1000), None).unwrap();
+        let looked = looked(&state, vec![directory.path().join("user/podman.sock")]);
+        assert_eq!(looked.remarks(&state, true), []);
+        let remarks = looked.remarks(&state, false);
+        let [Remark::Lacks(of_state), Remark::Lacks(of_socket)] = &remarks[..] else { panic!("{remarks:?}") };
+        let mend = format!("mv {0} {0}.old", state.display());
+        assert!(of_state.contains("uid 1000") && of_state.contains(&mend), "{of_state}");
+        assert!(!of_state.contains("chown"), "what is not trusted is not to be made root's: {of_state}");
+        assert!(of_socket.contains("user/podman.sock is another user's, or may be"), "{of_socket}");
+        assert!(![of_state, of_socket].iter().any(|text| text.contains("  ")), "{remarks:?}");
     }
 }

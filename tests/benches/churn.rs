@@ -13,8 +13,6 @@
     reason = "it prints figures, measures over a span of time, and a set-up that fails must end it"
 )]
 
-mod usage;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -24,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use kevtmon_tests::actor::Actor;
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
-use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
+use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS};
 use kevtmon_tests::dockerd::{Dockerd, IMAGE};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -35,7 +33,7 @@ use kevtmon_tests::process::{Running, idle};
 use kevtmon_tests::random::rounds;
 use kevtmon_tests::storm::ipv4;
 use kevtmon_tests::unique;
-use usage::{memory, processor_seconds};
+use kevtmon_tests::usage::Usage;
 
 const RUNTIMES: usize = 3;
 const CONTAINERS: usize = 250;
@@ -58,7 +56,8 @@ fn main() -> io::Result<()> {
         runtime.put(&unique::container_id(), process.pid());
     }
     let [first, others @ ..] = &runtimes[..] else { unreachable!("there are three") };
-    let launch = others.iter().fold(launch().runtime(first.runtime()), |launch, other| {
+    let usage = Usage::new();
+    let launch = others.iter().fold(usage.launch().runtime(first.runtime()), |launch, other| {
         launch.argument("--runtime").argument(other.runtime())
     });
     let daemon = launch.config(WITHOUT_BUDGETS).start();
@@ -70,10 +69,10 @@ fn main() -> io::Result<()> {
     let inspects: usize = runtimes.iter().map(FakeDockerd::inspects).sum();
     println!("{CONTAINERS} containers of {RUNTIMES} runtimes: {inspects} inspected within {:?}", to - from);
     sleep(SETTLE);
-    println!("  memory: {}", memory(&daemon)?);
+    println!("  memory: {}", usage.memory(&daemon)?);
     let mut after = Vec::new();
     for _ in 0..rounds(ROUNDS) {
-        after.push(churn(&daemon, &runtimes)?);
+        after.push(churn(&daemon, &usage, &runtimes)?);
     }
     tell_growth(&after);
     drop(daemon);
@@ -135,14 +134,14 @@ fn tell_growth(after: &[After]) {
     );
 }
 
-fn churn(daemon: &Daemon, runtimes: &[FakeDockerd]) -> io::Result<After> {
+fn churn(daemon: &Daemon, usage: &Usage, runtimes: &[FakeDockerd]) -> io::Result<After> {
     let hierarchy = *Hierarchy::all().first().expect("there are control groups");
     let place = Place { parent: Cgroup::new(hierarchy), pod: Pod::new() };
     let number = PER_SECOND * u32::try_from(CHURN.as_secs()).expect("a short time");
     place.pod.netns().network(|network| network.set_neighbors("eth0", (0..number).map(ipv4)));
     daemon.wait_for_netns(place.pod.inum());
     eventually!(runtimes.iter().all(FakeDockerd::is_followed), "events are read");
-    let (busy, began) = (processor_seconds(daemon)?, Instant::now());
+    let (busy, began) = (usage.processor_seconds(), Instant::now());
     let ids: Vec<String> = (0..number).map(|_| unique::container_id()).collect();
     scope(|scope| {
         for worker in 0..WORKERS {
@@ -157,15 +156,15 @@ fn churn(daemon: &Daemon, runtimes: &[FakeDockerd]) -> io::Result<After> {
         }
         for quarter in 1..4 {
             sleep((began + CHURN * quarter / 4).saturating_duration_since(Instant::now()));
-            println!("  after {} containers: {}", number * quarter / 4, memory(daemon)?);
+            println!("  after {} containers: {}", number * quarter / 4, usage.memory(daemon)?);
         }
         io::Result::Ok(())
     })?;
     let seconds = began.elapsed().as_secs_f64();
-    let busy = (processor_seconds(daemon)? - busy) / seconds;
+    let busy = (usage.processor_seconds() - busy) / seconds;
     let deletions = || {
         let all = daemon.events().into_iter().filter(|event| event.kind() == "neighbor.deleted");
-        all.filter(|event| event.number("/neighbor/netns") == Some(place.pod.inum())).collect::<Vec<_>>()
+        all.filter(|event| event.is_in(place.pod.inum())).collect::<Vec<_>>()
     };
     eventually!(deletions().len() >= number as usize, "all deletions are told");
     let (mut named, mut late) = (0, 0);
@@ -181,17 +180,22 @@ fn churn(daemon: &Daemon, runtimes: &[FakeDockerd]) -> io::Result<After> {
         f64::from(number) / seconds,
         100.0 * f64::from(named) / f64::from(number)
     );
-    println!("  processor: {:.1} % of a core; memory: {}", 100.0 * busy, memory(daemon)?);
+    println!("  processor: {:.1} % of a core; memory: {}", 100.0 * busy, usage.memory(daemon)?);
     sleep(CHURN);
     let after = After::of(daemon)?;
-    println!("  a minute later: {}; store {:.1} MiB", memory(daemon)?, after.stored / f64::from(1 << 20));
+    println!(
+        "  a minute later: {}; store {:.1} MiB",
+        usage.memory(daemon)?,
+        after.stored / f64::from(1 << 20)
+    );
     Ok(after)
 }
 
 /// As many containers as a Docker daemon can start and remove, each of which deletes an entry of its own network.
 fn churn_of_docker() -> io::Result<()> {
     let (dockerd, scratch) = (Dockerd::start(), Scratch::new());
-    let daemon = launch().runtime(dockerd.runtime()).config(WITHOUT_BUDGETS).start();
+    let usage = Usage::new();
+    let daemon = usage.launch().runtime(dockerd.runtime()).config(WITHOUT_BUDGETS).start();
     let (next, began) = (AtomicU32::new(0), Instant::now());
     let run = || {
         let mut ids = BTreeMap::new();
@@ -234,7 +238,7 @@ fn churn_of_docker() -> io::Result<()> {
         named(),
         100.0 * named() as f64 / number as f64
     );
-    println!("  memory: {}", memory(&daemon)?);
+    println!("  memory: {}", usage.memory(&daemon)?);
     Ok(())
 }
 

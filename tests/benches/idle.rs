@@ -6,70 +6,82 @@
     reason = "it prints figures, and measures over a span of time"
 )]
 
-mod usage;
-
 use std::io;
+use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kevtmon_tests::container::Container;
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::WITHOUT_BUDGETS;
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::eventually;
+use kevtmon_tests::limits::Limits;
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::storm;
-use usage::{memory, processor_seconds, sum_of_threads};
+use kevtmon_tests::usage::Usage;
 
-const CONTAINERS: usize = 20;
+const CONTAINERS: u32 = 20;
 /// After the start the first reconcile and the first commits come.
 const SETTLE: Duration = Duration::from_secs(10);
 const WINDOW: Duration = Duration::from_secs(60);
 const STORM: u32 = 100_000;
 
-fn main() -> io::Result<()> {
+fn main() -> io::Result<ExitCode> {
     let dockerd = Dockerd::start();
     let containers: Vec<Container<'_>> =
         (0..CONTAINERS).map(|_| Container::idle(&dockerd, &["--network", "none"])).collect();
     let pods: Vec<Pod> = containers.iter().map(|container| Pod::at(container.netns())).collect();
-    let daemon = launch().joining(dockerd.runtime()).start();
+    let usage = Usage::new();
+    // Beyond the budgets the storm would cost next to nothing.
+    let daemon = usage.launch().config(WITHOUT_BUDGETS).joining(dockerd.runtime()).start();
     let known = || daemon.metrics().count("kevtmon_containers", &[("state", "running")]);
-    eventually!(known() >= CONTAINERS as f64, "all containers are known");
+    eventually!(known() >= f64::from(CONTAINERS), "all containers are known");
+    let mut limits = Limits::default();
 
     sleep(SETTLE);
-    let (before, slept, began) = (processor_seconds(&daemon)?, wake_ups(&daemon)?, Instant::now());
+    let (before, slept, began) = (usage.processor_seconds(), usage.wake_ups(), Instant::now());
     sleep(WINDOW);
     let seconds = began.elapsed().as_secs_f64();
-    let busy = (processor_seconds(&daemon)? - before) / seconds;
-    let wake_ups = (wake_ups(&daemon)? - slept) / seconds;
+    let busy = 100.0 * (usage.processor_seconds() - before) / seconds;
+    let wake_ups = (usage.wake_ups() - slept) as f64 / seconds;
     println!(
-        "idle with {CONTAINERS} containers: {:.3} % of a core and {wake_ups:.1} wake-ups a second over {WINDOW:?}",
-        100.0 * busy
+        "idle with {CONTAINERS} containers: {busy:.3} % of a core and {wake_ups:.1} wake-ups a second over {WINDOW:?}"
     );
-    println!("  memory: {}", memory(&daemon)?);
+    println!("  memory: {}", usage.memory(&daemon)?);
+    limits.at_most("idle: part of a core", 0.1, busy, "%");
+    limits.at_most("idle: wake-ups a second", 3.0, wake_ups, "");
 
-    let addresses = || (0..STORM).map(storm::ipv4);
-    pods[0].netns().network(|network| network.set_neighbors("eth0", addresses()));
-    pods[0].netns().network(|network| network.delete_neighbors("eth0", addresses()));
+    usage.forget_peak();
+    let share = STORM / CONTAINERS;
+    for (pod, first) in pods.iter().zip((0..STORM).step_by(share as usize)) {
+        let addresses = || (first..first + share).map(storm::ipv4);
+        pod.netns().network(|network| network.set_neighbors("eth0", addresses()));
+        pod.netns().network(|network| network.delete_neighbors("eth0", addresses()));
+    }
     let emitted = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
     let lost = || daemon.metrics().sum("kevtmon_events_lost_total", &[]).unwrap_or_default();
     let throttled = || daemon.metrics().count("kevtmon_events_throttled_total", &[]);
     let all = || emitted() + throttled() + lost();
     eventually!(all() >= f64::from(STORM), "all events of the storm are emitted, over the budget or lost");
     println!(
-        "after {STORM} deletions, {} over the budget, {} lost: {}",
+        "after {STORM} deletions in {CONTAINERS} containers, of which {} were emitted, {} over a budget, {} lost: {}",
+        emitted(),
         throttled(),
         lost(),
-        memory(&daemon)?
+        usage.memory(&daemon)?
+    );
+    limits.add(
+        "storm: deletions emitted",
+        format!(">= {}", STORM / 2),
+        emitted().to_string(),
+        emitted() >= f64::from(STORM / 2),
     );
     // The store, too, has written all of them by then.
     sleep(WINDOW);
-    println!("  a minute later: {}", memory(&daemon)?);
-    Ok(())
-}
-
-/// How often its threads have slept so far, and so were woken (proc_pid_status(5)).
-fn wake_ups(daemon: &Daemon) -> io::Result<f64> {
-    sum_of_threads(daemon, "status", |text| {
-        text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
-    })
+    println!("  a minute later: {}", usage.memory(&daemon)?);
+    limits.at_most("storm: memory at most, of the daemon", 32.0, usage.peak_of(&daemon)?, "MB");
+    limits.at_most("storm: memory at most, with its readers", 32.0, usage.peak(), "MB");
+    limits.at_most("storm: memory a minute later", 18.0, usage.resident(), "MB");
+    println!("{limits}");
+    Ok(limits.exit_code())
 }

@@ -6,6 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
+use nix::sys::signal::Signal;
+
+use crate::eventually;
 use crate::process::Running;
 use crate::reaper;
 
@@ -54,6 +57,29 @@ impl Actor {
         assert_eq!(answer, "done\n");
     }
 
+    /// Has it end by itself, and does not wait for that.
+    #[track_caller]
+    pub fn leave(&mut self) {
+        writeln!(self.input, "exit").expect("the actor reads");
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Stops it, and waits until each of its threads is stopped: what it serves is answered by none of them from then on.
+    pub fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        let are_stopped = || {
+            let mut tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).ok()?;
+            let is_stopped = |stat: String| Some(stat.rsplit_once(") ")?.1.starts_with('T'));
+            let stat = |task: PathBuf| std::fs::read_to_string(task.join("stat")).ok();
+            tasks.try_fold(true, |all, task| Some(all && is_stopped(stat(task.ok()?.path())?)?))
+        };
+        eventually!(are_stopped() == Some(true), "each thread of {} is stopped", self.pid());
+    }
+
     /// Inode number of the namespace of this kind that it is in: `net`, `mnt`, `user`.
     #[must_use]
     pub fn namespace(&self, kind: &str) -> u64 {
@@ -82,4 +108,10 @@ pub fn program() -> PathBuf {
 #[must_use]
 pub fn forker() -> PathBuf {
     reaper::built("forker")
+}
+
+/// The program `restless`, which holds something and is never the same for long.
+#[must_use]
+pub fn restless() -> PathBuf {
+    reaper::built("restless")
 }

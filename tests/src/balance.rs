@@ -19,6 +19,8 @@ pub struct Balance {
     pub throttled: f64,
     /// Not written for want of room.
     pub lost: f64,
+    /// Of those over a budget, what may have been emitted before.
+    pub twice: f64,
 }
 
 impl Balance {
@@ -40,6 +42,7 @@ impl Balance {
             emitted: deletions.emitted + metrics.count("kevtmon_mount_busy_total", &[]),
             throttled: deletions.throttled + throttled(&metrics, &["umount", "remove", "unknown"]),
             lost: deletions.lost + lost(&metrics, "mount") + lost(&metrics, "remove"),
+            twice: 0.0,
         }
     }
 
@@ -57,6 +60,7 @@ impl Balance {
             throttled: throttled(metrics, lanes)
                 + folded_deletions(metrics).min(throttled(metrics, &["events"])),
             lost: lost(metrics, "neighbor"),
+            twice: 0.0,
         }
     }
 
@@ -69,22 +73,30 @@ impl Balance {
             emitted: metrics.count("kevtmon_events_total", &[("kind", "neighbor.added")]),
             throttled: throttled(&metrics, &["gateway-set"]),
             lost: metrics.count("kevtmon_events_lost_total", &[("reason", "gateway-set-ring-full")]),
+            twice: 0.0,
         }
     }
 
-    /// Of unmounts that were refused; no others may be over a budget.
+    /// Of calls that were refused because a mount is busy: each is an event, is counted by one, or is summed up. Says
+    /// nothing where some of the output was discarded.
     #[must_use]
     pub fn of_refusals(daemon: &Daemon) -> Self {
-        let metrics = daemon.metrics();
-        // What completes another event is about the same attempt.
-        let is_later = |event: &Event| event.kind() == "mount.busy" && event.has("/completes");
-        let later = daemon.events().iter().filter(|event| is_later(event)).count();
+        let (metrics, events) = (daemon.metrics(), daemon.events());
+        // What completes another event is about the same attempt, and is summed up like any other beyond the budget.
+        let is_later = |event: &&Event| event.kind() == "mount.busy" && event.has("/completes");
+        let later = events.iter().filter(is_later).count();
+        let is_folded = |event: &&Event| {
+            event.text("/throttled/lane") == "events" && event.text("/throttled/kind") == "mount.busy"
+        };
+        let folded = events.iter().filter(is_folded).filter_map(|event| event.number("/throttled/count"));
+        let folded = folded.sum::<u64>() as f64;
         Self {
             received: metrics.count("kevtmon_kernel_mount_busy_total", &[]),
             emitted: metrics.count("kevtmon_events_total", &[("kind", "mount.busy")]) - later as f64
                 + metrics.count("kevtmon_mount_busy_ignored_total", &[]),
-            throttled: throttled(&metrics, &["umount", "remove", "unknown", "events"]),
+            throttled: throttled(&metrics, &["umount", "remove"]) + folded,
             lost: lost(&metrics, "mount") + lost(&metrics, "remove"),
+            twice: folded,
         }
     }
 
@@ -92,6 +104,10 @@ impl Balance {
     #[must_use]
     pub fn rest(&self) -> f64 {
         self.received - self.emitted - self.throttled - self.lost
+    }
+
+    fn is_settled(&self) -> bool {
+        (-self.twice - 0.5..0.5).contains(&self.rest())
     }
 }
 
@@ -118,7 +134,7 @@ fn lost(metrics: &Scrape, hook: &str) -> f64 {
 pub fn wait_for_balance(daemon: &Daemon, of: impl Fn(&Daemon) -> Balance) -> Balance {
     let mut last = Shown(None);
     wait_until("received = emitted + throttled + lost", || {
-        last.0.insert(of(daemon)).rest().abs().lt(&0.5).then_some(())
+        last.0.insert(of(daemon)).is_settled().then_some(())
     });
     last.0.take().expect("it was read")
 }
@@ -207,6 +223,19 @@ pub fn stop_and_account(mut daemon: impl BorrowMut<Daemon>) {
     let by_then = balanced(daemon);
     daemon.stop();
     assert_whole(&by_then, &daemon.wait_for_end_of_output());
+}
+
+/// As [`stop_and_account`], of one that has had many unmounts refused: none of them was dropped in silence.
+///
+/// # Panics
+/// When a refusal or an event is missing.
+pub fn stop_and_account_for_refusals(mut daemon: impl BorrowMut<Daemon>) {
+    let daemon = daemon.borrow_mut();
+    // What completes another one, or sums some up, may be among what was discarded.
+    if daemon.events().iter().all(|event| discarded_with(event) == 0) {
+        wait_for_balance(daemon, Balance::of_refusals);
+    }
+    stop_and_account(daemon);
 }
 
 /// As [`stop_and_account`], of one whose standard output nobody reads as JSON: by its store, which keeps everything.

@@ -125,6 +125,14 @@ impl Cgroup {
         self.directory.join("cgroup.procs")
     }
 
+    /// Processor time of all that was ever in it, in seconds; only the v2 hierarchy counts it without a controller.
+    #[must_use]
+    pub fn processor_seconds(&self) -> f64 {
+        let text = std::fs::read_to_string(self.directory.join("cpu.stat")).expect("the kernel counts it");
+        let micros = text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.parse::<f64>().ok());
+        micros.expect("a number of microseconds") / 1e6
+    }
+
     /// Moves a process into it.
     pub fn take(&self, pid: u32) {
         std::fs::write(self.procs(), pid.to_string()).expect("it can be moved");

@@ -81,9 +81,8 @@ impl Containerd {
     fn configure(&self, plugin: Plugin) {
         let directory = self.scratch.path();
         let shown = directory.display();
-        let [_, _, middle, low] =
-            (std::process::id().wrapping_mul(11).wrapping_add(unique::number())).to_be_bytes();
-        let subnet = format!("10.{}.{low}.0/24", 128 + (middle & 0x3f));
+        let [a, b, c] = unique::subnet(128);
+        let subnet = format!("{a}.{b}.{c}.0/24");
         let config = format!(
             r#"version = 2
 root = "{shown}/root"

@@ -16,11 +16,14 @@ use nix::sys::signal::Signal;
 use crate::event::Event;
 use crate::http::{self, Answer};
 use crate::mount::{Mount, Scratch};
-use crate::patience::{patience, wait_until};
+use crate::patience::{patience, wait_until, within};
 use crate::process::{Finished, Running, finish, run};
 use crate::scrape::Scrape;
 
+mod alone;
 mod waits;
+
+pub use alone::{held, held_with_code};
 
 /// The program under test: `KEVTMON_BIN`, else the one built beside these tests.
 #[must_use]
@@ -32,20 +35,6 @@ pub fn program() -> PathBuf {
     });
     assert!(path.is_file(), "{} is missing: build it, or set KEVTMON_BIN", path.display());
     path
-}
-
-/// What `kevtmon holders` tells of a path in the mount namespace of this process, without a daemon.
-///
-/// # Panics
-/// If that is no JSON.
-#[must_use]
-pub fn held(path: &Path) -> serde_json::Value {
-    let mut command = Command::new(program());
-    command.args(["holders", "--json", "--here"]).arg(path).stdin(Stdio::null());
-    command.args(["--socket", "/nonexistent/kevtmon.sock", "--state-dir", "/nonexistent"]);
-    let ran = finish(&mut command, "kevtmon".as_ref());
-    serde_json::from_str(&ran.stdout)
-        .unwrap_or_else(|error| unreachable!("{error}: {}{}", ran.stdout, ran.stderr))
 }
 
 /// An address of the loopback that is nobody else's: it has the id of this process, and the kernel gives such ports to no
@@ -200,6 +189,12 @@ impl Launch {
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.scratch.path()
+    }
+
+    /// Where it will listen.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     fn command(&self) -> Command {
@@ -450,6 +445,14 @@ impl Daemon {
     /// Whether it has ended.
     pub fn has_ended(&mut self) -> bool {
         self.process.ended().is_some()
+    }
+
+    /// As [`Daemon::stop`], where it must have ended by itself after this time.
+    pub fn stop_within(&mut self, limit: Duration) {
+        self.signal(Signal::SIGTERM);
+        let ended = within(limit, || self.process.ended());
+        assert!(ended.is_some(), "it lives {limit:?} after SIGTERM; log:\n{}", self.log());
+        assert_eq!(self.wait(), Some(0), "exit code after SIGTERM; log:\n{}", self.log());
     }
 
     /// Ends it as a service manager does; panics unless it ends well.

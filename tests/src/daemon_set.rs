@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::daemon::program;
-use crate::delivered::{document, list, path, string, text};
+use crate::delivered::{document, list, parse, path, string, text};
 use crate::dockerd::Dockerd;
 use crate::mount::Scratch;
 use crate::process::{attempt, copy_program};
@@ -45,6 +45,22 @@ fn merge(into: &mut Value, patch: Value) {
             }
         }
         (into, patch) => *into = patch,
+    }
+}
+
+/// Applies the patch of a component to what it is for. All of its operations add something.
+pub fn patch(into: &mut Value, file: &str) {
+    for operation in
+        parse(&text(&format!("{DIRECTORY}/components/{file}")), file)[0].as_array().expect("a list")
+    {
+        assert_eq!(operation["op"], "add");
+        let place = string(operation, "path");
+        let (above, name) = place.rsplit_once('/').expect("a path");
+        let value = operation["value"].clone();
+        match into.pointer_mut(above).expect("something to add to") {
+            Value::Array(all) if name == "-" => all.push(value),
+            other => other[name] = value,
+        }
     }
 }
 
@@ -166,8 +182,12 @@ impl Form {
     }
 }
 
-/// What a volume is on the node.
+/// What a volume is on the node. That of a Secret has been written there before.
 fn place(volume: &Value, directory: &Path, config: &str) -> PathBuf {
+    if volume["secret"].is_object() {
+        assert!(directory.is_dir(), "{}", directory.display());
+        return directory.to_owned();
+    }
     std::fs::create_dir(directory).expect("a directory can be made");
     if volume["configMap"]["name"] == "kevtmon" {
         let file = text(&format!("{DIRECTORY}/base/kevtmon.toml")) + config;

@@ -19,6 +19,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::fuse::{HEADER, REQUEST_MAX, mounted};
+use crate::lock::Shared;
 
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
@@ -58,16 +59,19 @@ const BLOCK: u64 = 4096;
 #[derive(Debug)]
 pub struct Disk {
     control: UnixStream,
+    /// What a flood of another test would add to the queue of who waits for it would be discarded.
+    _shared: Shared,
 }
 
 impl Disk {
     /// Mounts one in a new directory.
     #[must_use]
     pub fn mount(point: &Path) -> Self {
+        let shared = Shared::take();
         let device = mounted(point);
         let (control, told) = UnixStream::pair().expect("a pair of sockets");
         std::thread::spawn(move || Server::default().serve(device, told));
-        Self { control }
+        Self { control, _shared: shared }
     }
 
     /// From now on nothing is answered.

@@ -252,9 +252,8 @@ pub(crate) fn is_dead(pid: &str) -> bool {
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
 }
 
-/// Address of a bridge, in a /24 that few others use.
+/// Address of a bridge, in a /24 of its own.
 fn gateway() -> Ipv4Addr {
-    let [_, _, middle, low] =
-        (std::process::id().wrapping_mul(7).wrapping_add(unique::number())).to_be_bytes();
-    Ipv4Addr::new(10, 192 + (middle & 0x3f), low, 1)
+    let [a, b, c] = unique::subnet(192);
+    Ipv4Addr::new(a, b, c, 1)
 }

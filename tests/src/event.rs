@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde_json::Value;
 
+use crate::netns::made_at;
+
 /// An event.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event(Value);
@@ -93,10 +95,11 @@ impl Event {
         self.kind() == transition && self.text("/incident/kind") == kind
     }
 
-    /// Whether it is about this network namespace.
+    /// Whether it is about this network namespace, and not about a former one of that number.
     #[must_use]
     pub fn is_in(&self, netns: u64) -> bool {
         self.number("/neighbor/netns").or_else(|| self.number("/link/netns")) == Some(netns)
+            && self.seconds() >= made_at(netns)
     }
 
     /// Whether it is about a neighbor entry of this address in this namespace.

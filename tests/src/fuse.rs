@@ -18,6 +18,9 @@ use crate::patience::patience;
 const LOOKUP: u32 = 1;
 const GETATTR: u32 = 3;
 const READLINK: u32 = 5;
+const OPEN: u32 = 14;
+const RELEASE: u32 = 18;
+const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 const DESTROY: u32 = 38;
 /// Of these nobody awaits an answer: `FORGET`, `INTERRUPT`, `BATCH_FORGET`.
@@ -26,7 +29,10 @@ const UNANSWERED: [u32; 3] = [2, 36, 42];
 pub(crate) const HEADER: usize = 40;
 const ENTRY_OUT: usize = 128;
 const ATTR_OUT: usize = 104;
+const OPEN_OUT: usize = 16;
 const INIT_OUT: usize = 64;
+/// Mode of a file.
+const FILE: u32 = 0o100_644;
 /// More than any request of an empty file system.
 pub(crate) const REQUEST_MAX: usize = 128 * 1024;
 
@@ -60,6 +66,18 @@ pub fn mount_halting(point: &Path) -> Server {
 pub fn mount_halting_above(point: &Path, seconds: u64) -> Server {
     halting(mounted(point), move |opcode, node| match opcode {
         LOOKUP => (0, directory(node + 1, seconds)),
+        _ => answer(opcode),
+    })
+}
+
+/// Mounts one whose server can stop to answer, with an empty file at every name, which can be opened to be read.
+#[must_use]
+pub fn mount_halting_files(point: &Path) -> Server {
+    halting(mounted(point), |opcode, node| match opcode {
+        LOOKUP => (0, entry(2, FILE)),
+        GETATTR if node == 2 => (0, attributes(node, FILE)),
+        OPEN => (0, vec![0; OPEN_OUT]),
+        FLUSH | RELEASE => (0, Vec::new()),
         _ => answer(opcode),
     })
 }
@@ -211,6 +229,15 @@ fn entry(node: u64, mode: u32) -> Vec<u8> {
     body
 }
 
+/// `fuse_attr_out`.
+fn attributes(node: u64, mode: u32) -> Vec<u8> {
+    let mut body = vec![0; ATTR_OUT];
+    body[16..24].copy_from_slice(&node.to_ne_bytes());
+    body[76..80].copy_from_slice(&mode.to_ne_bytes());
+    body[80..84].copy_from_slice(&2_u32.to_ne_bytes());
+    body
+}
+
 fn answer(opcode: u32) -> (i32, Vec<u8>) {
     match opcode {
         INIT => {
@@ -220,14 +247,7 @@ fn answer(opcode: u32) -> (i32, Vec<u8>) {
             }
             (0, body)
         }
-        GETATTR => {
-            let mut body = vec![0; ATTR_OUT];
-            // Node 1, a directory.
-            body[16..24].copy_from_slice(&1_u64.to_ne_bytes());
-            body[76..80].copy_from_slice(&0o040_755_u32.to_ne_bytes());
-            body[80..84].copy_from_slice(&2_u32.to_ne_bytes());
-            (0, body)
-        }
+        GETATTR => (0, attributes(1, 0o040_755)),
         _ => (libc::ENOSYS, Vec::new()),
     }
 }

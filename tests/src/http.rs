@@ -20,7 +20,9 @@ pub struct Answer {
 #[must_use]
 pub fn get(address: SocketAddr, path: &str) -> Option<Answer> {
     let mut stream = connect(address)?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
+    // At once: who is answered before he has sent all of it may not read the answer any more.
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).ok()?;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).ok()?;
     parse(bytes)

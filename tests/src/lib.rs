@@ -22,20 +22,26 @@ pub mod process;
 pub mod random;
 pub mod unique;
 
+pub mod busy_volumes;
 pub mod disk;
+pub mod file_systems;
 pub mod fuse;
 pub mod glusterfs;
+pub mod journald;
 pub mod kernel;
 pub mod loop_device;
 pub mod mount;
 pub mod netns;
 pub mod network;
+pub mod nfs;
 pub mod pod;
 pub mod pod_sandbox;
 pub mod requests;
+pub mod seccomp;
 pub mod storm;
 pub mod stranger;
 pub mod tree;
+pub mod user_network;
 
 pub mod by_name;
 pub mod cluster;
@@ -47,6 +53,8 @@ pub mod dockerd;
 pub mod fake_dockerd;
 pub mod image;
 pub mod kubelet;
+pub mod listener;
+pub mod own_node;
 pub mod podman;
 pub mod rbd_call;
 
@@ -60,5 +68,8 @@ pub mod http;
 pub mod prometheus;
 pub mod scrape;
 pub mod stream;
+
+pub mod limits;
+pub mod usage;
 
 pub mod lock;

@@ -98,10 +98,14 @@ impl Mount {
     /// Mounts one at a path whose directory the caller keeps.
     #[must_use]
     pub fn at(point: &Path) -> Self {
+        Self::of(&["-t".as_ref(), "tmpfs".as_ref(), "kevtmon".as_ref()], point)
+    }
+
+    /// Mounts something else: these are the arguments of mount(8) before the path.
+    #[must_use]
+    pub fn of(what: &[&OsStr], point: &Path) -> Self {
         std::fs::create_dir_all(point).expect("a mount point can be made");
-        let tmpfs: [&OsStr; 5] =
-            ["mount".as_ref(), "-t".as_ref(), "tmpfs".as_ref(), "kevtmon".as_ref(), point.as_ref()];
-        let _ = attempt(&tmpfs).succeeded("mount");
+        let _ = attempt(&[&["mount".as_ref()], what, &[point.as_ref()]].concat()).succeeded("mount");
         std::fs::write(point.join("file"), "held\n").expect("a file can be written");
         Self { point: point.to_owned(), _scratch: None }
     }

@@ -1,11 +1,13 @@
 //! Network namespaces that a test makes, or that belong to a container.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -96,6 +98,20 @@ impl NetnsPath {
     }
 }
 
+thread_local! {
+    /// Those that this test made, by number, and the time before. Another one may make the next of a number.
+    static MADE: RefCell<Vec<(u64, SystemTime)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Since when the number stands for the namespace that has it now, in seconds since the beginning of 1970: the kernel gives the
+/// number of one that has ended, maybe of another test, to the next one. 0 when this thread has not made it.
+#[must_use]
+pub fn made_at(inum: u64) -> f64 {
+    let made =
+        MADE.with_borrow(|made| made.iter().rev().find(|(number, _)| *number == inum).map(|(_, at)| *at));
+    made.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0.0, |time| time.as_secs_f64())
+}
+
 /// A named network namespace of a test.
 #[derive(Debug)]
 pub struct Netns {
@@ -113,8 +129,10 @@ impl Netns {
         let name = unique::name("kvn");
         let path = Path::new(NAMES).join(&name);
         let cleanup = Cleanup::netns(&path);
+        let before = SystemTime::now();
         create(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let path = NetnsPath(path);
+        MADE.with_borrow_mut(|made| made.push((path.inum(), before)));
         path.network(|network| network.set_up("lo", true));
         Self { name, path, cleanup: Some(cleanup), _shared: shared }
     }

@@ -15,8 +15,13 @@ pub fn wait_until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Looks again and again until there is an answer, or patience ends.
-pub fn within_patience<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + patience();
+pub fn within_patience<T>(look: impl FnMut() -> Option<T>) -> Option<T> {
+    within(patience(), look)
+}
+
+/// The same until a time is over that is promised: waiting any longer would be of no use.
+pub fn within<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + limit;
     loop {
         let answer = look();
         if answer.is_some() || Instant::now() >= deadline {

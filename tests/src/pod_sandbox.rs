@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::eventually;
+use crate::netns::NetnsPath;
 use crate::pod::Pod;
 use crate::process::{Running, comm};
 use crate::reaper::Cleanup;
@@ -23,16 +24,22 @@ impl PodSandbox {
     /// Starts one in a pod's network.
     #[must_use]
     pub fn of(pod: &Pod) -> Self {
-        Self::start(uuid(), pod)
+        Self::within(pod.netns())
+    }
+
+    /// Starts one in any network namespace.
+    #[must_use]
+    pub fn within(netns: &NetnsPath) -> Self {
+        Self::start(uuid(), netns)
     }
 
     /// Starts another container of the same pod.
     #[must_use]
     pub fn another(&self, pod: &Pod) -> Self {
-        Self::start(self.uid.clone(), pod)
+        Self::start(self.uid.clone(), pod.netns())
     }
 
-    fn start(uid: String, pod: &Pod) -> Self {
+    fn start(uid: String, netns: &NetnsPath) -> Self {
         let id = format!("{}{}", uuid(), uuid()).replace('-', "");
         let slice = groups().join(format!("kubepods-besteffort-pod{}.slice", uid.replace('-', "_")));
         let group = slice.join(format!("cri-containerd-{id}.scope"));
@@ -41,7 +48,7 @@ impl PodSandbox {
         std::fs::create_dir_all(&group).expect("a control group can be made");
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ >\"$1/cgroup.procs\" && exec nsenter --net=\"$2\" sleep 1000000", "sh"]);
-        command.arg(&group).arg(pod.netns().path()).stdin(Stdio::null()).stdout(Stdio::null());
+        command.arg(&group).arg(netns.path()).stdin(Stdio::null()).stdout(Stdio::null());
         let process = Running::spawn(&mut command);
         let sandbox = Self { process, uid, id, group, _cleanup: cleanup };
         eventually!(comm(sandbox.pid()).as_deref() == Some("sleep"), "the sandbox is in the network");

@@ -1,12 +1,12 @@
 //! Child processes: short ones that do something and end, and long ones that hold something.
 
 use std::ffi::OsStr;
-use std::io::Write;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use crate::patience::wait_until;
+use crate::patience::{wait_until, within_patience};
 use crate::reaper::Cleanup;
 
 /// A process that has ended.
@@ -65,13 +65,18 @@ pub fn finish_with_input(command: &mut Command, input: impl AsRef<[u8]>) -> Fini
     attempt_with_input(command, input).succeeded(&format!("{command:?}"))
 }
 
-/// Runs a prepared command with this on its standard input to its end, whatever that is.
+/// Runs a prepared command with this on its standard input to its end, whatever that is; a command need not read it all.
 pub fn attempt_with_input(command: &mut Command, input: impl AsRef<[u8]>) -> Finished {
     let name = format!("{command:?}");
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.unwrap_or_else(|error| panic!("{name} does not start: {error}"));
     let mut stdin = child.stdin.take().expect("standard input is a pipe");
-    stdin.write_all(input.as_ref()).expect("the child reads its input");
+    match stdin.write_all(input.as_ref()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            panic!("{name} is not given its input: {error}")
+        }
+        _ => {}
+    }
     drop(stdin);
     collect(child)
 }
@@ -131,7 +136,10 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         drop(self.child.kill());
-        drop(self.child.wait());
+        // One that waits in the kernel may never be gone, and a test that waits for it neither.
+        let is_gone = within_patience(|| matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)).then_some(()));
+        let is_over = is_gone.is_some() || std::thread::panicking();
+        assert!(is_over, "process {} was killed and is not gone", self.child.id());
         if let Some(cleanup) = self.cleanup.take() {
             cleanup.revoke();
         }
@@ -166,6 +174,26 @@ pub fn hold_by_fd(file: &Path) -> Running {
     holder
 }
 
+/// So many processes with so many descriptors each. They end with the one that is returned, and hold nothing.
+///
+/// # Panics
+/// If they cannot be started.
+#[must_use]
+pub fn crowd(processes: u32, descriptors: u32) -> Running {
+    // Forked without another program, which takes long on an emulated processor.
+    let script = "exec 3<&0; fd=4; while [ $fd -lt $2 ]; do eval \"exec $fd</dev/null\"; fd=$((fd + 1)); done\n\
+                  count=0; while [ $count -lt $1 ]; do read line <&3 & count=$((count + 1)); done\n\
+                  echo all; read line <&3";
+    let mut command = Command::new("busybox");
+    command.args(["sh", "-c", script, "sh"]).args([processes.to_string(), (descriptors + 4).to_string()]);
+    let mut crowd = Running::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let mut line = String::new();
+    let output = crowd.child().stdout.take().expect("a pipe");
+    BufReader::new(output).read_line(&mut line).expect("it tells when all are there");
+    assert_eq!(line, "all\n");
+    crowd
+}
+
 /// Burns one CPU and changes nothing.
 #[must_use]
 pub fn busy_loop() -> Running {
@@ -188,6 +216,22 @@ pub fn poll_neighbors(netns: &Path) -> Running {
 #[must_use]
 pub fn comm(pid: u32) -> Option<String> {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|text| text.trim_end().to_owned())
+}
+
+/// The first process of a pid namespace, which handles no signal: a shell that runs this script and becomes `sleep`. It ends
+/// with the process that is returned; its id is the other value.
+#[must_use]
+pub fn first_of_pid_namespace(script: &str, argument: &Path) -> (Running, u32) {
+    let mut command = Command::new("unshare");
+    let script = format!("{script} exec sleep 1000000");
+    command.args(["--pid", "--fork", "--kill-child", "sh", "-c", &script, "sh"]).arg(argument);
+    let parent = Running::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    let children = format!("/proc/{0}/task/{0}/children", parent.pid());
+    let first = wait_until("the first process of the namespace sleeps", || {
+        let first: u32 = std::fs::read_to_string(&children).ok()?.trim().parse().ok()?;
+        (comm(first).as_deref() == Some("sleep")).then_some(first)
+    });
+    (parent, first)
 }
 
 /// A process with a mount namespace of its own, in which nothing that happens elsewhere has any effect.

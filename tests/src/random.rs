@@ -10,16 +10,20 @@ pub struct Random {
 }
 
 impl Random {
-    /// With the seed of the environment, else another one each time. Prints it.
+    /// With the seed of the environment, else another one each time.
     #[must_use]
-    #[expect(clippy::print_stdout, reason = "who repeats a test that failed looks for it there")]
     pub fn new() -> Self {
         let seed = setting("KEVTMON_TEST_SEED").unwrap_or_else(|| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             now.as_secs() << 30 | u64::from(now.subsec_nanos())
         });
+        Self::printed(seed)
+    }
+
+    #[expect(clippy::print_stdout, reason = "who repeats a test that failed looks for it there")]
+    fn printed(seed: u64) -> Self {
         println!("KEVTMON_TEST_SEED={seed}");
-        Self { seed, state: seed }
+        Self::of(seed)
     }
 
     /// With this seed.
@@ -64,7 +68,7 @@ impl Random {
 pub fn seeds(known: &[u64]) -> Vec<Random> {
     match std::env::var_os("KEVTMON_TEST_SEED") {
         Some(_) => vec![Random::new()],
-        None => known.iter().copied().map(Random::of).collect(),
+        None => known.iter().copied().map(Random::printed).collect(),
     }
 }
 

@@ -25,6 +25,14 @@ impl FakeRbd {
         rbd
     }
 
+    /// A script that starts another one, waits for it, and ends as that does.
+    #[must_use]
+    pub fn around(other: &Self) -> Self {
+        let rbd = Self::missing();
+        write_script(&rbd.path(), &format!("#!/bin/sh\n{} \"$@\"\nexit $?\n", other.path().display()));
+        rbd
+    }
+
     /// A program that ends with 0.
     #[must_use]
     pub fn binary() -> Self {

@@ -113,6 +113,25 @@ fn an_entry_is_not_to_be_put_back_while_the_host_end_is_down() {
 }
 
 #[test]
+fn an_interface_that_was_set_down_inside_a_pod_is_set_up_there_by_the_command_that_is_shown() {
+    const SET_UP: &str = "gateway-neighbor-lost/set-up-inside";
+    let pod = Pod::new();
+    let _sandbox = PodSandbox::of(&pod);
+    let mut daemon = launch().config("[incidents]\ngateway_confirm_seconds = 1\n").start();
+    let _ = pod.ip("link set eth0 down").succeeded("ip");
+    let id = opened(&mut daemon, "gateway-neighbor-lost", |event| event.is_in(pod.inum()));
+    let _ = carry_out(&daemon, &id, "gateway-neighbor-lost/set-up-inside");
+    let shown = pod.ip("-oneline link show dev eth0").succeeded("ip").stdout;
+    assert!(shown.contains(",UP"), "{shown}");
+    eventually!(offered(&incident(&daemon, &id), SET_UP).is_none(), "it is up");
+    // What went with it is put back by whoever made it.
+    let gateway = GATEWAY.parse().expect("an address");
+    pod.netns().network(|network| network.add_gateway("eth0", gateway));
+    pod.set_gateway();
+    resolved(&mut daemon, &id);
+}
+
+#[test]
 fn behind_a_bridge_it_is_the_bridge_that_has_the_address_of_the_entry() {
     let dockerd = Dockerd::shared();
     let container = Container::idle(dockerd, &[]);

@@ -20,7 +20,9 @@ use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
 use kevtmon_tests::podman::Podman;
-use kevtmon_tests::process::{Running, attempt, comm, copy_program, hold_by_cwd, run};
+use kevtmon_tests::process::{
+    Running, attempt, comm, copy_program, first_of_pid_namespace, hold_by_cwd, run,
+};
 
 /// Has an unmount of the volume refused.
 fn refuse(daemon: &mut Daemon, volume: &Mount) -> String {
@@ -68,6 +70,55 @@ fn a_process_that_holds_a_volume_is_named_only_while_it_runs() {
     let _ = carry_out(&daemon, &id, "volume-busy/end-process");
     eventually!(offered(&incident(&daemon, &id), END).is_none(), "no command names a process that has ended");
     assert!(!daemon.ask(&["why", &id]).succeeded("why").stdout.contains(&kill));
+    eventually!(volume.umount().status.success(), "the mount is free");
+    resolved(&mut daemon, &id);
+}
+
+#[test]
+fn the_first_process_of_a_pid_namespace_is_ended_by_a_signal_that_it_cannot_ignore() {
+    let volume = Mount::volume();
+    let mut daemon = launch().kubelet(&volume).start();
+    let (parent, first) = first_of_pid_namespace("cd \"$1\" &&", volume.point());
+    let id = refuse(&mut daemon, &volume);
+    let kill = format!("kill -KILL {first}");
+    eventually!(
+        offered(&incident(&daemon, &id), "volume-busy/end-container").as_ref() == Some(&kill),
+        "who holds it is known"
+    );
+    let _ = carry_out(&daemon, &id, "volume-busy/end-container");
+    eventually!(volume.umount().status.success(), "the mount is free");
+    resolved(&mut daemon, &id);
+    drop(parent);
+}
+
+#[test]
+fn each_of_two_containers_that_hold_a_volume_is_made_to_let_go() {
+    let dockerd = Dockerd::shared();
+    let scratch = Scratch::new();
+    let (root, volume) = shared_volume(&scratch);
+    let (bind, inside) = (bind_of(&root), inside(&root, &volume));
+    let script = format!("[ -e /left ] || {{ touch /left; cd {inside}; }}; exec sleep 1000000");
+    let containers = [(); 2].map(|()| Container::start(dockerd, &["-v", &bind], &["sh", "-c", &script]));
+    for container in &containers {
+        eventually!(comm(container.pid()).as_deref() == Some("sleep"), "the container is in the volume");
+    }
+    let mut daemon = launch().joining(dockerd.runtime()).config(&kubelet_roots(root.point())).start();
+    let id = refuse(&mut daemon, &volume);
+    let restarts = |daemon: &Daemon| {
+        let steps = incident(daemon, &id).list("/advice").to_vec();
+        steps.into_iter().filter(|step| step["form"] == "restart-by-docker").collect::<Vec<_>>()
+    };
+    eventually!(restarts(&daemon).len() == 2, "both hold it: {}", incident(&daemon, &id));
+    for step in restarts(&daemon) {
+        assert!(
+            step["text"].as_str().is_some_and(|text| text.contains("of 2 found: each of them")),
+            "{step}"
+        );
+    }
+    let _ = carry_out(&daemon, &id, "volume-busy/restart-by-docker");
+    assert!(!volume.umount().status.success(), "the other one holds it still");
+    eventually!(restarts(&daemon).len() == 1, "the first has let go: {}", incident(&daemon, &id));
+    let _ = carry_out(&daemon, &id, "volume-busy/restart-by-docker");
     eventually!(volume.umount().status.success(), "the mount is free");
     resolved(&mut daemon, &id);
 }

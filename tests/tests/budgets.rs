@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
+use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -20,6 +21,7 @@ use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::podman::Podman;
 use kevtmon_tests::process::{finish, hold_by_cwd};
 use kevtmon_tests::storm::ipv4;
+use kevtmon_tests::user_network::UserNetwork;
 
 /// Records that a source may write at once in these tests.
 const BURST: u32 = 20;
@@ -199,5 +201,33 @@ fn who_executes_what_is_called_a_kubelet_in_a_container_takes_no_room_of_the_nod
     });
     let throttled = daemon.metrics().count("kevtmon_events_throttled_total", &[("lane", "exec")]);
     assert!(throttled < 0.5, "{throttled} executions were beyond the budget");
+    stop_and_account(daemon);
+}
+
+#[test]
+fn the_gateway_of_a_users_own_network_has_no_lane_beside_his_budget() {
+    const TIMES: usize = 300;
+    const USER: u32 = 64_125;
+    const GATEWAY_OF_USER: Ipv4Addr = Ipv4Addr::new(10, 76, 0, 2);
+    let _exclusive = Exclusive::take();
+    let own = UserNetwork::of(USER);
+    own.netns().network(|network| network.add_gateway("eth0", GATEWAY_OF_USER));
+    let address = GATEWAY_OF_USER.to_string();
+    own.netns().set_neighbor("eth0", &address, GATEWAY_LLADDR, NeighbourState::Permanent);
+    let began = Instant::now();
+    let config = format!("[hooks]\nuser_rate = 1\nuser_burst = 1\n{ALL_EVENTS}");
+    let mut daemon = launch().config(&config).start();
+    daemon.wait_for_gateway(own.inum(), &address);
+    own.netns().churn(std::iter::repeat_n(GATEWAY_OF_USER, TIMES));
+    let balance = wait_for_balance(&daemon, Balance::of_deletions);
+    assert!(balance.received >= TIMES as f64, "{balance:?}");
+    let told = daemon.wait_for("what is beyond the budget", |event| {
+        event.kind() == "events.throttled" && event.text("/throttled/lane") == "owner"
+    });
+    told.expect("/throttled/uid", USER);
+    let emitted = daemon.events().iter().filter(|event| event.is_deletion(own.inum(), &address)).count();
+    // His burst, and what came back of it meanwhile.
+    let most = 2.0 + began.elapsed().as_secs_f64();
+    assert!(emitted as f64 <= most, "{emitted} of {balance:?}, at most {most}");
     stop_and_account(daemon);
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use kevtmon_tests::advice::carry_out;
+use kevtmon_tests::balance::stop_and_account;
 use kevtmon_tests::cni_call::{OK, PLUGINS, args, call, finished, plugins, wait_for_end};
 use kevtmon_tests::component::{Component, Program, start_as};
 use kevtmon_tests::container::Container;
@@ -447,4 +448,5 @@ fn the_end_of_a_call_is_kept_where_the_beginning_of_others_has_no_room() {
         daemon.metrics().count("kevtmon_events_lost_total", &[("reason", "exec-ring-full")]) > 0.0,
         "others had no room"
     );
+    stop_and_account(daemon);
 }

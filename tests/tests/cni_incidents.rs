@@ -86,13 +86,11 @@ struct PtpNetwork {
 impl PtpNetwork {
     fn new() -> Self {
         let data = Scratch::new();
-        let [_, _, middle, low] =
-            std::process::id().wrapping_mul(13).wrapping_add(unique::number()).to_be_bytes();
+        let [a, b, c] = unique::subnet(64);
         let config = format!(
-            r#"{{"cniVersion":"0.4.0","name":"{}","type":"ptp","ipam":{{"type":"host-local","subnet":"10.{}.{low}.0/24",
+            r#"{{"cniVersion":"0.4.0","name":"{}","type":"ptp","ipam":{{"type":"host-local","subnet":"{a}.{b}.{c}.0/24",
                 "routes":[{{"dst":"0.0.0.0/0"}}],"dataDir":"{}"}}}}"#,
             unique::name("net"),
-            64 + (middle & 0x3f),
             data.path().display()
         );
         Self { config, _data: data }

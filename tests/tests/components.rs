@@ -12,6 +12,7 @@ use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::process::{Running, comm};
 
 fn wait_for(daemon: &mut Daemon, kind: &str, pid: u32) -> Event {
@@ -101,6 +102,23 @@ fn a_program_without_build_information_has_no_version() {
     }
 }
 
+#[test]
+fn what_a_kubelet_has_forked_to_execute_something_is_no_other_one() {
+    let scratch = Scratch::new();
+    let program = Program::new(&scratch, "kubelet", Some("v1.20.2"));
+    let mut kubelet = start(&program);
+    // It ends with the kubelet, whose standard input it has.
+    kubelet.run("exec 9<&0; { read -r word <&9; } &");
+    let children = format!("/proc/{0}/task/{0}/children", kubelet.pid());
+    let child = wait_until("it has a child", || {
+        let child: u32 = std::fs::read_to_string(&children).ok()?.trim().parse().ok()?;
+        (std::fs::read_link(format!("/proc/{child}/exe")).ok()? == program.path()).then_some(child)
+    });
+    let daemon = launch().start();
+    daemon.wait_for_component(kubelet.pid());
+    assert!(!daemon.knows_component(child), "{child}");
+}
+
 /// Starts what only calls itself a runtime, after `prefix`.
 fn pretend(prefix: &[&str], program: &Path) -> Running {
     let path = exe(program);
@@ -134,7 +152,13 @@ fn who_only_has_the_name_of_a_kubelet_or_runtime_is_none() {
     eventually!(comm(named.pid()).as_deref() == Some("kubelet"), "it has the name");
     fakes.push(named);
     // The programs themselves, but as the tools that they are as well.
-    let tools = [start_with(&program, &["--version"]), start_with(&kubelet, &["--help"])];
+    let containerd = Program::new(&scratch, "containerd", None);
+    let tools = [
+        start_with(&program, &["--version"]),
+        start_with(&kubelet, &["--help"]),
+        start_with(&containerd, &["--config", "/etc/containerd/config.toml", "config", "dump"]),
+        start_with(&containerd, &["--config=config", "--log-level", "debug", "config", "default"]),
+    ];
     let mut helper = Command::new(program.path());
     helper.arg0("libnetwork-setkey").args(["-c", "read -r word; exit"]);
     fakes.push(Running::spawn(helper.stdin(Stdio::piped())));

@@ -5,12 +5,13 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{kubelet_roots, own_address, program};
-use kevtmon_tests::daemon_set::{DIRECTORY, Form, container, daemon_set, image, pod};
+use kevtmon_tests::daemon_set::{DIRECTORY, Form, container, daemon_set, image, patch, pod};
 use kevtmon_tests::delivered::{document, list, path, string, text, yaml};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
@@ -20,7 +21,7 @@ use kevtmon_tests::mount::{Mount, Scratch, is_about};
 use kevtmon_tests::patience::within_patience;
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::PodSandbox;
-use kevtmon_tests::process::{finish, hold_by_cwd, write_script};
+use kevtmon_tests::process::{Finished, attempt, finish, hold_by_cwd, write_script};
 use kevtmon_tests::scrape::Scrape;
 use serde_json::Value;
 
@@ -190,8 +191,8 @@ struct Deployed<'d> {
 }
 
 impl<'d> Deployed<'d> {
-    fn start(dockerd: &'d Dockerd, form: &str, scratch: &Scratch, config: &str) -> Self {
-        let (image, set, address) = (image(dockerd), daemon_set(form), own_address());
+    fn start(dockerd: &'d Dockerd, set: Value, scratch: &Scratch, config: &str) -> Self {
+        let (image, address) = (image(dockerd), own_address());
         let Form { options, arguments, state, run } = Form::of(&set, scratch.path(), address, config);
         let container = Container::of_image(dockerd, &image, &borrowed(&options), &borrowed(&arguments));
         Self { dockerd, container, set, address, state, run }
@@ -251,13 +252,13 @@ fn names_who_did_it(dockerd: &Dockerd, form: &str) {
     let (network, volume) = (Pod::new(), Mount::volume());
     let sandbox = PodSandbox::of(&network);
     let config = format!("\n{}", kubelet_roots(volume.kubelet_root()));
-    let daemon = Deployed::start(dockerd, form, &scratch, &config);
+    let daemon = Deployed::start(dockerd, daemon_set(form), &scratch, &config);
     daemon.is_ready_and_lacks_nothing();
 
     eventually!(daemon.gateways(network.inum()) == Some(1), "the gateway of the pod is known");
     let _ = network.delete_gateway();
     let deleted = daemon.wait_for("neighbor.deleted", |event| {
-        event.kind() == "neighbor.deleted" && event.number("/neighbor/netns") == Some(network.inum())
+        event.kind() == "neighbor.deleted" && event.is_in(network.inum())
     });
     assert_eq!((deleted.text("/actor/comm"), deleted.text("/actor/source")), ("ip", "kernel"), "{deleted}");
     assert!(deleted.number("/actor/pid").is_some(), "{deleted}");
@@ -294,6 +295,103 @@ fn a_privileged_pod_does_so_as_well() {
     let dockerd = dockerd.through::<&str>(&[], &[&runtime, "--default-runtime=here"]);
     dockerd.launch();
     names_who_did_it(&dockerd, "privileged");
+}
+
+/// The Secret of a web configuration as the kubelet writes it: links to a directory that a link leads to, which is replaced by
+/// another one with all files at once.
+struct Secret {
+    directory: PathBuf,
+}
+
+impl Secret {
+    /// Makes it, with a certificate for the name by which the PodMonitor knows all nodes, and the hash of a password.
+    fn new(directory: PathBuf, hash: &str) -> Self {
+        let first = directory.join("..1");
+        std::fs::create_dir_all(&first).expect("a directory can be made");
+        let file = |name: &str| first.join(name).to_string_lossy().into_owned();
+        let (key, certificate) = (file("tls.key"), file("tls.crt"));
+        let _ = attempt(
+            &[
+                &["openssl", "req", "-x509", "-nodes", "-days", "3650", "-newkey", "ec"][..],
+                &["-pkeyopt", "ec_paramgen_curve:prime256v1", "-subj", "/CN=kevtmon"],
+                &["-addext", "subjectAltName=DNS:kevtmon", "-keyout", &key, "-out", &certificate],
+            ]
+            .concat(),
+        )
+        .succeeded("openssl req");
+        std::fs::copy(certificate, first.join("ca.crt")).expect("a file can be copied");
+        let secret = Self { directory };
+        secret.write("..1", hash);
+        for name in ["tls.key", "tls.crt", "ca.crt", "web.yml"] {
+            symlink(Path::new("..data").join(name), secret.directory.join(name)).expect("a link can be made");
+        }
+        secret
+    }
+
+    fn write(&self, version: &str, hash: &str) {
+        let text = format!(
+            "tls_server_config:\n  cert_file: tls.crt\n  key_file: tls.key\nbasic_auth_users:\n  prometheus: {hash}\n"
+        );
+        std::fs::write(self.directory.join(version).join("web.yml"), text).expect("a file can be written");
+        let link = self.directory.join("..data_tmp");
+        symlink(version, &link).expect("a link can be made");
+        std::fs::rename(link, self.directory.join("..data")).expect("it can be renamed");
+    }
+
+    /// Writes it anew with the hash of another password.
+    fn replace(&self, hash: &str) {
+        let second = self.directory.join("..2");
+        std::fs::create_dir(&second).expect("a directory can be made");
+        for name in ["tls.key", "tls.crt", "ca.crt"] {
+            std::fs::copy(self.directory.join("..1").join(name), second.join(name))
+                .expect("a file can be copied");
+        }
+        self.write("..2", hash);
+    }
+}
+
+/// What curl gets of a path, and the status of HTTP in a line of its own.
+fn curl(options: &[&str], url: &str) -> Finished {
+    let fixed = ["curl", "--silent", "--show-error", "--noproxy", "*", "--write-out", "\n%{http_code}"];
+    attempt(&[&fixed[..], options, &[url]].concat())
+}
+
+#[test]
+fn with_a_web_configuration_it_is_probed_and_read_by_tls_and_sees_that_its_secret_changes() {
+    const OLD: (&str, &str) = ("right", "$2b$04$J1rVmDn8nWIvGDo.EJb0POYcnCLJtWG6WLLHx2BLQODFaLFQcl0ee");
+    const NEW: (&str, &str) = ("rotated", "$2b$04$CT4nO3dbRwXP562gR43Q5e/.FNo0ii9V0k/C.nyXWbBl1L6f6dFp.");
+    let (dockerd, scratch) = (Dockerd::shared(), Scratch::without_mounts());
+    let secret = Secret::new(scratch.path().join("web"), OLD.1);
+    let mut set = daemon_set("capabilities");
+    patch(&mut set, "web-config/web.yaml");
+    let daemon = Deployed::start(dockerd, set, &scratch, "");
+    daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+        // The kubelet checks no certificate.
+        let get = &container(&daemon.set)[probe]["httpGet"];
+        let scheme = string(get, "scheme").to_lowercase();
+        let url = format!("{scheme}://{}{}", daemon.address, string(get, "path"));
+        eventually!(curl(&["--insecure"], &url).stdout.ends_with("\n200"), "{probe} finds it well");
+    }
+    // As the PodMonitor has Prometheus read it.
+    let mut monitor = document(&format!("{DIRECTORY}/components/pod-monitor/pod-monitor.yaml"));
+    patch(&mut monitor, "pod-monitor-web-config/endpoint.yaml");
+    let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
+    let (scheme, tls) = (string(endpoint, "scheme"), &endpoint["tlsConfig"]);
+    let authority = secret.directory.join(string(&tls["ca"]["secret"], "key"));
+    let (name, port) = (string(tls, "serverName"), daemon.address.port());
+    let place = format!("{name}:{port}:{}", daemon.address.ip());
+    let read = |password: &str| {
+        let user = format!("prometheus:{password}");
+        let options = ["--cacert", &authority.to_string_lossy(), "--resolve", &place, "--user", &user];
+        curl(&options, &format!("{scheme}://{name}:{port}/metrics"))
+    };
+    let found = read(OLD.0);
+    assert!(found.stdout.contains("\nkevtmon_build_info{"), "{} {}", found.stdout, found.stderr);
+    assert!(read("wrong").stdout.ends_with("\n401"), "who does not know it reads nothing");
+    secret.replace(NEW.1);
+    eventually!(read(NEW.0).stdout.ends_with("\n200"), "the new password is right");
+    assert!(read(OLD.0).stdout.ends_with("\n401"), "and the old one no longer");
 }
 
 #[test]

@@ -3,7 +3,9 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a test whose set-up fails must fail")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
+use jsonschema::Validator;
 use kevtmon_tests::daemon::{kubelet_roots, launch};
 use kevtmon_tests::delivered::{document, list, string, text};
 use kevtmon_tests::eventually;
@@ -12,7 +14,7 @@ use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::hold_by_cwd;
 use kevtmon_tests::prometheus::{Prometheus, value};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const RULES: &str = "deploy/prometheus/kevtmon.rules.yaml";
 
@@ -122,6 +124,38 @@ fn the_dashboard_can_be_imported_anywhere() {
         assert!(string(panel, "description").ends_with('.'), "{title}");
         let has_unit = panel["fieldConfig"]["defaults"]["unit"].is_string() || panel["type"] == "table";
         assert!(has_unit, "{title} has no unit");
+    }
+}
+
+/// What is wrong with a dashboard by the schema that Grafana publishes.
+fn against_schema(dashboard: &Value) -> Vec<String> {
+    static SCHEMA: LazyLock<Validator> = LazyLock::new(|| {
+        let schema =
+            serde_json::from_str(&text("tests/fixtures/grafana/dashboard.schema.json")).expect("JSON");
+        jsonschema::draft202012::new(&schema).expect("a schema")
+    });
+    SCHEMA.iter_errors(dashboard).map(|error| format!("{}: {error}", error.instance_path())).collect()
+}
+
+#[test]
+fn the_dashboard_keeps_the_schema_that_grafana_publishes() {
+    let dashboard = dashboard();
+    assert_eq!(against_schema(&dashboard), [""; 0]);
+    // A wrong name, value or type anywhere is noticed.
+    for (place, value) in [
+        ("/schemaVersoin", json!(39)),
+        ("/graphTooltip", json!("shared")),
+        ("/panels/0/gridPos/x", json!(24)),
+        ("/panels/0/targets/0/refID", json!("A")),
+        ("/panels/0/targets/0/format", json!("tabel")),
+        ("/panels/0/options/colormode", json!("value")),
+        ("/panels/0/fieldConfig/defaults/thresholds/steps/0/color", json!(7)),
+        ("/templating/list/0/type", json!("data source")),
+    ] {
+        let mut wrong = dashboard.clone();
+        let (above, name) = place.rsplit_once('/').expect("a path");
+        wrong.pointer_mut(above).expect("something to change")[name] = value;
+        assert!(!against_schema(&wrong).is_empty(), "{place} is not noticed");
     }
 }
 

@@ -1,7 +1,11 @@
-//! A disk that does not answer: no event waits for it, and neither does the end of the daemon.
+//! A disk that does not answer: no event waits for it, and neither does the end of the daemon. One that is full costs what is
+//! written there, until it has room.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::balance::{Balance, stop_and_account, wait_for_balance};
@@ -11,7 +15,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
-use kevtmon_tests::process::Running;
+use kevtmon_tests::process::{Running, run};
 use nix::sys::signal::Signal;
 
 /// Has the daemon tell of two changes of an incident, who is to blame for the loss included.
@@ -132,4 +136,62 @@ fn a_disk_that_does_not_answer_keeps_the_daemon_at_its_old_configuration_until_i
         event.kind() == "daemon.recovered" && event.text("/message") == "configuration is back"
     });
     stop_and_account(daemon);
+}
+
+/// Fills a file system but for one page.
+fn fill(path: &Path) {
+    const PAGE: u64 = 4096;
+    let mut filler = File::create(path).expect("a file can be made");
+    let mut size = 0;
+    while filler.write_all(&[0; 4096]).is_ok() {
+        size += PAGE;
+    }
+    filler.set_len(size - PAGE).expect("a file can be truncated");
+}
+
+#[test]
+fn a_full_disk_costs_standard_output_until_it_has_room() {
+    let prepared = launch();
+    let directory = prepared.directory().join("output");
+    std::fs::create_dir(&directory).expect("a directory can be made");
+    run(&format!("mount -t tmpfs -o size=64k tmpfs {}", directory.display()));
+    let (output, filler) = (directory.join("out.json"), directory.join("filler"));
+    let file = File::create(&output).expect("a file can be made");
+    fill(&filler);
+    let daemon = prepared.stdout(file).spawn();
+    eventually!(daemon.get("/readyz").is_some_and(|answer| answer.status == 200), "it is ready");
+    let up = || daemon.metrics().sum("kevtmon_source_up", &[("source", "stdout")]);
+    eventually!(
+        {
+            Pod::new().delete_gateway();
+            up() == Some(0.0)
+        },
+        "the disk is full"
+    );
+    let told = |kind: &str| {
+        let events = daemon.find(&["events", "--kind", kind]);
+        events
+            .iter()
+            .rev()
+            .map(|event| event.text("/message").to_owned())
+            .find(|told| told.contains("stdout"))
+    };
+    let full = "stdout is down: No space left on device (os error 28)";
+    eventually!(told("daemon.degraded").as_deref() == Some(full), "it is told");
+    let doctor = daemon.ask(&["doctor"]).succeeded("doctor").stdout;
+    assert!(doctor.contains("\nstdout            failed\n"), "{doctor}");
+
+    std::fs::remove_file(&filler).expect("a file can be removed");
+    eventually!(up() == Some(1.0), "it is written again");
+    eventually!(told("daemon.recovered").as_deref() == Some("stdout is back"), "it is told");
+    let read = || std::fs::read_to_string(&output).expect("a file can be read");
+    eventually!(read().contains("stdout is back"), "its reader is told as well");
+    let text = read();
+    // It may be written just now.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let lines: Vec<_> = whole.lines().map(Event::parse).collect();
+    assert_eq!(lines.iter().filter(|line| line.is_err()).count(), 1, "the one that was cut: {text}");
+    let is_gap = |event: &Event| event.kind() == "events.lost" && event.text("/lost/source") == "sink.stdout";
+    let gap = lines.iter().flatten().find(|event| is_gap(event)).expect("what was discarded is told");
+    gap.expect("/lost/reason", "failed");
 }

@@ -7,6 +7,7 @@ use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::dockerd::{Dockerd, IMAGE};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
+use kevtmon_tests::listener::Listener;
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::run;
 
@@ -395,4 +396,34 @@ fn a_removed_container_is_really_gone_while_the_daemon_watches() {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
     assert!(!mounts.contains(files.trim()), "the file system of the container is still mounted");
     assert_eq!(daemon.metrics().count("kevtmon_self_pins", &[]), 0.0);
+}
+
+#[test]
+fn the_socket_of_docker_is_sent_nothing_but_what_reads() {
+    let dockerd = Dockerd::shared();
+    let listener = Listener::before(&dockerd.socket());
+    let runtime = format!("docker={}", listener.socket().display());
+    let mut daemon = launch().joining(runtime).start();
+    let mut container = Container::idle(dockerd, &[]);
+    let (id, gateway) = (container.id().to_owned(), container.gateway());
+    let is_of = |event: &Event, kind: &str| event.kind() == kind && event.text("/target/container/id") == id;
+    daemon.wait_for("container.started", |event| is_of(event, "container.started"));
+    container.set_gateway(LLADDR);
+    let _ = container.netns().run(&format!("ip neigh del {gateway} dev eth0"));
+    daemon.wait_for_deletion(container.netns().inum(), &gateway);
+    container.end(&["rm", "-f"]);
+    daemon.wait_for("container.removed", |event| is_of(event, "container.removed"));
+    daemon.stop();
+
+    let requests = listener.requests();
+    for what in ["/containers/json", "/events", &format!("/containers/{id}/json")] {
+        assert!(requests.iter().any(|line| line.contains(what)), "{what}: {requests:#?}");
+    }
+    let reads = |line: &&String| {
+        let mut words = line.split(' ');
+        ["GET", "HEAD"].map(Some).contains(&words.next())
+            && words.nth(1).is_some_and(|it| it.starts_with("HTTP/1."))
+    };
+    let others: Vec<_> = requests.iter().filter(|line| !reads(line)).collect();
+    assert!(others.is_empty(), "{others:#?}");
 }

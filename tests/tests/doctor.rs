@@ -7,6 +7,7 @@ use std::path::Path;
 use kevtmon_tests::daemon::{launch, program};
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::netns::Netns;
 use kevtmon_tests::process::{Finished, attempt, write_script};
 use serde_json::Value;
 
@@ -157,6 +158,8 @@ fn links() -> Vec<String> {
 
 #[test]
 fn the_self_test_sees_both_events_with_their_actor_and_leaves_nothing() {
+    // While there is one, nobody counts the entries that are deleted.
+    let _shared = Netns::new();
     let mut daemon = launch().start();
     let ran = daemon.ask(&["doctor", "--json", "--self-test"]);
     let report = report(&ran);
@@ -179,6 +182,7 @@ fn the_self_test_sees_both_events_with_their_actor_and_leaves_nothing() {
 
 #[test]
 fn the_self_test_fails_where_nobody_can_be_named_and_says_why() {
+    let _shared = Netns::new();
     let daemon = launch().config("[hooks]\nneighbor = \"netlink\"\n").start();
     let ran = daemon.ask(&["doctor", "--json", "--self-test"]);
     let report = report(&ran);

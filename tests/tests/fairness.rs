@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::actor::Actor;
-use kevtmon_tests::balance::stop_and_account;
+use kevtmon_tests::balance::stop_and_account_for_refusals;
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
@@ -109,8 +109,10 @@ fn a_flood_of_a_user_displaces_nothing_of_what_a_node_had_to_tell_before() {
     pods.iter().for_each(|(pod, _)| daemon.wait_for_gateway(pod.inum(), GATEWAY));
     let opened = day(&mut daemon, &docker, &pods, &volume);
     daemon.fence(&pods[0].0);
+    // Of the refused unmounts of one caller the first, second, fourth and eighth are told, once their holders were looked for.
+    let refusals = || daemon.events().iter().filter(|event| event.kind() == "mount.busy").count();
+    eventually!(refusals() >= 4, "four refusals are told");
     let before = daemon.events();
-    // Of the refused unmounts of one caller the first, second, fourth and eighth are told.
     for (kind, least) in [("neighbor.deleted", LOSSES), ("container.removed", LOSSES), ("mount.busy", 4)] {
         let count = before.iter().filter(|event| event.kind() == kind).count();
         assert!(count >= least, "{count} of {kind}");
@@ -148,7 +150,7 @@ fn a_flood_of_a_user_displaces_nothing_of_what_a_node_had_to_tell_before() {
         }
     };
     expect_before(&daemon);
-    stop_and_account(&mut daemon);
+    stop_and_account_for_refusals(&mut daemon);
     expect_before(&daemon);
     let kept = daemon.find(&["events", "--since", "1h"]);
     let numbers: BTreeSet<_> = kept.iter().map(|event| event.number("/seq")).collect();
@@ -194,5 +196,5 @@ fn users_without_end_use_up_no_budget_of_a_service() {
         event.kind() == "events.throttled" && event.text("/throttled/lane") == "unknown"
     });
     assert!(!throttled.has("/throttled/uid"), "{throttled}");
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
 }

@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use kevtmon_tests::balance::{assert_accounted_for, stop_and_account, stop_and_account_by_store};
+use kevtmon_tests::balance::{stop_and_account, stop_and_account_by_store};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -110,49 +110,6 @@ fn a_port_in_use_is_said_with_the_address() {
     assert!(ran.stderr.contains(&address.to_string()), "{}", ran.stderr);
     assert!(ran.stderr.to_lowercase().contains("in use"), "{}", ran.stderr);
     assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
-}
-
-/// Hides kernel facilities in a mount namespace of the daemon's own.
-const HIDE: &str = "for d in /sys/kernel/btf /sys/kernel/tracing /sys/kernel/debug; do \
-                    [ -d $d ] && mount -t tmpfs none $d; done; exec \"$@\"";
-
-/// Nothing is counted in the kernel then.
-fn stop_without_hooks(mut daemon: Daemon) {
-    daemon.stop();
-    assert_accounted_for(&daemon.wait_for_end_of_output());
-}
-
-#[test]
-fn without_btf_and_tracefs_it_runs_on_and_says_what_it_lost() {
-    let pod = Pod::new();
-    let through = ["unshare", "-m", "--propagation", "private", "sh", "-c", HIDE, "sh"];
-    let mut daemon = launch().through(&through).start();
-    let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
-    let degraded = ready.get("/daemon/degraded").map(ToString::to_string).unwrap_or_default();
-    assert!(degraded.contains("BTF"), "{ready}");
-    daemon.wait_for("daemon.degraded", |event| event.kind() == "daemon.degraded");
-    assert_eq!(
-        daemon.metrics().sum("kevtmon_hook_info", &[("hook", "neighbor"), ("rung", "netlink")]),
-        Some(1.0)
-    );
-
-    // State detects: the deletion is still reported, but without an actor.
-    let event = expect_service(&mut daemon, &pod);
-    event.expect("/neighbor/cause", "admin");
-    event.expect("/neighbor/gateway", true);
-    assert_ne!(event.text("/actor/confidence"), "certain", "{event}");
-    stop_without_hooks(daemon);
-}
-
-#[test]
-fn without_hooks_one_deletion_is_still_one_event() {
-    let pod = Pod::new();
-    let through = ["unshare", "-m", "--propagation", "private", "sh", "-c", HIDE, "sh"];
-    let mut daemon = launch().through(&through).start();
-    pod.delete_gateway();
-    let events = daemon.fence(&pod);
-    assert_eq!(events.iter().filter(|event| event.is_deletion(pod.inum(), GATEWAY)).count(), 1);
-    stop_without_hooks(daemon);
 }
 
 #[test]
@@ -342,6 +299,21 @@ fn a_file_that_is_no_regular_file_is_a_usage_error() {
         assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
     }
     assert_eq!(std::fs::read_to_string(&precious).expect("a file"), "data");
+}
+
+#[test]
+fn what_a_reload_does_not_change_is_named_in_the_log() {
+    let launch = launch().config("cmdline = \"host\"\n");
+    let path = launch.directory().join("kevtmon.toml");
+    let daemon = launch.start();
+    std::fs::write(&path, "cmdline = \"all\"\n[hooks]\nring_kib = 512\n").expect("a file can be made");
+    daemon.signal(Signal::SIGHUP);
+    eventually!(daemon.log().contains("configuration reloaded"), "it is read again");
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains("configuration reloaded")).expect("a line");
+    assert!(line.contains("a restart is needed for: hooks.ring_kib"), "{line}");
+    assert!(!line.contains("cmdline"), "{line}");
+    stop_and_account(daemon);
 }
 
 #[test]

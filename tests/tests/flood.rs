@@ -6,55 +6,25 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kevtmon_tests::balance::{Balance, stop_and_account, wait_for_balance};
+use kevtmon_tests::balance::{Balance, stop_and_account_for_refusals, wait_for_balance};
 use kevtmon_tests::daemon::{ALL_EVENTS, Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::netns::NetnsPath;
-use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::{Running, copy_program, hold_by_cwd};
 use kevtmon_tests::storm::ipv4;
 use kevtmon_tests::unique;
+use kevtmon_tests::user_network::{UserNetwork, as_user};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 
 /// An unprivileged user of this test.
 const USER: u32 = 64_123;
 const FLOOD: u32 = 3000;
-
-/// A network namespace of a user namespace that this user makes, with a link that has neighbors.
-struct Own {
-    netns: NetnsPath,
-    _process: Running,
-}
-
-impl Own {
-    fn of(uid: u32) -> Self {
-        let mut command = as_user(uid);
-        command.args(["unshare", "-Urn", "sleep", "1000000"]);
-        let process = Running::spawn(&mut command);
-        let netns = NetnsPath::of_process(process.pid());
-        let here = NetnsPath::of_process(std::process::id()).inum();
-        wait_until("it has a namespace of its own", || (netns.inum() != here).then_some(()));
-        netns.network(|network| {
-            network.add_bridge("eth0")?;
-            network.add_address("eth0", [10, 76, 0, 1].into(), 8)?;
-            network.set_up("eth0", true)
-        });
-        Self { netns, _process: process }
-    }
-}
-
-fn as_user(uid: u32) -> Command {
-    let mut command = Command::new("setpriv");
-    command.arg(format!("--reuid={uid}")).arg(format!("--regid={uid}")).arg("--clear-groups");
-    command.stdin(Stdio::null());
-    command
-}
 
 /// Waits until every deletion of a neighbor entry is accounted for.
 fn balance(daemon: &Daemon) -> Balance {
@@ -92,13 +62,13 @@ fn discarded(events: &[Event]) -> u64 {
 fn a_user_beyond_his_budget_is_counted_exactly_and_hides_no_gateway() {
     let _exclusive = Exclusive::take();
     let pod = Pod::new();
-    let (first, second) = (Own::of(USER), Own::of(USER));
+    let (first, second) = (UserNetwork::of(USER), UserNetwork::of(USER));
     let began = Instant::now();
     let mut daemon =
         launch().config(&format!("[hooks]\nuser_rate = 10\nuser_burst = 500\n{ALL_EVENTS}")).start();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
     for own in [&first, &second, &first] {
-        own.netns.churn((0..FLOOD).map(ipv4));
+        own.netns().churn((0..FLOOD).map(ipv4));
         let ip = pod.delete_gateway();
         daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");
         pod.set_gateway();
@@ -106,7 +76,7 @@ fn a_user_beyond_his_budget_is_counted_exactly_and_hides_no_gateway() {
     let balance = balance(&daemon);
     assert!(balance.received >= f64::from(3 * FLOOD), "{balance:?}");
     // One budget for all of his namespaces, and what came back of it meanwhile.
-    let flooded = [&first, &second].map(|own| own.netns.inum());
+    let flooded = [&first, &second].map(|own| own.inum());
     let printed = |events: &[Event]| events.iter().filter(|event| event.kind() == "neighbor.deleted").count();
     let accounted = |events: &[Event]| printed(events) as f64 + discarded(events) as f64;
     eventually!(
@@ -126,7 +96,7 @@ fn a_user_beyond_his_budget_is_counted_exactly_and_hides_no_gateway() {
         event.expect_none("/throttled/netns");
         assert!(event.text("/throttled/from") <= event.text("/throttled/to"), "{event}");
     }
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
 }
 
 #[test]
@@ -154,7 +124,7 @@ fn a_flood_from_two_processors_is_summed_up_as_one() {
         let pause = pair[1].seconds_of("/throttled/from") - pair[0].seconds_of("/throttled/to");
         assert!(pause.abs() < 1e-3 || pause > 0.999, "{} then {}", pair[0], pair[1]);
     }
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
 }
 
 #[test]
@@ -202,7 +172,7 @@ fn what_a_user_does_beyond_the_budget_of_events_is_summed_up_and_hides_no_gatewa
     let metrics = daemon.metrics();
     let emitted = metrics.count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
     assert!(deleted - emitted > 1000.0, "{deleted} of which {emitted} were told");
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
     drop(hostile);
 }
 
@@ -225,7 +195,7 @@ fn the_gateway_of_a_pod_has_a_lane_of_its_own_beside_what_its_namespace_floods()
         event.expect("/target/netns_name", pod.netns_name());
         event.expect("/severity", "warning");
     }
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
 }
 
 #[test]
@@ -249,43 +219,45 @@ fn what_is_done_to_a_gateway_without_end_is_beyond_its_lane_as_any_other_of_its_
     for event in [summaries(&daemon, "namespace"), summaries(&daemon, "gateway-set")].concat() {
         event.expect("/throttled/netns", pod.inum());
     }
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
 }
 
 #[test]
 fn namespaces_of_other_user_namespaces_of_root_share_one_budget() {
     let _exclusive = Exclusive::take();
-    let (first, second) = (Own::of(0), Own::of(0));
+    let (first, second) = (UserNetwork::of(0), UserNetwork::of(0));
     let daemon =
         launch().config(&format!("[hooks]\nsource_rate = 1\nsource_burst = 100\n{ALL_EVENTS}")).start();
     for own in [&first, &second] {
-        own.netns.churn((0..FLOOD).map(ipv4));
+        own.netns().churn((0..FLOOD).map(ipv4));
     }
     balance(&daemon);
     let told = summaries(&daemon, "unknown");
     assert!(told.iter().all(|event| !event.has("/throttled/uid") && !event.has("/target")), "{told:?}");
     let events = daemon.events();
-    let of = |own: &Own| events.iter().filter(|event| event.is_in(own.netns.inum())).count();
+    let of = |own: &UserNetwork| events.iter().filter(|event| event.is_in(own.inum())).count();
     assert!(of(&first) >= 90 && of(&second) < of(&first), "{} and {}", of(&first), of(&second));
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
 }
 
 #[test]
 fn a_namespace_of_a_user_with_too_much_in_it_is_left_out_and_that_is_told() {
-    let (large, small) = (Own::of(USER), Own::of(USER));
+    // Several that are left out at a time are told as one.
+    let _exclusive = Exclusive::take();
+    let (large, small) = (UserNetwork::of(USER), UserNetwork::of(USER));
     large
-        .netns
+        .netns()
         .network(|network| (0..2000).try_for_each(|number| network.add_address("eth0", ipv4(number), 32)));
     let mut daemon = launch().start();
     let told = daemon.wait_for("what is left out", |event| {
-        is_summary(event, "namespaces") && event.number("/throttled/netns") == Some(large.netns.inum())
+        is_summary(event, "namespaces") && event.number("/throttled/netns") == Some(large.inum())
     });
     told.expect("/severity", "notice");
     assert!(daemon.metrics().count("kevtmon_namespaces_refused_total", &[]) >= 1.0);
     let state = daemon.ask(&["state", "--json"]).stdout;
-    let is_known = |own: &Own| state.contains(&own.netns.inum().to_string());
+    let is_known = |own: &UserNetwork| state.contains(&own.inum().to_string());
     assert!(!is_known(&large) && is_known(&small), "{state}");
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
 }
 
 #[test]
@@ -296,11 +268,11 @@ fn a_user_with_more_namespaces_than_are_kept_hides_no_pod() {
     let _exclusive = Exclusive::take();
     let before = Pod::new();
     let sandbox = PodSandbox::of(&before);
-    let crowd: Vec<Own> = (0..NUMBER).map(|_| Own::of(USER)).collect();
+    let crowd: Vec<UserNetwork> = (0..NUMBER).map(|_| UserNetwork::of(USER)).collect();
     let mut daemon = launch().start();
     let is_refused = || daemon.metrics().count("kevtmon_namespaces_refused_total", &[]) > 0.0;
     eventually!(is_refused(), "there are too many");
-    crowd.iter().for_each(|own| own.netns.churn((0..FLOOD / 10).map(ipv4)));
+    crowd.iter().for_each(|own| own.netns().churn((0..FLOOD / 10).map(ipv4)));
     let after = Pod::new();
     let later = PodSandbox::of(&after);
     for (pod, sandbox) in [(&before, &sandbox), (&after, &later)] {
@@ -312,15 +284,16 @@ fn a_user_with_more_namespaces_than_are_kept_hides_no_pod() {
     let told = daemon.wait_for("what is left out", |event| is_summary(event, "namespaces"));
     told.expect("/severity", "notice");
     let state = daemon.ask(&["state", "--json"]).stdout;
-    let known = crowd.iter().filter(|own| state.contains(&own.netns.inum().to_string())).count();
+    let known = crowd.iter().filter(|own| state.contains(&own.inum().to_string())).count();
     assert!((1..=KEPT).contains(&known), "{known} of {NUMBER} are known");
     balance(&daemon);
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
 }
 
 #[test]
 fn a_containers_network_that_grows_without_end_is_left_out_and_that_is_told() {
     const ADDRESSES: u32 = 1500;
+    let _exclusive = Exclusive::take();
     let pod = Pod::new();
     let _sandbox = PodSandbox::of(&pod);
     let mut daemon = launch().start();
@@ -339,7 +312,7 @@ fn a_containers_network_that_grows_without_end_is_left_out_and_that_is_told() {
     let of_pod = namespaces.iter().find(|namespace| namespace["netns"] == pod.inum()).expect("it is known");
     let kept = of_pod["addresses"].as_array().expect("a list").len();
     assert!(kept <= 1024, "{kept} addresses");
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
 }
 
 #[test]
@@ -375,8 +348,7 @@ fn the_refused_unmounts_of_a_user_hide_none_of_roots() {
     let own = own.iter().filter(|event| event.number("/throttled/uid") == Some(USER.into()));
     let count: u64 = own.filter_map(|event| event.number("/throttled/count")).sum();
     assert!(count > 0 && count <= u64::from(ATTEMPTS), "{count}");
-    wait_for_balance(&daemon, Balance::of_refusals);
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
     drop(holder);
 }
 
@@ -434,17 +406,17 @@ fn a_user_who_executes_plugins_at_full_speed_is_counted_exactly_and_hides_nothin
     let calls = daemon.events().iter().filter(|event| event.kind() == "cni.finished").count();
     assert_eq!(calls, ids.len());
     assert_eq!(daemon.metrics().count("kevtmon_events_lost_total", &[]), 0.0);
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
 }
 
 #[test]
 fn what_a_user_fills_of_the_ring_leaves_room_for_cni_calls() {
     let _exclusive = Exclusive::take();
     let scratch = Scratch::new();
-    let own = Own::of(USER);
+    let own = UserNetwork::of(USER);
     let (mut daemon, plugin) = with_plugin(&scratch, WITHOUT_BUDGETS);
     daemon.signal(Signal::SIGSTOP);
-    own.netns.churn((0..2 * FLOOD).map(ipv4));
+    own.netns().churn((0..2 * FLOOD).map(ipv4));
     let id = unique::container_id();
     cni_call(&plugin, &id);
     daemon.signal(Signal::SIGCONT);
@@ -453,18 +425,18 @@ fn what_a_user_fills_of_the_ring_leaves_room_for_cni_calls() {
     assert!(balance.lost > 0.0, "the user has no room left: {balance:?}");
     let of_others = [("reason", "neighbor-ring-full")];
     assert_eq!(daemon.metrics().count("kevtmon_events_lost_total", &of_others), 0.0, "nobody else lost any");
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
 }
 
 #[test]
 fn what_a_user_fills_of_the_ring_leaves_room_for_unmounts() {
     let _exclusive = Exclusive::take();
-    let own = Own::of(USER);
+    let own = UserNetwork::of(USER);
     let mount = Mount::new();
     let holder = hold_by_cwd(mount.point());
     let mut daemon = launch().config(WITHOUT_BUDGETS).start();
     daemon.signal(Signal::SIGSTOP);
-    own.netns.churn((0..2 * FLOOD).map(ipv4));
+    own.netns().churn((0..2 * FLOOD).map(ipv4));
     mount.umount_refused();
     daemon.signal(Signal::SIGCONT);
     daemon.wait_for("the refused unmount", |event| {
@@ -477,5 +449,27 @@ fn what_a_user_fills_of_the_ring_leaves_room_for_unmounts() {
         let lost = daemon.metrics().count("kevtmon_events_lost_total", &[("reason", reason)]);
         assert_eq!(lost, 0.0, "nobody else lost any: {reason}");
     }
-    stop_and_account(daemon);
+    stop_and_account_for_refusals(daemon);
+}
+
+#[test]
+fn what_others_fill_of_the_ring_leaves_room_for_the_gateway_of_a_pod() {
+    let _exclusive = Exclusive::take();
+    let own = UserNetwork::of(USER);
+    let (pod, other) = (Pod::new(), Pod::new());
+    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    daemon.signal(Signal::SIGSTOP);
+    for netns in [own.netns(), other.netns()] {
+        netns.churn((0..2 * FLOOD).map(ipv4));
+    }
+    let ip = pod.delete_gateway();
+    daemon.signal(Signal::SIGCONT);
+    daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");
+    balance(&daemon);
+    for reason in ["neighbor-users-ring-full", "neighbor-ring-full"] {
+        let lost = daemon.metrics().count("kevtmon_events_lost_total", &[("reason", reason)]);
+        assert!(lost > 0.0, "neither the user nor the other pod has room left: {reason}");
+    }
+    stop_and_account_for_refusals(daemon);
 }

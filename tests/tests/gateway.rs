@@ -8,8 +8,10 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::netns::{Netns, NetnsPath};
 use kevtmon_tests::network::NeighbourState;
+use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::{Running, comm, run};
+use nix::sys::signal::Signal;
 
 const KIND: &str = "gateway-neighbor-lost";
 
@@ -21,11 +23,11 @@ fn wait_for(daemon: &mut Daemon, transition: &str, netns: u64) -> Event {
 }
 
 fn is_of(event: &Event, transition: &str, netns: u64) -> bool {
-    event.is_incident(transition, KIND) && event.number("/neighbor/netns") == Some(netns)
+    event.is_incident(transition, KIND) && event.is_in(netns)
 }
 
 fn incidents(events: &[Event], netns: u64) -> Vec<String> {
-    let of_it = events.iter().filter(|event| event.number("/neighbor/netns") == Some(netns));
+    let of_it = events.iter().filter(|event| event.is_in(netns));
     of_it.filter(|event| event.has("/incident")).map(ToString::to_string).collect()
 }
 
@@ -190,6 +192,33 @@ fn a_process_that_entered_after_the_namespace_was_read_is_found() {
     let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
     opened.expect_actor(ip.pid, "ip");
     opened.expect("/target/process/pid", process.pid());
+}
+
+#[test]
+fn what_was_lost_in_a_namespace_that_has_ended_is_not_missed_in_the_next_one_of_its_number() {
+    let mut daemon = launch().start();
+    // It hears of all this only when the one has taken the place of the other.
+    daemon.signal(Signal::SIGSTOP);
+    let mut former = Pod::new();
+    let (number, ip) = (former.inum(), former.delete_gateway());
+    former.delete_netns();
+    let next = wait_until("the number is given to another one", || {
+        Some(Pod::new()).filter(|pod| pod.inum() == number)
+    });
+    let _process = live_in(&next);
+    daemon.signal(Signal::SIGCONT);
+    daemon.wait_for_gateway(number, GATEWAY);
+    let by_former = |event: &Event| event.number("/actor/pid") == Some(ip.pid.into());
+    let deleted = daemon.wait_for("the deletion", by_former);
+    deleted.expect("/kind", "neighbor.deleted");
+    deleted.expect("/neighbor/other_netns", true);
+    deleted.expect_none("/neighbor/gateway");
+    deleted.expect_none("/target/process");
+    // Whoever deletes it in this one is named.
+    let ip = next.delete_gateway();
+    wait_for(&mut daemon, "incident.opened", number).expect_actor(ip.pid, "ip");
+    let opened = daemon.events().into_iter().filter(|event| event.kind() == "incident.opened");
+    assert_eq!(opened.filter(|event| event.number("/neighbor/netns") == Some(number)).count(), 1);
 }
 
 #[test]
@@ -407,7 +436,7 @@ fn a_default_route_deleted_on_purpose_closes_the_incident() {
 }
 
 #[test]
-fn an_actor_is_not_named_for_what_came_after_a_repair() {
+fn of_each_thing_that_is_wrong_its_own_actor_is_named() {
     let pod = Pod::new();
     let _process = live_in(&pod);
     let mut daemon = launch().start();
@@ -418,7 +447,8 @@ fn an_actor_is_not_named_for_what_came_after_a_repair() {
     let other = daemon.wait_for("another reason", |event| {
         is_of(event, "incident.updated", pod.inum()) && event.text("/neighbor/reason") == "wrong-lladdr"
     });
-    other.expect_none("/actor");
+    other.expect("/actor/pid", std::process::id());
+    other.expect("/actor/confidence", "certain");
     other.expect("/incident/count", 1);
     assert!(!other.text("/message").contains(&first.pid.to_string()), "{other}");
     // Then another process takes that one, too.

@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use kevtmon_tests::daemon_set::{DIRECTORY, daemon_set};
+use kevtmon_tests::daemon_set::{DIRECTORY, daemon_set, patch};
 use kevtmon_tests::delivered::{document, list, parse, path, string, text};
 use kevtmon_tests::mount::Scratch;
-use kevtmon_tests::process::{finish, finish_with_input};
+use kevtmon_tests::process::{Finished, attempt_with_input, finish};
 use serde_json::{Value, json};
 
 const CHART: &str = "deploy/helm/kevtmon";
@@ -39,22 +39,39 @@ fn renderer() -> &'static Path {
     Box::leak(Box::new(scratch.path().join("render")))
 }
 
-/// What the chart renders with these values instead of its own.
-fn rendered(changed: &Value) -> Vec<Value> {
-    let (mut values, chart) =
-        (document(&format!("{CHART}/values.yaml")), document(&format!("{CHART}/Chart.yaml")));
+/// The chart's own values, but for these.
+fn values(changed: &Value) -> Value {
+    let mut values = document(&format!("{CHART}/values.yaml"));
     for (name, value) in changed.as_object().expect("values") {
-        assert!(values.get(name).is_some(), "{name} is no value of the chart");
         values[name] = value.clone();
     }
+    values
+}
+
+/// What Helm finds wrong with values, before it renders anything.
+fn complaints(values: &Value) -> Vec<String> {
+    let schema: Value =
+        serde_json::from_str(&text(&format!("{CHART}/values.schema.json"))).expect("a schema");
+    let schema = jsonschema::draft7::new(&schema).expect("a schema");
+    schema.iter_errors(values).map(|error| error.to_string()).collect()
+}
+
+/// What the chart renders with these values instead of its own.
+fn rendered(changed: &Value) -> Vec<Value> {
+    let ran = render(changed).succeeded("rendering");
+    parse(&ran.stdout, CHART)
+}
+
+fn render(changed: &Value) -> Finished {
+    let (values, chart) = (values(changed), document(&format!("{CHART}/Chart.yaml")));
+    assert_eq!(complaints(&values), Vec::<String>::new());
     let data = json!({
         "Values": values,
         "Release": {"Namespace": NAMESPACE},
         "Chart": {"AppVersion": chart["appVersion"]},
     });
     let mut render = Command::new(renderer());
-    let ran = finish_with_input(render.arg(path(CHART).join("templates")), data.to_string());
-    parse(&ran.stdout, CHART)
+    attempt_with_input(render.arg(path(CHART).join("templates")), data.to_string())
 }
 
 fn of_kind<'a>(documents: &'a [Value], kind: &str) -> Option<&'a Value> {
@@ -68,22 +85,6 @@ fn set(documents: &[Value]) -> Value {
     let checksum = annotations.as_object_mut().expect("annotations").remove("kevtmon/configuration");
     assert_eq!(checksum.as_ref().and_then(Value::as_str).map(str::len), Some(16));
     set
-}
-
-/// Applies a component's patch, all of whose operations add something.
-fn patch(set: &mut Value, file: &str) {
-    for operation in
-        parse(&text(&format!("{DIRECTORY}/components/{file}")), file)[0].as_array().expect("a list")
-    {
-        assert_eq!(operation["op"], "add");
-        let place = string(operation, "path");
-        let (above, name) = place.rsplit_once('/').expect("a path");
-        let value = operation["value"].clone();
-        match set.pointer_mut(above).expect("something to add to") {
-            Value::Array(all) if name == "-" => all.push(value),
-            other => other[name] = value,
-        }
-    }
 }
 
 #[test]
@@ -118,13 +119,36 @@ fn what_is_switched_on_is_the_component_of_the_same_name() {
 }
 
 #[test]
+fn a_web_configuration_is_the_components_of_that_name() {
+    let web = json!({"secret": "kevtmon-web", "clientSecret": "kevtmon-web-client"});
+    let documents = rendered(&json!({"podMonitor": true, "webConfig": web}));
+    let mut expected = daemon_set("capabilities");
+    patch(&mut expected, "pod-monitor/listen.yaml");
+    patch(&mut expected, "web-config/web.yaml");
+    assert_eq!(set(&documents), expected);
+    let mut monitor = document(&format!("{DIRECTORY}/components/pod-monitor/pod-monitor.yaml"));
+    patch(&mut monitor, "pod-monitor-web-config/endpoint.yaml");
+    assert_eq!(of_kind(&documents, "PodMonitor"), Some(&monitor));
+    // With client certificates, or where no password is wanted.
+    let without = json!({"secret": "kevtmon-web", "clientSecret": ""});
+    let documents = rendered(&json!({"podMonitor": true, "webConfig": without}));
+    let endpoint =
+        &of_kind(&documents, "PodMonitor").expect("a PodMonitor")["spec"]["podMetricsEndpoints"][0];
+    assert!(endpoint["scheme"] == "https" && endpoint.get("basicAuth").is_none(), "{endpoint}");
+}
+
+#[test]
 fn values_reach_the_pod() {
+    let mount = json!({"name": "kubelet-log", "mountPath": "/var/log/kubelet", "readOnly": true});
+    let volume = json!({"name": "kubelet-log", "hostPath": {"path": "/var/log/kubelet"}});
     let image = json!({"repository": "registry.example.org/kevtmon", "tag": "2", "pullPolicy": "Always"});
     let changed = json!({
         "image": image,
         "imagePullSecrets": [{"name": "registry"}],
         "nodeSelector": {"role": "worker"},
         "tolerations": [],
+        "extraVolumes": [volume],
+        "extraVolumeMounts": [mount],
         "config": "cmdline = \"off\"\n",
     });
     let documents = rendered(&changed);
@@ -135,6 +159,8 @@ fn values_reach_the_pod() {
     for member in ["imagePullSecrets", "nodeSelector", "tolerations"] {
         assert_eq!(pod[member], changed[member], "{member}");
     }
+    assert_eq!(list(pod, "volumes").last(), Some(&volume), "after its own");
+    assert_eq!(list(container, "volumeMounts").last(), Some(&mount));
     let map = of_kind(&documents, "ConfigMap").expect("a ConfigMap");
     assert_eq!(string(&map["data"], "kevtmon.toml"), "cmdline = \"off\"\n");
     let checksum = |documents: &[Value]| {
@@ -146,6 +172,27 @@ fn values_reach_the_pod() {
         checksum(&rendered(&json!({}))),
         "another configuration restarts the pods"
     );
+}
+
+#[test]
+fn a_value_that_the_chart_does_not_know_is_refused() {
+    for (changed, word) in [
+        (json!({"priviledged": true}), "priviledged"),
+        (json!({"webConfig": {"secret": "", "clientSecert": "kevtmon"}}), "clientSecert"),
+        (json!({"privileged": "yes"}), "yes"),
+        (json!({"image": {"repository": "kevtmon", "tag": 2}}), "2"),
+        (json!({"tolerations": [{"operator": "Exist"}]}), "Exist"),
+    ] {
+        let found = complaints(&values(&changed));
+        assert!(matches!(&found[..], [one] if one.contains(word)), "{word}: {found:?}");
+    }
+}
+
+#[test]
+fn a_password_is_shown_to_nobody_without_tls() {
+    let web = json!({"secret": "", "clientSecret": "kevtmon-web-client"});
+    let ran = render(&json!({"podMonitor": true, "webConfig": web}));
+    assert!(!ran.status.success() && ran.stderr.contains("webConfig.clientSecret"), "{}", ran.stderr);
 }
 
 #[test]

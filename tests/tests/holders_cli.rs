@@ -125,6 +125,18 @@ fn of_a_path_that_is_no_mount_point_the_users_of_what_lies_below_are_listed() {
 }
 
 #[test]
+fn who_holds_a_mount_of_huge_pages_or_of_message_queues_is_found() {
+    for kind in ["hugetlbfs", "mqueue"] {
+        let ran = alone(&format!(
+            "umount \"$1\"; mount -t {kind} none \"$1\"\n\
+             in_it \"$1\"; holders \"$1\"; echo code $code of $pid"
+        ));
+        let pid = ran.stdout.rsplit("code 0 of ").next().expect("a pid").trim();
+        assert!(ran.stdout.contains(&format!(" {pid}  cwd ")), "{kind}: {}", ran.stdout);
+    }
+}
+
+#[test]
 fn who_uses_a_directory_through_another_mount_of_it_is_found() {
     let ran = alone(
         "mkdir \"$1/a\" \"$1/a/b\" \"$1/volume\"; mount --bind \"$1/a\" \"$1/volume\"\n\

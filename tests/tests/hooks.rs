@@ -1,7 +1,8 @@
 //! The probes on the kernel at hand: on which rung they are, and what they cost in memory.
 
-#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+#![allow(clippy::expect_used, clippy::print_stdout, reason = "a test whose set-up fails must fail")]
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use kevtmon_tests::daemon::{Daemon, launch};
@@ -63,4 +64,40 @@ fn reading_the_kernels_types_leaves_little_memory_behind() {
     // What others on this machine let it see takes memory for a while.
     let told = || format!("{:?} KiB are little", resident(&daemon));
     eventually!(is_little(resident(&daemon)), "{}", told());
+}
+
+/// `BPF_MAP_TYPE_RINGBUF`.
+const RING: u64 = 27;
+
+/// Memory of the maps that the daemon has, by map: bytes, and what kind.
+fn maps(daemon: &Daemon) -> BTreeMap<u32, (u64, u64)> {
+    let directory = format!("/proc/{}/fdinfo", daemon.pid());
+    let entries = std::fs::read_dir(directory).expect("root may read it").flatten();
+    let field = |text: &str, name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        value.trim().parse::<u64>().ok()
+    };
+    let of_map = |text: &str| {
+        let id = u32::try_from(field(text, "map_id")?).ok()?;
+        let (kind, bytes) = (field(text, "map_type")?, field(text, "memlock")?);
+        // Before 6.4 that leaves the memory of a ring out.
+        let ring = field(text, "max_entries").filter(|_| kind == RING).unwrap_or_default();
+        Some((id, (bytes.max(ring), kind)))
+    };
+    // A descriptor may be closed meanwhile; several may be of one map.
+    entries.filter_map(|entry| of_map(&std::fs::read_to_string(entry.path()).ok()?)).collect()
+}
+
+#[test]
+fn the_maps_and_the_ring_take_no_more_memory_than_they_may() {
+    const BUDGET: u64 = 4 << 20;
+    let daemon = launch().start();
+    let maps = maps(&daemon);
+    let sum = maps.values().map(|(bytes, _)| bytes).sum::<u64>();
+    println!("{} KiB in {} maps", sum >> 10, maps.len());
+    let rings = maps.values().filter(|(_, kind)| *kind == RING).map(|(bytes, _)| *bytes);
+    assert!(rings.max().is_some_and(|bytes| bytes >= 1 << 20), "the ring is among them: {maps:?}");
+    assert!(sum <= BUDGET, "{sum} bytes: {maps:?}");
+    let told = daemon.ask(&["doctor", "--json"]).stdout;
+    assert!(told.contains(&format!("{} KiB of maps", sum.div_ceil(1024))), "{told}");
 }

@@ -214,8 +214,7 @@ fn a_user_with_control_groups_of_his_own_is_no_container_and_no_pod() {
         actor.act("delete eth0 10.7.0.1");
         let deleted = daemon.wait_for_deletion_by(actor.pid(), netns.inum(), "10.7.0.1");
         let opened = daemon.wait_for("the incident", |event| {
-            event.is_incident("incident.opened", "gateway-neighbor-lost")
-                && event.number("/neighbor/netns") == Some(netns.inum())
+            event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(netns.inum())
         });
         for event in [deleted, opened] {
             event.expect("/target/userns", "other");

@@ -22,6 +22,15 @@ fn wait_for(daemon: &mut Daemon, kind: &str, netns: u64, ifname: &str, change: O
     })
 }
 
+fn wait_for_lladdr(daemon: &mut Daemon, netns: u64, lladdr: &str) -> Event {
+    daemon.wait_for(&format!("the address {lladdr}"), |event| {
+        event.kind() == "link.changed"
+            && event.is_in(netns)
+            && event.text("/link/mac") == lladdr
+            && event.list("/link/change").iter().any(|change| change == "mac")
+    })
+}
+
 /// That the kernel names this process, and the sentence, too.
 fn expect_actor(event: &Event, pid: u32) {
     event.expect("/actor/pid", pid);
@@ -76,6 +85,35 @@ fn who_moves_an_interface_is_named() {
     let culprit = host().run(&line);
     let moved = wait_for(&mut daemon, "link.moved", host().inum(), pod.host_end(), None);
     expect_actor(&moved, culprit.pid);
+}
+
+#[test]
+fn who_changes_the_hardware_address_is_named_where_a_neighbor_entry_goes_with_it() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    daemon.wait_for_netns(pod.inum());
+    let mut named = 0;
+    for number in 1..=20 {
+        let lladdr = format!("02:00:00:00:00:{number:02x}");
+        let culprit = pod.ip(&format!("link set eth0 address {lladdr}"));
+        let changed = wait_for_lladdr(&mut daemon, pod.inum(), &lladdr);
+        // The record of the entry comes right after the message, and may be read after it.
+        if let Some(pid) = changed.number("/actor/pid") {
+            assert_eq!(pid, u64::from(culprit.pid), "{changed}");
+            changed.expect("/actor/source", "kernel");
+            changed.expect("/actor/confidence", "likely");
+            named += 1;
+        }
+        pod.set_gateway();
+        // Its entry is there again before the address changes once more, and the record of the former one was read.
+        daemon.fence(&pod);
+    }
+    assert!(named > 0, "named {named} times");
+    // Without an entry nothing tells who it was.
+    pod.ip("neigh flush dev eth0 nud permanent");
+    daemon.fence(&pod);
+    pod.ip("link set eth0 address 02:00:00:00:01:00");
+    expect_nobody(&wait_for_lladdr(&mut daemon, pod.inum(), "02:00:00:00:01:00"));
 }
 
 #[test]

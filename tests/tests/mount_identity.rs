@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use kevtmon_tests::balance::stop_and_account_for_refusals;
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::fuse::mount_served;
@@ -331,6 +332,7 @@ fn a_thousand_mounts_of_a_stranger_displace_no_count_and_no_incident() {
     event.expect("/mount/attempts", 2);
     let seen = kinds_of(&daemon.mount_fence(), mount.point());
     assert!(!seen.iter().any(|kind| kind == "incident.closed"), "{seen:?}");
+    stop_and_account_for_refusals(daemon);
     drop(culprit);
 }
 

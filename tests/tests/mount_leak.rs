@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::actor::Actor;
-use kevtmon_tests::advice::{carry_out, incident, is_understood, offered, opened, resolved};
+use kevtmon_tests::advice::{carry_out, incident, is_understood, not_carried_out, offered, opened, resolved};
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch, program};
@@ -17,7 +17,8 @@ use kevtmon_tests::kernel;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
-use kevtmon_tests::process::{Running, apart, attempt, comm, run};
+use kevtmon_tests::podman::Podman;
+use kevtmon_tests::process::{Running, apart, attempt, comm, first_of_pid_namespace, run};
 use serde_json::Value;
 
 const KIND: &str = "mount-leak";
@@ -224,6 +225,40 @@ fn a_process_with_mounts_of_its_own_is_named_and_by_its_end_they_are_gone() {
 }
 
 #[test]
+fn the_first_process_of_a_pid_namespace_is_ended_by_a_signal_that_it_cannot_ignore() {
+    let volume = Mount::volume();
+    let mut daemon = launch().config(&config(volume.kubelet_root())).start();
+    let script = "exec unshare --mount --propagation private sleep 1000000;";
+    let (parent, first) = first_of_pid_namespace(script, volume.point());
+    daemon.wait_for_mount_inventory();
+    assert!(volume.umount().status.success(), "a private copy refuses nothing");
+    let id = of_process(&mut daemon, first);
+    let kill = format!("kill -KILL {first}");
+    assert_eq!(offered(&incident(&daemon, &id), "mount-leak/end-container"), Some(kill));
+    let _ = carry_out(&daemon, &id, "mount-leak/end-container");
+    resolved(&mut daemon, &id);
+    drop(parent);
+}
+
+#[test]
+fn a_container_of_podman_is_restarted_by_podman() {
+    let Some(podman) = Podman::start() else {
+        return not_carried_out("podman restart");
+    };
+    let volume = Mount::volume();
+    let bind = format!("{}:/mem", volume.point().display());
+    let container = podman.start_container(&["-v", &bind], &["sleep", "1000000"]);
+    let runtime = format!("docker={}", podman.socket().display());
+    let mut daemon = launch().joining(runtime).config(&config(volume.kubelet_root())).start();
+    daemon.wait_for_mount_inventory();
+    assert!(volume.umount().status.success(), "a private copy refuses nothing");
+    let id = opened(&mut daemon, KIND, |event| event.text("/actor/container/id") == container);
+    incident(&daemon, &id).expect("/leaks/0/bind/destination", "/mem");
+    let _ = carry_out(&daemon, &id, "mount-leak/restart-by-podman");
+    resolved(&mut daemon, &id);
+}
+
+#[test]
 fn what_a_user_has_in_namespaces_of_his_own_is_one_incident_of_his() {
     let volume = Mount::volume();
     let mut daemon = launch().config(&config(volume.kubelet_root())).start();
@@ -299,8 +334,7 @@ fn a_container_of_the_cri_is_stopped_and_a_pod_deleted() {
 #[test]
 fn a_namespace_that_only_an_open_file_keeps_is_not_taken_to_be_gone_with_its_last_process() {
     if !kernel::is_since(6, 12) {
-        // The kernel lists no namespaces without a process.
-        return;
+        return kernel::skip("the kernel lists no namespaces without a process before Linux 6.12", true);
     }
     let volume = Mount::volume();
     let mut daemon = launch().config(&config(volume.kubelet_root())).start();

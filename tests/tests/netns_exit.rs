@@ -148,3 +148,32 @@ fn a_link_that_is_moved_away_is_not_said_to_be_set_down_alone() {
     let words = "as the link was set down and moved to another namespace";
     assert!(event.text("/message").ends_with(words), "{event}");
 }
+
+/// Netlink tells nothing of a namespace that ends, and of a link in another one what it tells of any that is deleted.
+#[test]
+fn without_programs_the_end_of_a_namespace_is_taken_for_no_other_change_of_a_link() {
+    for of_pod in [true, false] {
+        let ((router, _uplink), (pod, _other)) = (namespace(), namespace());
+        let link = connect(&router, &pod);
+        let other = unique::address(62);
+        router.path().set_neighbor(&link, &other, "02:00:00:00:00:01", NeighbourState::Permanent);
+        let mut daemon = launch().config("[hooks]\nneighbor = \"netlink\"\nlink = \"off\"\n").start();
+        let [router_inum, pod_inum] = [&router, &pod].map(|netns| netns.path().inum());
+        daemon.wait_for_gateway(pod_inum, GATEWAY);
+        daemon.wait_for_netns(router_inum);
+        let (ending, ended, left, address) = match of_pod {
+            true => (pod, pod_inum, router_inum, &*other),
+            false => (router, router_inum, pod_inum, GATEWAY),
+        };
+        ending.delete();
+        let event = daemon.wait_for_deletion(left, address);
+        event.expect("/neighbor/cause", "link-deleted");
+        event.expect_none("/actor");
+        daemon.stop();
+        let told = daemon.wait_for_end_of_output();
+        let of_ended = told.iter().filter(|event| event.is_in(ended) && event.has("/neighbor/cause"));
+        for event in of_ended {
+            event.expect("/neighbor/cause", "netns-exit");
+        }
+    }
+}

@@ -15,6 +15,7 @@ use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
 use kevtmon_tests::process::{Running, comm, finish_with_input, run};
 use kevtmon_tests::reaper::Cleanup;
+use kevtmon_tests::unique::container_id;
 use serde_json::Value;
 
 const KIND: &str = "orphan-veth";
@@ -34,6 +35,14 @@ struct CalicoPod {
 
 impl CalicoPod {
     fn new(docker: &FakeDockerd) -> Self {
+        let pod = Self::unmanaged();
+        let sandbox = PodSandbox::of(&pod.pod);
+        docker.start_container_of_pod(&sandbox, "lijiaob", &pod.name);
+        Self { sandbox: Some(sandbox), ..pod }
+    }
+
+    /// Its network alone.
+    fn unmanaged() -> Self {
         let pod = Pod::new();
         let name = format!("etcd-{}", &uuid()[..8]);
         let hash = finish_with_input(&mut Command::new("sha1sum"), format!("lijiaob.{name}")).stdout;
@@ -45,9 +54,7 @@ impl CalicoPod {
         {
             run(&format!("ip link set {change}"));
         }
-        let sandbox = PodSandbox::of(&pod);
-        docker.start_container_of_pod(&sandbox, "lijiaob", &name);
-        Self { pod, sandbox: Some(sandbox), name, device, _cleanup: cleanup }
+        Self { pod, sandbox: None, name, device, _cleanup: cleanup }
     }
 
     /// Its container ends and is removed, and so is the name of its network namespace.
@@ -194,6 +201,63 @@ fn a_process_that_the_pod_left_in_its_network_is_named() {
 }
 
 #[test]
+fn a_container_of_another_pod_that_entered_the_network_does_not_make_the_pod_look_alive() {
+    let docker = FakeDockerd::start();
+    let mut pod = CalicoPod::new(&docker);
+    let (own_network, name) = (Pod::new(), format!("sniffer-{}", &uuid()[..8]));
+    let other = PodSandbox::of(&own_network);
+    docker.start_container_of_pod(&other, "tools", &name);
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", pod.pod.netns().path().display())).args(["sleep", "1000000"]);
+    let entered = spawn(&mut command);
+    other.take(entered.pid());
+    let mut daemon = impatient(&docker).start();
+    wait_for_container(&daemon, pod.id());
+    wait_for_container(&daemon, other.id());
+    assert_eq!(incidents_of(&daemon, &pod.device), [""; 0], "its pod lives");
+    pod.end(&docker);
+    let event = told(&mut daemon, &pod.device);
+    event.expect("/target/pod/name", pod.name.as_str());
+    assert_eq!(keeper(&event, entered.pid())["access"], "netns", "{event}");
+    let words = format!("held by sleep (pid {}) of pod tools/{name} as its network namespace", entered.pid());
+    for words in [words.as_str(), "its pod is gone"] {
+        assert!(event.text("/message").contains(words), "{words:?} in {event}");
+    }
+    let ruled_out = event.list("/incident/ruled_out");
+    assert!(!ruled_out.iter().any(|one| one.to_string().contains("any runtime")), "{event}");
+    let id = event.text("/incident/id").to_owned();
+    drop(entered);
+    resolved(&mut daemon, &id);
+}
+
+/// The bridge plugin gives a device a random name, and no pod was ever seen behind this one.
+#[test]
+fn the_result_that_libcni_keeps_tells_whose_a_device_is() {
+    let docker = FakeDockerd::start();
+    let (mut made, mut other) = (Pod::new(), Pod::new());
+    let (launch, id) = (launch().runtime(docker.runtime()), container_id());
+    let results = launch.directory().join("cni/results");
+    std::fs::create_dir_all(&results).expect("a directory can be made");
+    let result = format!(
+        r#"{{"kind":"cniCacheV1","containerId":"{id}","config":"{{}}","ifName":"eth0","networkName":"cbr0","cniArgs":[["K8S_POD_NAMESPACE","lijiaob"],["K8S_POD_NAME","etcd1-0"]],"result":{{"cniVersion":"1.0.0","interfaces":[{{"name":"cni0"}},{{"name":"{}"}},{{"name":"eth0","sandbox":"/run/netns/x"}}]}}}}"#,
+        made.host_end()
+    );
+    std::fs::write(results.join(format!("cbr0-{id}-eth0")), result).expect("a file can be written");
+    let holders = [&made, &other].map(|pod| open_file(pod.netns().path()));
+    [&mut made, &mut other].into_iter().for_each(Pod::delete_netns);
+    let directory = launch.directory().join("cni");
+    let config = format!("[incidents]\norphan_veth_seconds = 1\n[ipam]\ndirectory = {directory:?}\n");
+    let mut daemon = launch.config(&config).start();
+    let event = told(&mut daemon, made.host_end());
+    assert_eq!(keeper(&event, holders[0].pid())["access"], "fd", "{event}");
+    // Both were looked at together.
+    assert_eq!(incidents_of(&daemon, other.host_end()), [""; 0], "nothing tells that it was a pod's");
+    let id = event.text("/incident/id").to_owned();
+    drop(holders);
+    resolved(&mut daemon, &id);
+}
+
+#[test]
 fn the_device_of_a_pod_that_lives_and_those_of_others_are_none_nor_is_any_where_no_runtime_answers() {
     let docker = FakeDockerd::start();
     let lives = CalicoPod::new(&docker);
@@ -212,4 +276,21 @@ fn the_device_of_a_pod_that_lives_and_those_of_others_are_none_nor_is_any_where_
     for device in [lives.device.as_str(), gone.device.as_str(), other.host_end()] {
         assert_eq!(incidents_of(&silent, device), [""; 0], "{device}");
     }
+}
+
+#[test]
+fn where_there_is_no_runtime_a_device_without_a_process_behind_it_is_likely_left() {
+    let (left, lives) = (CalicoPod::unmanaged(), CalicoPod::unmanaged());
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", lives.pod.netns().path().display())).args(["sleep", "1000000"]);
+    let _lives_there = spawn(&mut command);
+    let mut daemon = launch().config("[incidents]\norphan_veth_seconds = 1\n").start();
+    let event = told(&mut daemon, &left.device);
+    event.expect("/incident/confidence", "likely");
+    assert!(event.text("/message").contains("no process is behind it"), "{event}");
+    // Both were looked at together.
+    assert_eq!(incidents_of(&daemon, &lives.device), [""; 0]);
+    let id = event.text("/incident/id").to_owned();
+    drop(left);
+    resolved(&mut daemon, &id);
 }

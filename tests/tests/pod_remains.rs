@@ -94,6 +94,9 @@ fn a_volume_that_stays_mounted_after_the_containers_of_its_pod_is_found_without_
     for uid in [&uid, &other, &third] {
         let _ = kubelet.start(uid);
     }
+    // Below what will be mounted there.
+    let below = kubelet.root().join("pods").join(&uid).join("volumes/kubernetes.io~rbd/data/below");
+    std::fs::create_dir_all(&below).expect("a directory can be made");
     let mount = kubelet.mount(&uid);
     let holder = holder(&mount);
     let script = "trap 'exit 0' TERM; while :; do sleep 1; done";
@@ -135,6 +138,12 @@ fn a_volume_that_stays_mounted_after_the_containers_of_its_pod_is_found_without_
     drop(holder);
     let _ = mount.umount().succeeded("umount");
     assert!(closed(&mut daemon, &busy).text("/message").contains(" was still mounted, "));
+    says(
+        &daemon,
+        &stuck,
+        "the directory of volume data (kubernetes.io/rbd) is not empty, though nothing is mounted there",
+    );
+    std::fs::remove_dir(&below).expect("it is empty");
     closed(&mut daemon, &stuck).expect("/incident/close_reason", "resolved");
     let of_other = daemon
         .events()

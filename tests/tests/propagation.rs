@@ -13,9 +13,9 @@ use std::process::{Command, Stdio};
 use kevtmon_tests::actor::Actor;
 use kevtmon_tests::daemon::{Daemon, held, launch};
 use kevtmon_tests::event::Event;
-use kevtmon_tests::kernel;
-use kevtmon_tests::mount::{Mount, Scratch, is_about, wait_for};
+use kevtmon_tests::mount::{Mount, Scratch, is_about, settle, wait_for};
 use kevtmon_tests::process::{Running, run};
+use kevtmon_tests::{eventually, kernel};
 use serde_json::Value;
 
 /// A mount on a shared one.
@@ -75,10 +75,39 @@ fn unmount(daemon: &mut Daemon, volume: &Volume, is_refused: bool, what: &str) -
     }
     let ran = volume.mount.umount();
     assert!(ran.status.success(), "{what}: {}", ran.stderr);
+    expect_no_refusal(daemon, volume, what);
+    None
+}
+
+fn expect_no_refusal(daemon: &mut Daemon, volume: &Volume, what: &str) {
     let events = daemon.mount_fence();
     let busy = events.iter().find(|event| is_about(event, "mount.busy", volume.point()));
     assert_eq!(busy.map(ToString::to_string), None, "{what}");
-    None
+}
+
+/// Whether a process sees a mount at this place.
+fn sees(pid: u32, point: &Path) -> bool {
+    let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).expect("the copy lives");
+    let point = point.to_string_lossy();
+    mounts.lines().any(|line| line.split(' ').nth(4) == Some(&*point))
+}
+
+/// What the kernel does with the directory that the volume is or was mounted on, and what is told of it.
+fn remove_directory(daemon: &mut Daemon, volume: &Volume, copy: &Running, is_refused: bool, what: &str) {
+    if is_refused {
+        settle(volume.point().parent().expect("a directory above"));
+        let error = std::fs::remove_dir(volume.point()).expect_err(what);
+        assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy, "{what}: {error}");
+        let is_it = |event: &Event| {
+            is_about(event, "mount.busy", volume.point()) && event.text("/mount/syscall") != "umount2"
+        };
+        let busy = daemon.wait_for_holders(&format!("the removal: {what}"), is_it);
+        busy.expect("/holders_verdict", "child-mount");
+    } else {
+        std::fs::remove_dir(volume.point()).expect(what);
+        assert!(!sees(copy.pid(), volume.point()), "{what}: it takes the copies along");
+        expect_no_refusal(daemon, volume, what);
+    }
 }
 
 #[test]
@@ -86,21 +115,21 @@ fn a_copy_in_another_namespace_refuses_an_unmount_only_where_that_reaches_it_in_
     let idle = ":";
     let cwd = "cd \"$1\"";
     let nested = "mkdir \"$1/in\"; mount -t tmpfs nested \"$1/in\"";
-    // Propagation, what is done in the copy, whether the unmount is refused, and why.
+    // Propagation, what is done in the copy, whether the unmount is refused, and why; whether the copy is there afterwards.
     let matrix = [
-        ("private", idle, None),
-        ("private", cwd, None),
-        ("private", nested, None),
-        ("slave", idle, None),
-        ("slave", cwd, Some("processes")),
-        ("slave", nested, None),
-        ("shared", idle, None),
-        ("shared", cwd, Some("processes")),
+        ("private", idle, None, true),
+        ("private", cwd, None, true),
+        ("private", nested, None, true),
+        ("slave", idle, None, false),
+        ("slave", cwd, Some("processes"), true),
+        ("slave", nested, None, true),
+        ("shared", idle, None, false),
+        ("shared", cwd, Some("processes"), true),
         // It is mounted here as well.
-        ("shared", nested, Some("child-mount")),
+        ("shared", nested, Some("child-mount"), true),
     ];
     let mut daemon = launch().start();
-    for (propagation, script, verdict) in matrix {
+    for (propagation, script, verdict, is_left) in matrix {
         let what = format!("{propagation}: {script}");
         let volume = Volume::new();
         let copy = copy(&volume, propagation, script);
@@ -112,16 +141,19 @@ fn a_copy_in_another_namespace_refuses_an_unmount_only_where_that_reaches_it_in_
         let holders = told["holders"].as_array().expect("a list");
         assert_eq!(users(holders), expected, "{what}: {told}");
         assert!(has_copy(holders, copy.pid()), "{what}: {told}");
-        let Some(busy) = unmount(&mut daemon, &volume, verdict.is_some(), &what) else { continue };
-        busy.expect("/holders_verdict", verdict.expect("it is refused"));
-        assert_eq!(users(busy.list("/holders")), expected, "{what}: {busy}");
-        match verdict {
-            Some("processes") => {
+        let busy = unmount(&mut daemon, &volume, verdict.is_some(), &what);
+        assert_eq!(sees(copy.pid(), volume.point()), is_left, "{what}");
+        if let Some((busy, verdict)) = busy.zip(verdict) {
+            busy.expect("/holders_verdict", verdict);
+            assert_eq!(users(busy.list("/holders")), expected, "{what}: {busy}");
+            if verdict == "processes" {
                 let phrase = format!("held by sleep (pid {}) as its current directory", copy.pid());
                 assert!(busy.sentence().ends_with(&phrase), "{what}: {busy}");
+            } else {
+                assert!(busy.sentence().contains("another file system is mounted below it"), "{busy}");
             }
-            _ => assert!(busy.sentence().contains("another file system is mounted below it"), "{busy}"),
         }
+        remove_directory(&mut daemon, &volume, &copy, verdict.is_some(), &what);
     }
 }
 
@@ -237,4 +269,57 @@ fn who_uses_a_copy_in_a_namespace_without_a_process_is_found() {
     let is_copy = |holder: &Value| holder["access"] == "mount" && holder["mntns"] == number;
     assert!(busy.list("/holders").iter().any(is_copy), "{busy}");
     drop(volume.scratch);
+}
+
+#[test]
+fn what_a_user_has_mounted_in_the_place_of_his_copy_refuses_an_unmount_only_in_use() {
+    let replace = "umount \"$1\"; mount -t tmpfs own \"$1\"";
+    let cover = "mount -t tmpfs cover \"$1\"";
+    let mut daemon = launch().start();
+    for (script, is_refused) in [
+        (replace.to_owned(), false),
+        (format!("{replace}; cd \"$1\""), true),
+        (format!("{replace}; cd \"$1\"; {cover}"), true),
+        (format!("{replace}; {cover}; cd \"$1\""), false),
+        (format!("cd \"$1\"; {cover}"), true),
+    ] {
+        let scratch = Scratch::new();
+        let base = Mount::at(&scratch.path().join("base"));
+        run(&format!("mount --make-shared {}", base.point().display()));
+        let point = base.point().join("volume");
+        // What was mounted before the namespace was made cannot be unmounted there.
+        let wait = "until grep -q \" $1 \" /proc/self/mountinfo; do sleep 0.01; done";
+        let act = format!("{wait}; {script}; echo ready; exec sleep 1000000");
+        let mut command = Command::new("unshare");
+        command.args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "--propagation",
+            "slave",
+            "sh",
+            "-c",
+            &act,
+            "sh",
+        ]);
+        let mut user = Running::spawn(command.arg(&point).stdin(Stdio::null()).stdout(Stdio::piped()));
+        let namespace = |pid: &str| std::fs::metadata(format!("/proc/{pid}/ns/mnt")).map(|ns| ns.ino()).ok();
+        let pid = user.pid();
+        let own = namespace("self");
+        eventually!(namespace(&pid.to_string()) != own, "it has a namespace of its own");
+        let volume = Volume { mount: Mount::at(&point), _base: base, scratch };
+        let mut said = String::new();
+        let output = user.child().stdout.take().expect("a pipe");
+        std::io::BufReader::new(output).read_line(&mut said).expect("it says it is ready");
+        assert_eq!(said, "ready\n", "{script}");
+        let expected = match is_refused {
+            true => BTreeSet::from([(u64::from(pid), "cwd".to_owned())]),
+            false => BTreeSet::new(),
+        };
+        let told = held(volume.point());
+        assert_eq!(users(told["holders"].as_array().expect("a list")), expected, "{script}: {told}");
+        let Some(busy) = unmount(&mut daemon, &volume, is_refused, &script) else { continue };
+        busy.expect("/holders_verdict", "processes");
+        assert_eq!(users(busy.list("/holders")), expected, "{script}: {busy}");
+    }
 }

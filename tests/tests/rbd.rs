@@ -9,22 +9,28 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use kevtmon_tests::actor::{self, Actor};
 use kevtmon_tests::advice::{carry_out, incident, is_understood, offered, opened, resolved};
 use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
+use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::fake_dockerd::FakeDockerd;
 use kevtmon_tests::loop_device::LoopDevice;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::pod_sandbox::uuid;
-use kevtmon_tests::process::{Running, comm, run};
+use kevtmon_tests::process::{Running, comm, copy_program, hold_by_fd, run};
 
 const KIND: &str = "rbd-orphan-mapping";
 const IMAGE: [(&str, &str); 3] = [("pool", "kube"), ("rados_namespace", ""), ("image", "index-api-image")];
 
+fn numbers(device: &LoopDevice) -> (u64, u64) {
+    let number = fs::metadata(device.name()).expect("the device has a node").rdev();
+    (nix::sys::stat::major(number), nix::sys::stat::minor(number))
+}
+
 /// A tree as sysfs makes it of one image, whose device is this one.
 fn map(sysfs: &Path, device: &LoopDevice) -> PathBuf {
-    let number = fs::metadata(device.name()).expect("the device has a node").rdev();
-    let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
+    let (major, minor) = numbers(device);
     let directory = sysfs.join("bus/rbd/devices/0");
     fs::create_dir_all(&directory).expect("a directory can be made");
     for (name, text) in [
@@ -43,6 +49,24 @@ fn map(sysfs: &Path, device: &LoopDevice) -> PathBuf {
         fs::write(directory.join(name), format!("{text}\n")).expect("a file can be written");
     }
     directory
+}
+
+/// The same of a network block device that a process has connected.
+fn connect(sysfs: &Path, device: &LoopDevice, pid: u32) -> PathBuf {
+    let (major, minor) = numbers(device);
+    let directory = sysfs.join("block/nbd0");
+    fs::create_dir_all(&directory).expect("a directory can be made");
+    for (name, text) in [("dev", format!("{major}:{minor}")), ("pid", pid.to_string())] {
+        fs::write(directory.join(name), format!("{text}\n")).expect("a file can be written");
+    }
+    directory
+}
+
+/// A process of a program of this name, which does nothing.
+fn program_called(name: &str, directory: &Path, arguments: &str) -> Actor {
+    let path = directory.join(name);
+    copy_program(&actor::program(), &path);
+    Actor::spawn(Command::new(path).args(arguments.split(' ')))
 }
 
 fn config(root: &Path, sysfs: &Path) -> String {
@@ -118,4 +142,99 @@ fn an_image_that_is_mapped_for_nobody_is_freed_step_by_step() {
     eventually!(!has(&daemon, "kevtmon_rbd_image_mapped"), "it is not mapped");
     let all = format!("{:?}{}", daemon.events(), daemon.log());
     assert!(!all.contains("AQBk3y5a"), "no key of the cluster");
+}
+
+#[test]
+fn an_image_that_rbd_nbd_has_mapped_is_known_by_its_arguments() {
+    let scratch = Scratch::new();
+    let (root, sysfs) = (scratch.path().join("kubelet"), scratch.path().join("sys"));
+    let device = LoopDevice::on(&scratch.path().join("image"), 16);
+    let staged = root.join("plugins/kubernetes.io/csi/pv/pvc-1/globalmount");
+    device.mount(&staged);
+    let arguments = "map kube/index-api-image --id admin --key=AQBk3y5aAAAAABAA --try-netlink";
+    let (mapper, other) = (
+        program_called("rbd-nbd", scratch.path(), arguments),
+        program_called("qemu-nbd", scratch.path(), arguments),
+    );
+    let nbd = connect(&sysfs, &device, other.pid());
+    let by_kernel = map(&sysfs, &device);
+    let dockerd = FakeDockerd::start();
+    let mut daemon = launch().runtime(dockerd.runtime()).config(&config(&root, &sysfs)).start();
+    eventually!(has(&daemon, "kevtmon_rbd_image_mapped"), "it has looked");
+    fs::remove_dir_all(by_kernel).expect("the tree is the test's");
+    fs::write(nbd.join("pid.new"), format!("{}\n", mapper.pid())).expect("a file can be written");
+    fs::rename(nbd.join("pid.new"), nbd.join("pid")).expect("a file can be moved");
+    let mapped = daemon.wait_for("rbd.mapped", |event| event.kind() == "rbd.mapped");
+    mapped.expect("/rbd/pool", "kube");
+    mapped.expect("/rbd/image", "index-api-image");
+    mapped.expect("/rbd/device", "/dev/nbd0");
+    mapped.expect_none("/rbd/client_addr");
+    eventually!(has(&daemon, "kevtmon_rbd_image_mounted"), "it is mounted");
+
+    let id = opened(&mut daemon, KIND, |event| event.text("/rbd/device") == "/dev/nbd0");
+    let open = incident(&daemon, &id);
+    open.expect("/confidence", "likely");
+    let summary = open.text("/summary");
+    assert!(summary.contains("is still mapped as /dev/nbd0, though no pod has used it"), "{summary}");
+    assert!(summary.contains(&format!("the host still has it mounted at {}", staged.display())), "{summary}");
+    let unreachable =
+        ["ceph.conf", "connect to the cluster", "sysfs", "not mapped", "No such", "unmap failed"];
+    let _ = is_understood(&daemon, &id, "rbd-orphan-mapping/unmap-by-nbd", &unreachable);
+    run(&format!("umount {}", staged.display()));
+
+    fs::remove_file(nbd.join("pid")).expect("the tree is the test's");
+    let is_its = |event: &Event| event.kind() == "rbd.unmapped" && event.text("/rbd/device") == "/dev/nbd0";
+    let _ = daemon.wait_for("rbd.unmapped", is_its);
+    let _ = resolved(&mut daemon, &id);
+    let all = format!("{:?}{}", daemon.events(), daemon.log());
+    assert!(!all.contains("AQBk3y5a"), "no key of the cluster");
+}
+
+#[test]
+fn who_has_the_device_open_by_a_node_of_any_name_is_found() {
+    let scratch = Scratch::new();
+    let (root, sysfs) = (scratch.path().join("kubelet"), scratch.path().join("sys"));
+    let device = LoopDevice::on(&scratch.path().join("image"), 16);
+    let _ = map(&sysfs, &device);
+    let (node, (major, minor)) = (scratch.path().join("data"), numbers(&device));
+    run(&format!("mknod {} b {major} {minor}", node.display()));
+    let holder = hold_by_fd(&node);
+    let dockerd = FakeDockerd::start();
+    let mut daemon = launch().runtime(dockerd.runtime()).config(&config(&root, &sysfs)).start();
+    let id = opened(&mut daemon, KIND, |event| event.text("/rbd/image") == "index-api-image");
+    let summary = incident(&daemon, &id).text("/summary").to_owned();
+    assert!(summary.contains(&format!("(pid {}) still has it open", holder.pid())), "{summary}");
+}
+
+#[test]
+fn where_there_is_no_runtime_an_image_that_nobody_uses_is_likely_mapped_for_nobody() {
+    let scratch = Scratch::new();
+    let (root, sysfs) = (scratch.path().join("kubelet"), scratch.path().join("sys"));
+    let device = LoopDevice::on(&scratch.path().join("image"), 16);
+    let volume = root.join(format!("pods/{}/volumes/kubernetes.io~rbd/index", uuid()));
+    device.mount(&volume);
+    let _ = map(&sysfs, &device);
+    let mut daemon = launch().config(&config(&root, &sysfs)).start();
+    eventually!(has(&daemon, "kevtmon_rbd_image_mounted"), "it is mounted for a pod");
+    run(&format!("umount {}", volume.display()));
+    let id = opened(&mut daemon, KIND, |event| event.text("/rbd/image") == "index-api-image");
+    incident(&daemon, &id).expect("/confidence", "likely");
+}
+
+#[test]
+fn which_pod_used_an_image_last_is_known_after_a_restart() {
+    let scratch = Scratch::new();
+    let (root, sysfs, uid) = (scratch.path().join("kubelet"), scratch.path().join("sys"), uuid());
+    let device = LoopDevice::on(&scratch.path().join("image"), 16);
+    let volume = root.join(format!("pods/{uid}/volumes/kubernetes.io~rbd/index"));
+    device.mount(&volume);
+    let _ = map(&sysfs, &device);
+    let mut before = launch().config(&config(&root, &sysfs)).start();
+    eventually!(has(&before, "kevtmon_rbd_image_mounted"), "it is mounted for a pod");
+    before.stop();
+    run(&format!("umount {}", volume.display()));
+    let mut after = launch().config(&config(&root, &sysfs)).on_state_of(&before).start();
+    let id = opened(&mut after, KIND, |event| event.text("/rbd/image") == "index-api-image");
+    let summary = incident(&after, &id).text("/summary").to_owned();
+    assert!(summary.ends_with(" used it last") && summary.contains(&uid), "{summary}");
 }

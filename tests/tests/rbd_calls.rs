@@ -162,6 +162,13 @@ fn map(sysfs: &Path, image: &str) -> PathBuf {
     directory
 }
 
+/// The same for a daemon that looks meanwhile: no file of it is missing at any time.
+fn map_at_once(sysfs: &Path, image: &str) -> PathBuf {
+    let device = sysfs.join("bus/rbd/devices/0");
+    fs::rename(map(&sysfs.join("new"), image), &device).expect("a directory can be moved");
+    device
+}
+
 #[test]
 fn a_lock_that_is_left_when_its_image_was_unmapped_is_an_incident_until_it_is_removed() {
     let (rbd, scratch) = (FakeRbd::script(), Scratch::new());
@@ -208,4 +215,48 @@ fn a_lock_that_is_left_when_its_image_was_unmapped_is_an_incident_until_it_is_re
     let of_other =
         |event: &Event| event.is_incident("incident.opened", KIND) && event.text("/rbd/image") == failed;
     assert!(!daemon.events().iter().any(of_other));
+}
+
+#[test]
+fn who_called_rbd_has_likely_mapped_or_unmapped_the_image_unless_another_one_did_so_too() {
+    let (rbd, scratch) = (FakeRbd::script(), Scratch::new());
+    fs::create_dir_all(scratch.path().join("bus/rbd/devices")).expect("a directory can be made");
+    let config = format!("[rbd]\nsysfs = \"{}\"\n", scratch.path().display());
+    let mut daemon = launch().config(&config).start();
+    let [one, wrapped_image, both] = ["one", "wrapped", "both"].map(unique::name);
+    let of = |kind: &'static str, image: &str| {
+        let image = image.to_owned();
+        move |event: &Event| event.kind() == kind && event.text("/rbd/image") == image
+    };
+    let mapper = rbd.call(&format!("map kube/{one} {KUBELETS}")).succeeded("rbd");
+    // What fails maps nothing.
+    let _ = rbd.fail(&format!("map kube/{one}"), 16);
+    fence(&daemon, &rbd);
+    let device = map_at_once(scratch.path(), &one);
+    let mapped = daemon.wait_for("it is mapped", of("rbd.mapped", &one));
+    mapped.expect("/actor/pid", mapper.pid);
+    mapped.expect("/actor/confidence", "likely");
+    assert!(mapped.text("/message").contains("mapped as /dev/rbd0, likely by "), "{mapped}");
+    let unmapper = rbd.call("unmap /dev/rbd0").succeeded("rbd");
+    fence(&daemon, &rbd);
+    fs::remove_dir_all(device).expect("the tree is the test's");
+    let unmapped = daemon.wait_for("it is unmapped", of("rbd.unmapped", &one));
+    unmapped.expect("/actor/pid", unmapper.pid);
+
+    // A script around it is no other call.
+    let wrapper = FakeRbd::around(&rbd);
+    let wrapped = wrapper.call(&format!("map kube/{wrapped_image} {KUBELETS}")).succeeded("rbd");
+    fence(&daemon, &rbd);
+    let device = map_at_once(scratch.path(), &wrapped_image);
+    let mapped = daemon.wait_for("it is mapped", of("rbd.mapped", &wrapped_image));
+    assert_ne!(mapped.number("/actor/pid"), Some(u64::from(wrapped.pid)), "{mapped}");
+    mapped.expect("/actor/ancestors/0/pid", wrapped.pid);
+    fs::remove_dir_all(device).expect("the tree is the test's");
+
+    for _ in 0..2 {
+        let _ = rbd.call(&format!("map kube/{both}")).succeeded("rbd");
+    }
+    fence(&daemon, &rbd);
+    let _ = map_at_once(scratch.path(), &both);
+    daemon.wait_for("it is mapped", of("rbd.mapped", &both)).expect_none("/actor");
 }

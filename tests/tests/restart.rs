@@ -312,3 +312,41 @@ fn a_former_gateway_is_missed_neither_before_nor_after_a_restart() {
     wait_for(&mut last, "incident.opened", &sandbox).expect("/neighbor/address", GATEWAY);
     assert_eq!((lost(&again, &sandbox), lost(&last, &sandbox)), (vec![OTHER.into()], vec![GATEWAY.into()]));
 }
+
+#[test]
+fn after_three_starts_that_were_killed_the_next_is_without_programs_until_one_is_stopped() {
+    const REASON: &str = "three or more starts in a row ended within a minute each";
+    let pod = Pod::new();
+    // The state directory is that of the first, whose files live as long as it is not dropped.
+    let mut daemons = vec![launch().start()];
+    for _ in 0..3 {
+        let daemon = daemons.last_mut().unwrap_or_else(|| unreachable!("one was started"));
+        let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+        ready.expect("/daemon/sources/hook.neighbor", "tp_btf");
+        kill(daemon);
+        let next = launch().on_state_of(daemon).start();
+        daemons.push(next);
+    }
+    let mut without = daemons.pop().unwrap_or_else(|| unreachable!("one was started"));
+    let ready = without.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    ready.expect("/daemon/sources/hook.neighbor", "netlink");
+    for hook in ["neighbor", "umount", "remove", "link", "exec"] {
+        let degraded = without.wait_for(&format!("that {hook} is degraded"), |event| {
+            event.kind() == "daemon.degraded" && event.has(&format!("/daemon/degraded/hook.{hook}"))
+        });
+        let reason = degraded.text(&format!("/daemon/degraded/hook.{hook}"));
+        assert!(reason.contains(REASON), "{degraded}");
+    }
+    without.wait_for_gateway(pod.inum(), GATEWAY);
+    pod.delete_gateway();
+    without.wait_for_deletion(pod.inum(), GATEWAY).expect_none("/actor/pid");
+    let doctor = without.ask(&["doctor", "--json"]);
+    assert!(doctor.stdout.contains(REASON) && !doctor.stdout.contains("= \\\"auto"), "{}", doctor.stdout);
+    without.stop();
+
+    let mut again = launch().on_state_of(&without).start();
+    let ready = again.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    ready.expect("/daemon/sources/hook.neighbor", "tp_btf");
+    ready.expect_none("/daemon/degraded/hook.neighbor");
+    stop_and_account(again);
+}

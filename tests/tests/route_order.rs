@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
+use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::netns::Netns;
 use kevtmon_tests::network::enter;
 use kevtmon_tests::process::{Running, comm};
@@ -192,6 +193,8 @@ fn wait_for_route(daemon: &mut Daemon, inum: u64, via: IpAddr) {
 
 #[test]
 fn what_is_said_of_a_deletion_fits_the_routes_of_its_moment() {
+    // So many changes at once may be more than the socket of another test's daemon holds.
+    let _exclusive = Exclusive::take();
     let mut random = Random::new();
     let rounds = rounds(ROUNDS.into()).try_into().unwrap_or(ROUNDS);
     let world = World::new(2 * rounds + LOSSES);
@@ -293,7 +296,7 @@ fn lose_the_next(world: &World, daemon: &mut Daemon, family: &mut Moving) {
     world.send(&requests);
     let opened = daemon.wait_for(&format!("the loss of {address}"), |event| {
         event.is_incident("incident.opened", KIND)
-            && event.number("/neighbor/netns") == Some(world.inum())
+            && event.is_in(world.inum())
             && event.text("/neighbor/address") == address.to_string()
     });
     let deletion = daemon.wait_for_deletion(world.inum(), &address.to_string());
@@ -324,7 +327,7 @@ fn wrong<'e>(
             wrong.push((event, format!("{address}: {deletion:?}, {by:?}{pause}: {event}")));
         }
     }
-    for event in all.iter().filter(|event| event.number("/neighbor/netns") == Some(inum)) {
+    for event in all.iter().filter(|event| event.is_in(inum)) {
         let address = event.text("/neighbor/address").parse().ok();
         let former = address.and_then(|address| done.get(&address));
         if event.is_incident("incident.opened", KIND)

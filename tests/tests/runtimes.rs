@@ -1,6 +1,6 @@
 //! Several sockets of runtimes: each is a source of its own, and a container is one however many report it.
 
-#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a test that cannot prepare its stage must fail")]
 
 use std::io;
 use std::net::Shutdown;
@@ -19,6 +19,7 @@ use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::podman::Podman;
+use kevtmon_tests::process::run;
 use kevtmon_tests::reaper::Cleanup;
 
 /// A socket that leads to another one.
@@ -271,7 +272,11 @@ fn labels_of_a_container_of_podman_are_a_claim() {
     let ip = network.delete_gateway();
     let deleted = daemon.wait_for_deletion_by(ip.pid, network.inum(), GATEWAY);
     let opened = daemon.wait_for("the lost gateway", |event| {
-        event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(network.inum())
+        // The number of the namespace may have been another one's before.
+        let is_later = event.number("/seq") > deleted.number("/seq");
+        event.is_incident("incident.opened", "gateway-neighbor-lost")
+            && event.is_in(network.inum())
+            && is_later
     });
     for event in [&deleted, &opened] {
         event.expect("/target/container/id", id.as_str());
@@ -373,4 +378,68 @@ fn while_its_socket_does_not_answer_containers_are_known_by_dockers_files() {
     late.end(&["rm", "-f"]);
     wait_for_removal(&mut daemon, &id);
     assert_eq!(life(&daemon.events(), early.id()), [""; 0], "it ran all the time");
+}
+
+/// A directory of another user's into which nobody else may look, as systemd-logind makes one when that user logs in.
+fn log_in(directory: &Path) {
+    std::fs::create_dir(directory).expect("a directory can be made");
+    run(&format!("chown 1234:1234 {}", directory.display()));
+    run(&format!("chmod 700 {}", directory.display()));
+}
+
+/// A socket in it that leads to a Docker daemon, and is that user's.
+fn serve(socket: &Path, dockerd: &Dockerd) -> Proxy {
+    let proxy = Proxy::start(socket.to_owned(), dockerd.socket());
+    run(&format!("chown 1234:1234 {}", socket.display()));
+    run(&format!("chmod 600 {}", socket.display()));
+    proxy
+}
+
+/// What `doctor` says of a part.
+fn part(daemon: &Daemon, name: &str) -> serde_json::Value {
+    let report: serde_json::Value =
+        serde_json::from_str(&daemon.ask(&["doctor", "--json"]).stdout).expect("JSON");
+    let mut parts = report["parts"].as_array().expect("parts").iter();
+    parts.find(|part| part["name"] == name).cloned().unwrap_or_else(|| panic!("no {name} in {report:#}"))
+}
+
+#[test]
+fn a_socket_of_a_user_who_logs_in_after_the_start_is_reached() {
+    let dockerd = Dockerd::shared();
+    let container = Container::idle(dockerd, &["--network", "none"]);
+    let scratch = Scratch::without_mounts();
+    let (directory, socket) = (scratch.path().join("1234"), scratch.path().join("1234/podman.sock"));
+    let mut daemon = watching(&[&socket]).start();
+    assert_eq!(up(&daemon, "docker"), Some(0.0));
+    log_in(&directory);
+    let _proxy = serve(&socket, dockerd);
+    daemon.wait_for_source("docker");
+    assert!(running(&daemon) >= 1.0, "{} is known", container.id());
+    let confinement = part(&daemon, "confinement");
+    assert_eq!(confinement["state"], "ok");
+    assert!(
+        confinement["found"].as_str().is_some_and(|has| has.contains("CAP_DAC_OVERRIDE")),
+        "{confinement}"
+    );
+    daemon.stop();
+}
+
+#[test]
+fn where_it_lacks_the_capability_for_that_it_says_so_at_the_start_and_in_doctor() {
+    let dockerd = Dockerd::shared();
+    let scratch = Scratch::without_mounts();
+    let (directory, socket) = (scratch.path().join("1234"), scratch.path().join("1234/podman.sock"));
+    let launch = watching(&[&socket]).through(&["setpriv", "--bounding-set=-chown,-dac_override"]);
+    let mut daemon = launch.start();
+    let said = |text: &str| daemon.log().lines().filter(|line| line.contains(text)).count();
+    assert_eq!(said(&format!("{} is another user's, or may be", socket.display())), 1, "{}", daemon.log());
+    log_in(&directory);
+    let _proxy = serve(&socket, dockerd);
+    let name = format!("docker:{}", socket.display());
+    eventually!(
+        part(&daemon, &name)["remedy"].as_str().is_some_and(|remedy| remedy.contains("CAP_DAC_OVERRIDE")),
+        "doctor tells which capability is missing"
+    );
+    assert_eq!(up(&daemon, "docker"), Some(0.0));
+    daemon.stop();
 }

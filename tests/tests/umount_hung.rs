@@ -11,8 +11,7 @@ use kevtmon_tests::eventually;
 use kevtmon_tests::fuse::mount_unserved;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::process::Running;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
 const IMPATIENT: &str = "[incidents]\numount_hung_seconds = 1\n";
 
@@ -32,10 +31,6 @@ fn served_at(scratch: &Scratch, name: &str) -> (Actor, String) {
     (server, point.display().to_string())
 }
 
-fn signal(server: &Actor, signal: Signal) {
-    kill(Pid::from_raw(server.pid().try_into().expect("a process id")), signal).expect("it runs");
-}
-
 fn of_process(daemon: &mut Daemon, pid: u32) -> String {
     opened(daemon, "umount-hung", |event| event.number("/actor/pid") == Some(pid.into()))
 }
@@ -45,7 +40,7 @@ fn an_unmount_whose_file_server_is_stopped_is_told_and_ends_when_the_server_goes
     let scratch = Scratch::new();
     let (server, point) = served(&scratch);
     let mut daemon = launch().config(IMPATIENT).start();
-    signal(&server, Signal::SIGSTOP);
+    server.stop();
     let mut hung = umount([&point]);
     let id = of_process(&mut daemon, hung.pid());
     let incident = kevtmon_tests::advice::incident(&daemon, &id);
@@ -57,7 +52,7 @@ fn an_unmount_whose_file_server_is_stopped_is_told_and_ends_when_the_server_goes
     assert_eq!(incident.text("/confidence"), "likely", "its arguments are anybody's to choose");
     // Older kernels do not show whose a file system is: then nobody is said to be stopped for certain, and nothing is advised.
     match summary.contains("what is likely the server") {
-        true => signal(&server, Signal::SIGCONT),
+        true => server.signal(Signal::SIGCONT),
         false => drop(carry_out(&daemon, &id, "umount-hung/continue-server")),
     }
     eventually!(hung.ended().is_some(), "it comes to its end");
@@ -69,7 +64,7 @@ fn of_several_mounts_none_is_blamed_for_which_the_unmount_does_not_wait() {
     let scratch = Scratch::new();
     let (stopped, hanging) = served_at(&scratch, "hanging");
     let (other, healthy) = served_at(&scratch, "healthy");
-    signal(&stopped, Signal::SIGSTOP);
+    stopped.stop();
     let mut hung = umount([&hanging, &healthy]);
     let mut daemon = launch().config(IMPATIENT).start();
     let id = of_process(&mut daemon, hung.pid());
@@ -79,7 +74,7 @@ fn of_several_mounts_none_is_blamed_for_which_the_unmount_does_not_wait() {
     // Which one it is the kernel need not show.
     let is_named = summary.contains("told to unmount");
     assert!(!is_named || summary.contains(&format!("told to unmount {hanging}, ")), "{summary}");
-    signal(&stopped, Signal::SIGCONT);
+    stopped.signal(Signal::SIGCONT);
     eventually!(hung.ended().is_some(), "it comes to its end");
     resolved(&mut daemon, &id);
 }
@@ -88,13 +83,13 @@ fn of_several_mounts_none_is_blamed_for_which_the_unmount_does_not_wait() {
 fn an_unmount_that_hung_before_the_daemon_started_is_found_and_one_that_is_killed_is_over() {
     let scratch = Scratch::new();
     let (server, point) = served(&scratch);
-    signal(&server, Signal::SIGSTOP);
+    server.stop();
     let hung = umount([&point]);
     let mut daemon = launch().config(IMPATIENT).start();
     let id = of_process(&mut daemon, hung.pid());
     drop(hung);
     resolved(&mut daemon, &id);
-    signal(&server, Signal::SIGCONT);
+    server.signal(Signal::SIGCONT);
 }
 
 #[test]

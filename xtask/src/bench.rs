@@ -9,6 +9,7 @@ mod idle;
 mod latency;
 mod neighbors;
 mod replay;
+mod start;
 mod store;
 mod syscalls;
 
@@ -38,10 +39,12 @@ enum Name {
     Idle,
     /// Kernel time stamp to JSON line, at 1,000 neighbor deletions a second
     Latency,
-    /// How much slower adding and deleting 100,000 neighbors becomes
+    /// How much slower adding and deleting 100,000 neighbors becomes, beside `ip monitor neigh`; and how soon the model is right
     Neighbors,
     /// How fast the core replays a recording, and whether its memory stays flat
     Replay,
+    /// How long it takes to be ready, and to read everything anew after a loss, with 10 to 1,000 network namespaces
+    Start,
     /// Events per second that the event store takes, and how fast queries are with a million of them
     Store,
     /// How much longer system calls take that no mount refuses: removals and renames, and one that has nothing to do with them
@@ -86,6 +89,9 @@ pub(crate) fn bench(options: &Options) -> Result<()> {
     }
     if wanted(Name::Neighbors) {
         neighbors::neighbors(&daemon)?;
+    }
+    if wanted(Name::Start) {
+        start::start(&daemon)?;
     }
     if wanted(Name::Syscalls) {
         syscalls::syscalls(&daemon)?;

@@ -16,6 +16,9 @@ use crate::workspace;
 /// The daemon's package and executable.
 pub(crate) const DAEMON: &str = "kevtmon";
 
+const LIBRARY_MISSING: &str = "if the linker missed a library: a static executable needs the static C library (libc6-dev has it on \
+                               Debian, glibc-static is a package of its own on Fedora)";
+
 #[derive(Args)]
 pub(crate) struct Options {
     /// Optimised and static, at target/release/kevtmon
@@ -48,10 +51,7 @@ pub(crate) fn release() -> Result<PathBuf> {
     let mut cargo = workspace::cargo("build");
     cargo.args(["--release", "--package", DAEMON, "--bin", DAEMON]);
     link_statically(&mut cargo, &host);
-    workspace::check(&mut cargo).context(
-        "if the linker missed a library: a static executable needs the static C library (libc6-dev has it on Debian, \
-         glibc-static is a package of its own on Fedora)",
-    )?;
+    workspace::check(&mut cargo).context(LIBRARY_MISSING)?;
     let built = workspace::target().join(&host).join("release").join(DAEMON);
     if !is_static(&built)? {
         bail!("{} is not static", workspace::shown(&built));
@@ -60,6 +60,18 @@ pub(crate) fn release() -> Result<PathBuf> {
     link(&built, &daemon)?;
     eprintln!("xtask: {} is static, {} KiB", workspace::shown(&daemon), fs::metadata(&daemon)?.len() / 1024);
     Ok(daemon)
+}
+
+/// The daemon as the tests run it: static, and less optimised than the one that is shipped, which takes longer to build.
+pub(crate) fn for_tests() -> Result<PathBuf> {
+    const PROFILE: &str = "tested";
+    ebpf()?;
+    let host = host_triple()?;
+    let mut cargo = workspace::cargo("build");
+    cargo.args(["--profile", PROFILE, "--package", DAEMON, "--bin", DAEMON]);
+    link_statically(&mut cargo, &host);
+    workspace::check(&mut cargo).context(LIBRARY_MISSING)?;
+    Ok(workspace::target().join(&host).join(PROFILE).join(DAEMON))
 }
 
 /// Has `cargo` make static executables for the machine's own target.

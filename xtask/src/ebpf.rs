@@ -1,5 +1,7 @@
 //! `cargo xtask ebpf`: the kernel programs, compiled, linked, and put where the daemon's build looks for them.
 
+mod stack;
+
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,6 +12,8 @@ use crate::toolchain::{self, TARGET};
 use crate::workspace;
 
 const PACKAGE: &str = "kevtmon-ebpf";
+/// Their profile in `Cargo.toml`, and the directory that cargo names after it.
+pub(crate) const PROFILE: &str = "kernel";
 
 /// Builds the programs and returns the path of the object.
 pub(crate) fn ebpf() -> Result<PathBuf> {
@@ -18,7 +22,8 @@ pub(crate) fn ebpf() -> Result<PathBuf> {
     let mut cargo = toolchain.compiler.cargo("build");
     cargo
         .args([
-            "--release",
+            "--profile",
+            PROFILE,
             "--package",
             PACKAGE,
             "--bin",
@@ -31,23 +36,21 @@ pub(crate) fn ebpf() -> Result<PathBuf> {
         .arg("--target-dir")
         .arg(&build)
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &toolchain.linker)
-        .env("CARGO_ENCODED_RUSTFLAGS", compiler_flags().join("\x1f"))
-        // The linker optimises across all of the bitcode; the compiler's part is to hand it over whole, with the
-        // debug information that the linker turns into BTF.
-        .env("CARGO_PROFILE_RELEASE_LTO", "false")
-        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
-        .env("CARGO_PROFILE_RELEASE_STRIP", "none");
+        .env("CARGO_ENCODED_RUSTFLAGS", compiler_flags().join("\x1f"));
     workspace::check(&mut cargo)?;
 
+    let built = build.join(TARGET).join(PROFILE).join(PACKAGE);
+    stack::check(&built)?;
     let object = workspace::target().join("bpf").join(format!("{PACKAGE}.o"));
-    let written = publish(&build.join(TARGET).join("release").join(PACKAGE), &object)?;
+    let written = publish(&built, &object)?;
     let state = if written { "written" } else { "unchanged" };
     eprintln!("xtask: {} {state}", workspace::shown(&object));
     Ok(object)
 }
 
 fn compiler_flags() -> Vec<String> {
-    let mut flags = ["-C", "debuginfo=2", "-C", "link-arg=--btf"].map(str::to_owned).to_vec();
+    // The linker turns the profile's debug information into BTF.
+    let mut flags = ["-C", "link-arg=--btf"].map(str::to_owned).to_vec();
     // The same object from every checkout: its line information would name the builder's directories.
     let cargo_home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)

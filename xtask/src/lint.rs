@@ -14,6 +14,7 @@ use clap::{Args, ValueEnum};
 use self::files::File;
 use self::rules::Finding;
 use crate::cross;
+use crate::ebpf;
 use crate::setup::{self, Privilege, Step};
 use crate::workspace;
 
@@ -107,10 +108,19 @@ fn clippy() -> Result<()> {
 }
 
 /// For the host, since a clippy for the compiler of the kernel target is rarely installed; nothing is linked. The
-/// release profile aborts on panic, which code without std needs.
+/// profile aborts on panic, which code without std needs.
 fn clippy_of_programs() -> Result<()> {
     let mut cargo = workspace::cargo("clippy");
-    cargo.args(["--release", "--package", "kevtmon-ebpf", "--bin", "kevtmon-ebpf", "--features", "programs"]);
+    cargo.args([
+        "--profile",
+        ebpf::PROFILE,
+        "--package",
+        "kevtmon-ebpf",
+        "--bin",
+        "kevtmon-ebpf",
+        "--features",
+        "programs",
+    ]);
     cargo.arg("--target-dir").arg(workspace::target().join("bpf-lint"));
     workspace::check(cargo.args(["--", "--deny", "warnings"]))
 }

@@ -2,13 +2,17 @@
 //!
 //! All parts run as CI runs them: what does not disturb each other side by side, each as a process of its own. The unit tests
 //! and the end-to-end tests never meet, since both change mounts and neighbors, and some of the latter count all that
-//! the kernel does. Virtual machines come last: they are only load, but all that the processors can take.
+//! the kernel does; among themselves these have locks, and several of their executables run at a time. Virtual machines come
+//! last: they are only load, but all that the processors can take.
+
+mod lanes;
 
 use std::ffi::OsStr;
 use std::io::{self, PipeReader, Read as _, Write};
+use std::num::NonZero;
 use std::os::fd::AsFd as _;
 use std::panic::resume_unwind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -48,6 +52,9 @@ pub(crate) struct Options {
     /// and newest
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     kernel: Vec<String>,
+    /// For `e2e`: how many test executables run at a time
+    #[arg(long, hide = true, value_name = "N")]
+    lanes: Option<NonZero<usize>>,
     /// Arguments for `cargo test`, such as the name of a test
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -57,11 +64,11 @@ pub(crate) struct Options {
 enum Part {
     /// Tests beside the code, without privileges
     Unit,
-    /// The release daemon against the real kernel and real runtimes, as root
+    /// The daemon against the real kernel and real runtimes, as root
     E2e,
     /// The same, where the probes are concerned, on other kernels in virtual machines
     Vm,
-    /// The release daemon on a node with a real kubelet, as root; the first time the kubelet is built
+    /// The daemon on a node with a real kubelet, as root; the first time the kubelet is built
     Kubelet,
     /// The same on a whole cluster of one node, which is built the first time; in no other part
     Cluster,
@@ -78,9 +85,12 @@ pub(crate) fn test(options: &Options) -> Result<()> {
     if !options.kernel.is_empty() && options.part != Part::Vm {
         bail!("--kernel is for `cargo xtask test vm`");
     }
+    if options.lanes.is_some() && options.part != Part::E2e {
+        bail!("--lanes is for `cargo xtask test e2e`");
+    }
     match options.part {
         Part::Unit => unit(&options.arguments),
-        Part::E2e => end_to_end(&options.arguments),
+        Part::E2e => end_to_end(&options.arguments, options.lanes),
         Part::Vm => vm::test(&options.arguments, &options.kernel, !options.if_possible),
         Part::Kubelet => with_kubelet(&options.arguments, !options.if_possible),
         Part::Cluster => with_cluster(&options.arguments),
@@ -217,7 +227,7 @@ fn prepare() -> Result<()> {
     install_end_to_end_prerequisites(Privilege::of_this_user())?;
     debian::root(Privilege::of_this_user())?;
     let prepared = vm::prepare(&[], Privilege::of_this_user());
-    build::release()?;
+    daemon()?;
     workspace::check(e2e_tests()?.arg("--no-run"))?;
     if kubernetes::is_possible() {
         kubernetes::kubelet(Privilege::of_this_user())?;
@@ -225,27 +235,42 @@ fn prepare() -> Result<()> {
     prepared.map(drop)
 }
 
+/// The daemon that is tested: `KEVTMON_BIN`, else one that is built for that.
+pub(crate) fn daemon() -> Result<PathBuf> {
+    let given = std::env::var_os("KEVTMON_BIN").map(PathBuf::from);
+    let given =
+        given.map(|path| path.canonicalize().with_context(|| format!("cannot find {}", path.display())));
+    given.unwrap_or_else(build::for_tests)
+}
+
 fn unit(arguments: &[String]) -> Result<()> {
     ebpf()?;
     let mut cargo = workspace::cargo("test");
+    // Static as what the other tests need: so what it depends on is compiled once.
+    build::link_statically(&mut cargo, &build::host_triple()?);
     cargo.args(["--workspace", "--exclude", E2E, "--no-fail-fast"]).args(arguments);
     workspace::check(&mut cargo)
 }
 
-fn end_to_end(arguments: &[String]) -> Result<()> {
+fn end_to_end(arguments: &[String], lanes: Option<NonZero<usize>>) -> Result<()> {
     let privilege = Privilege::of_this_user();
     if privilege == Privilege::None {
         bail!("the end-to-end tests need root, and there is no sudo here: run `cargo xtask test` as root");
     }
     install_end_to_end_prerequisites(privilege)?;
     let debian = debian::root(privilege)?;
-    let daemon = build::release()?;
-    let mut cargo = e2e_tests()?;
-    cargo.arg("--no-fail-fast");
+    let daemon = daemon()?;
+    let executables = lanes::executables(e2e_tests, arguments)?;
     let mut environment = vec![("KEVTMON_BIN", daemon.as_ref())];
     environment.extend(debian.as_ref().map(|debian| ("KEVTMON_DEBIAN_ROOT", debian.as_ref())));
-    run_as_root(&mut cargo, privilege, &environment);
-    workspace::check(cargo.args(arguments))
+    let runner = root_runner(privilege, &environment);
+    if privilege == Privilege::Sudo {
+        // So that it asks for a password once.
+        workspace::check(Command::new("sudo").arg("true"))?;
+    }
+    let lanes = lanes.map_or_else(lanes::default_number, NonZero::get);
+    let ended = lanes::run(&executables, lanes, &runner, io::stderr());
+    lanes::summary(&ended, &mut io::stderr())
 }
 
 /// The tests on a node with a kubelet. Where it cannot be built, that is an error if they are `required`.
@@ -290,7 +315,7 @@ fn ignored(
     arguments: &[String],
     privilege: Privilege,
 ) -> Result<()> {
-    let daemon = build::release()?;
+    let daemon = daemon()?;
     let mut cargo = e2e_tests()?;
     cargo.args(["--test", file]);
     run_as_root(&mut cargo, privilege, &[&[("KEVTMON_BIN", daemon.as_ref())], environment].concat());
@@ -314,21 +339,33 @@ pub(crate) fn install_end_to_end_prerequisites(privilege: Privilege) -> Result<(
     prerequisites::ensure("the end-to-end tests", &PREREQUISITES, privilege)
 }
 
+/// How long the tests of one file may take; the slowest need a quarter of it by themselves, and wait for those of others.
+const FILE_PATIENCE: &str = "30m";
+
 /// Has cargo compile as this user and start the test executables as root.
 fn run_as_root(cargo: &mut Command, privilege: Privilege, environment: &[(&str, &OsStr)]) {
+    let runner = root_runner(privilege, environment);
+    cargo.args(["--config", &format!("target.'cfg(unix)'.runner = {runner:?}")]);
+}
+
+/// The words before those of a test executable.
+fn root_runner(privilege: Privilege, environment: &[(&str, &OsStr)]) -> Vec<String> {
     let mut runner = vec!["env".to_owned()];
     runner.extend(environment.iter().map(|(name, value)| format!("{name}={}", value.display())));
     // What was found for the tests must be found by them: a user's PATH often lacks the directories of root.
     runner.extend(std::env::join_paths(setup::search_path()).map(|path| format!("PATH={}", path.display())));
+    // One test that waits for ever must not take those of other files along. Ctrl-C reaches what is in the foreground.
+    runner.extend(
+        ["timeout", "--foreground", "--verbose", "--kill-after=10", FILE_PATIENCE].map(str::to_owned),
+    );
     if privilege == Privilege::Sudo {
         eprintln!("xtask: the end-to-end tests need root; starting them through sudo");
         runner.insert(0, "sudo".to_owned());
     }
-    let runner: Vec<String> = runner.iter().map(|word| format!("{word:?}")).collect();
-    cargo.args(["--config", &format!("target.'cfg(unix)'.runner = [{}]", runner.join(", "))]);
+    runner
 }
 
-const PREREQUISITES: [Prerequisite; 19] = [
+const PREREQUISITES: [Prerequisite; 21] = [
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
     program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
     program("iptables", "iptables", "dockerd sets up its bridge with it"),
@@ -345,6 +382,8 @@ const PREREQUISITES: [Prerequisite; 19] = [
     program("ps", "procps", "shows what a failed test left running"),
     program("promtool", "prometheus", "judges the exported metrics and the rules for alerts"),
     program("prometheus", "prometheus", "evaluates the rules and the queries of the dashboard"),
+    program("curl", "curl", "reads metrics by TLS"),
+    program("openssl", "openssl", "makes certificates"),
     program("systemd-analyze", "systemd", "judges the unit of the service; nothing is started by it"),
     program("mandoc", "mandoc", "judges the manual pages"),
     program("go", "golang-go", "renders the Helm chart"),

@@ -2,7 +2,8 @@
 //!
 //! In: the daemon, the static test executables and the kernels of Debian's packages. Out: a verdict per test. The
 //! guest's files come in an initramfs; its process 1 is `guest` of the tests' package, which prints the result
-//! on the console. Nothing here needs root but the installation of missing programs.
+//! on the console. A kernel may be in two machines: one for tests that compute, one for those that wait. Nothing here needs root
+//! but the installation of missing programs.
 
 mod archive;
 mod files;
@@ -11,7 +12,7 @@ mod machine;
 mod qemu;
 mod suites;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
@@ -22,11 +23,11 @@ use serde_json::Value;
 
 use self::kernels::Kernel;
 use self::qemu::Qemu;
-use crate::build;
+use crate::kubernetes;
 use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::Privilege;
 use crate::side_by_side::Transcript;
-use crate::test::e2e_tests;
+use crate::test::{daemon, e2e_tests};
 use crate::workspace;
 
 /// Process 1 of the guest, an executable of the tests' package.
@@ -44,27 +45,44 @@ const FORKER: &str = "forker";
 /// What hangs whoever reads it, an executable of the tests' package.
 const WEDGE: &str = "wedge";
 
-/// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
-const TESTS: [(&str, &[&str]); 13] = [
+/// The test executables of what is attached in different ways on different kernels, each with what it leaves out: no runtime is
+/// in the guest.
+const TESTS: [Test; 6] = [
     ("hooks", &[]),
+    ("hidden_types", &[]),
+    ("iterators", &[]),
     // An entry must be used in the very moment in which another processor removes it, which emulation gives seldom.
     ("neighbor", &["--skip=used_at_that_moment"]),
     ("mount", &["--skip=container"]),
-    ("remove", &[]),
-    ("covers", &[]),
+    // The last: it locks the kernel down for good.
+    ("locked_down", &["--ignored"]),
+];
+
+/// Those of what is read in the same way on all of them. Where all kernels are tested beside everything else, each of these is on
+/// one of them, and on this machine's; neighbors in this list take about the same time.
+const SHARED_TESTS: [Test; 10] = [
     ("identity", &[]),
+    ("covers", &[]),
+    ("remove", &[]),
+    ("executable", &[]),
     // No plugins of others are in the guest.
     ("cni", &["--skip=real_plugin", "--skip=container_executes"]),
     // Thousands of processes take minutes here.
     ("lineage", &["--skip=thousands"]),
-    ("executable", &[]),
-    // Macvlan is a module that no other test needs.
-    ("netns_exit", &["--skip=lower"]),
-    ("stuck", &["--skip=started_in_a_mount_namespace"]),
-    ("vrf", &[]),
     // `tc` is not in the guest.
     ("link_actor", &["--skip=queues"]),
+    ("route_actor", &[]),
+    // Macvlan is a module that no other test needs.
+    ("netns_exit", &["--skip=lower"]),
+    ("vrf", &[]),
 ];
+
+/// Such, too, but on no other machine: some of them hang what reads /proc. They wait most of the time, which is nobody's loss in a
+/// machine of their own.
+const PATIENT_TESTS: [Test; 2] = [("stuck", &["--skip=started_in_a_mount_namespace"]), ("nfs", &[])];
+
+/// The name of an executable, and arguments of its own.
+type Test = (&'static str, &'static [&'static str]);
 
 const PREREQUISITES: [Prerequisite; 3] = [
     program("xz", "xz-utils", "unpacks the kernels' modules"),
@@ -73,9 +91,10 @@ const PREREQUISITES: [Prerequisite; 3] = [
     program("busybox", "busybox-static", "is started by the tests").statically_linked(),
 ];
 
-/// Runs the tests on the `chosen` kernels, or on those of this release, side by side. None is an error if they are `required`.
+/// Runs the tests on the `chosen` kernels, or on those of this release, side by side; all of them on each, or a share if they are
+/// not `required`. Then no kernel is no error.
 pub(crate) fn test(arguments: &[String], chosen: &[String], required: bool) -> Result<()> {
-    let plan = plan(arguments)?;
+    check(arguments)?;
     let kernels = prepare(chosen, Privilege::of_this_user())?;
     if kernels.is_empty() {
         let reason = "the kernels are those of Debian's amd64 packages, which apt does not offer here";
@@ -86,18 +105,26 @@ pub(crate) fn test(arguments: &[String], chosen: &[String], required: bool) -> R
         return Ok(());
     }
     let qemu = Qemu::of_this_machine(Privilege::of_this_user())?;
-    let daemon = build::release()?;
+    let daemon = daemon()?;
     let executables = executables()?;
-    let transcript = Transcript::new(kernels.len(), io::stderr());
+    let share = |index| (!required).then_some(Share { index, of: kernels.len() });
+    let machines: Vec<_> = kernels
+        .iter()
+        .enumerate()
+        .flat_map(|(index, kernel)| {
+            plans(arguments, share(index)).into_iter().map(move |plan| (kernel, plan))
+        })
+        .collect();
+    let transcript = Transcript::new(machines.len(), io::stderr());
     let failed = std::thread::scope(|scope| {
-        let (plan, qemu, daemon, executables) = (&plan, &qemu, &daemon, &executables);
-        let machines: Vec<_> = kernels
-            .iter()
+        let (qemu, daemon, executables) = (&qemu, &daemon, &executables);
+        let machines: Vec<_> = machines
+            .into_iter()
             .enumerate()
-            .map(|(index, kernel)| {
+            .map(|(index, (kernel, plan))| {
                 let mut output = transcript.piece(index);
                 scope.spawn(move || {
-                    let passed = run(qemu, kernel, daemon, executables, plan, &mut output);
+                    let passed = run(qemu, kernel, daemon, executables, &plan, &mut output);
                     let passed = passed.inspect_err(|error| {
                         // The output is closed; the exit code has the result, too.
                         let _ = writeln!(output, "xtask: {}: {error:#}", kernel.name);
@@ -113,6 +140,16 @@ pub(crate) fn test(arguments: &[String], chosen: &[String], required: bool) -> R
         bail!("failed on {}", failed.join(", "));
     }
     Ok(())
+}
+
+/// What outlives a checkout: kernels, QEMU and lists of packages. Until the lock is dropped, no other checkout fills it.
+fn cache() -> Result<(PathBuf, File)> {
+    let directory = kubernetes::cache()?.join("vm");
+    fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    let path = directory.join("lock");
+    let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    lock.lock().context("cannot lock the cache")?;
+    Ok((directory, lock))
 }
 
 /// Installs what the machines need, and downloads the kernels; none where there are none for this machine.
@@ -131,26 +168,59 @@ fn run(
     kernel: &Kernel,
     daemon: &Path,
     executables: &[(String, PathBuf)],
-    plan: &[String],
+    plan: &Plan,
     output: &mut impl Write,
 ) -> Result<()> {
     writeln!(output, "xtask: {}", kernel.name)?;
-    let initramfs = workspace::target().join("vm").join(format!("{}.initramfs", kernel.name));
+    let directory = workspace::target().join("vm");
+    fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    let initramfs = directory.join(format!("{}{}.initramfs", kernel.name, plan.suffix));
     let content = files::collect(daemon, executables, kernel)?;
     fs::write(&initramfs, content).with_context(|| format!("cannot write {}", initramfs.display()))?;
-    machine::run(qemu, kernel, &initramfs, plan, output)
+    machine::run(qemu, kernel, &initramfs, &plan.words, output)
 }
 
-/// A word per test executable, as `guest` takes them: its name and its arguments, with commas between.
-fn plan(arguments: &[String]) -> Result<Vec<String>> {
+/// What one machine does.
+struct Plan {
+    /// Of its files.
+    suffix: &'static str,
+    /// One per test executable, as `guest` takes them: its name and its arguments, with commas between.
+    words: Vec<String>,
+}
+
+/// Which of the shared tests are one kernel's.
+#[derive(Clone, Copy)]
+struct Share {
+    index: usize,
+    of: usize,
+}
+
+fn check(arguments: &[String]) -> Result<()> {
     if let Some(bad) = arguments.iter().find(|argument| argument.contains([',', ' ', '"'])) {
         bail!("{bad:?} cannot be handed to a kernel's command line");
     }
-    let word = |(name, own): &(&str, &[&str])| {
+    Ok(())
+}
+
+/// One for each machine of a kernel; for tests that the user has chosen one is enough.
+fn plans(arguments: &[String], share: Option<Share>) -> Vec<Plan> {
+    let word = |(name, own): &Test| {
         let words = std::iter::once(*name).chain(own.iter().copied());
         words.chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>().join(",")
     };
-    Ok(TESTS.iter().map(word).collect())
+    let shared = |tests: &[Test]| {
+        let is_its = |place: usize| share.is_none_or(|share| place % share.of == share.index);
+        let its = tests.iter().enumerate().filter(|(place, _)| !arguments.is_empty() || is_its(*place));
+        its.map(|(_, test)| word(test)).collect::<Vec<_>>()
+    };
+    // The last one locks the kernel down.
+    let first = [shared(&SHARED_TESTS), TESTS.iter().map(word).collect()].concat();
+    let patient = shared(&PATIENT_TESTS);
+    if !arguments.is_empty() {
+        return vec![Plan { suffix: "", words: [patient, first].concat() }];
+    }
+    let plans = [Plan { suffix: "", words: first }, Plan { suffix: "-patient", words: patient }];
+    plans.into_iter().filter(|plan| !plan.words.is_empty()).collect()
 }
 
 /// Builds the tests' package as static executables; those that the guest starts, by name.
@@ -162,7 +232,8 @@ fn executables() -> Result<Vec<(String, PathBuf)>> {
         bail!("{} failed ({})", workspace::written(&cargo), output.status);
     }
     let built = built(&String::from_utf8_lossy(&output.stdout));
-    let wanted = [GUEST, REAPER, ACTOR, FORKER, WEDGE].into_iter().chain(TESTS.iter().map(|(name, _)| *name));
+    let tests = TESTS.iter().chain(&SHARED_TESTS).chain(&PATIENT_TESTS).map(|(name, _)| *name);
+    let wanted = [GUEST, REAPER, ACTOR, FORKER, WEDGE].into_iter().chain(tests);
     wanted
         .map(|name| {
             let found = built.iter().find(|(built, _)| built == name);
@@ -188,9 +259,10 @@ mod tests {
 
     #[test]
     fn a_name_given_by_the_user_selects_in_every_executable() {
-        let words = plan(&["one_deletion".to_owned()]).expect("a name");
-        assert_eq!(words.len(), TESTS.len());
-        assert_eq!(words[0], "hooks,one_deletion");
+        let plans = plans(&["one_deletion".to_owned()], Some(Share { index: 1, of: 2 }));
+        let [Plan { words, .. }] = &plans[..] else { panic!("one machine") };
+        assert_eq!(words.len(), TESTS.len() + SHARED_TESTS.len() + PATIENT_TESTS.len());
+        assert!(words.contains(&"hooks,one_deletion".to_owned()), "{words:?}");
         assert!(words.contains(&"mount,--skip=container,one_deletion".to_owned()), "{words:?}");
         assert!(words.iter().all(|word| word.ends_with(",one_deletion")), "{words:?}");
     }
@@ -198,8 +270,29 @@ mod tests {
     #[test]
     fn what_a_kernel_would_split_is_refused() {
         for bad in ["a b", "a,b", "a\"b"] {
-            assert!(plan(&[bad.to_owned()]).is_err(), "{bad}");
+            assert!(check(&[bad.to_owned()]).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn all_tests_are_done_on_one_kernel_or_together_on_several() {
+        let all = TESTS.len() + SHARED_TESTS.len();
+        let size =
+            |plans: Vec<Plan>| plans.iter().map(|plan| (plan.suffix, plan.words.len())).collect::<Vec<_>>();
+        assert_eq!(size(plans(&[], None)), [("", all), ("-patient", PATIENT_TESTS.len())]);
+        let shares = [0, 1].map(|index| plans(&[], Some(Share { index, of: 2 })));
+        let words = |plans: &[Plan]| plans.iter().flat_map(|plan| plan.words.clone()).collect::<Vec<_>>();
+        for plans in &shares {
+            assert!(
+                plans[0].words.last().is_some_and(|word| word.starts_with("locked_down")),
+                "it is for good"
+            );
+        }
+        let mut together = shares.map(|plans| words(&plans)).concat();
+        together.sort_unstable();
+        assert_eq!(together.len(), all + PATIENT_TESTS.len() + TESTS.len());
+        together.dedup();
+        assert_eq!(together.len(), all + PATIENT_TESTS.len());
     }
 
     #[test]

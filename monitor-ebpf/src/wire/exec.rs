@@ -185,10 +185,9 @@ pub struct ExecOffsets {
     pub signal_group_exit_code: u32,
     pub task_thread_pid: u32,
     pub pid_level: u32,
-    pub cred_cap_effective: u32,
 }
 
 impl ExecOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 13]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 12]);
 }

@@ -23,7 +23,7 @@ pub mod counter {
     pub const GATEWAY_SET: Counter = SHARED.counter(7);
     /// Names that could not be removed or renamed.
     pub const REMOVE: Counter = SHARED.counter(8);
-    /// What was done to interfaces.
+    /// What was done to interfaces, routes and addresses.
     pub const LINK: Counter = SHARED.counter(9);
 }
 
@@ -58,7 +58,7 @@ pub mod lane {
     pub const REMOVE_IN_MNTNS: u32 = UMOUNT_IN_MNTNS + REMOVE_AFTER_UMOUNT;
     /// The same in all other user namespaces of root's.
     pub const REMOVE_IN_USERNS: u32 = UMOUNT_IN_USERNS + REMOVE_AFTER_UMOUNT;
-    /// What one control group does to interfaces in one namespace of the host or of a container.
+    /// What one control group does to interfaces, routes and addresses in one namespace of the host or of a container.
     pub const LINK: u32 = REMOVE_IN_USERNS + 1;
 }
 

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::task::TaskId;
 use super::{Counter, Header, HookId};
 
-const HOOK: HookId = HookId::new(5);
+pub(super) const HOOK: HookId = HookId::new(5);
 
 /// `Header::kind` of a [`LinkRecord`].
 pub const KIND_LINK: u32 = HOOK.kind(0);
@@ -76,9 +76,11 @@ pub struct LinkOffsets {
     pub net_device_nd_net: u32,
     pub net_ns_inum: u32,
     pub net_user_ns: u32,
+    /// Of a message that is sent, for [`super::route`].
+    pub sk_buff_data: u32,
 }
 
 impl LinkOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 14]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 15]);
 }

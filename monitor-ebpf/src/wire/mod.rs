@@ -6,10 +6,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 mod counter;
 pub mod exec;
+pub mod iterators;
 pub mod lanes;
 pub mod link;
 pub mod neighbor;
 pub mod remove;
+pub mod route;
 pub mod syscall;
 pub mod task;
 pub mod umount;
@@ -73,8 +75,8 @@ pub mod path_mark {
 pub struct Header {
     /// One of the `KIND_*`.
     pub kind: u32,
-    /// Zero; keeps the timestamp aligned.
-    pub reserved: u32,
+    /// As the kind says; zero unless it does.
+    pub detail: u32,
     /// `bpf_ktime_get_boot_ns` when the record was written.
     pub boot_ns: u64,
 }

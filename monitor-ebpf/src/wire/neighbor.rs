@@ -79,7 +79,8 @@ pub mod device_mark {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct NeighborRecord {
-    /// `KIND_NEIGHBOR`.
+    /// `KIND_NEIGHBOR`. Its detail is the lower half of the cookie of the namespace (`SO_NETNS_COOKIE`), which no other one
+    /// gets: the number `netns` is another one's as soon as the namespace has ended. 0 where the kernel has none.
     pub header: Header,
     /// Current task; all zero where the current task has nothing to do with it.
     pub task: TaskId,
@@ -149,6 +150,7 @@ pub struct NeighborOffsets {
     pub in_device_ifa_list: u32,
     pub net_ns_inum: u32,
     pub net_user_ns: u32,
+    pub net_cookie: u32,
     /// The references that keep a namespace alive.
     pub net_references: u32,
     /// Not an offset: the bit `NEIGH_UPDATE_F_ADMIN`, 7 since 5.16, 31 before.
@@ -160,5 +162,5 @@ pub struct NeighborOffsets {
 
 impl NeighborOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 25]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 26]);
 }

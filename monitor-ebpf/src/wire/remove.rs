@@ -34,7 +34,7 @@ pub mod call {
 pub mod counter {
     use super::{Counter, HOOK, call};
 
-    /// Refused with EBUSY, by [`call`].
+    /// Refused with EBUSY by the kernel, by [`call`].
     pub const BUSY: [Counter; call::COUNT] = [
         HOOK.counter(0),
         HOOK.counter(1),
@@ -47,6 +47,15 @@ pub mod counter {
     pub const RING_FULL: Counter = HOOK.counter(6);
     /// The same of attempts of unprivileged users.
     pub const USERS_RING_FULL: Counter = HOOK.counter(7);
+    /// Those that returned EBUSY without having been seen to begin: it is not known that the kernel refused them.
+    pub const UNPROVEN: [Counter; call::COUNT] = [
+        HOOK.counter(8),
+        HOOK.counter(9),
+        HOOK.counter(10),
+        HOOK.counter(11),
+        HOOK.counter(12),
+        HOOK.counter(13),
+    ];
 }
 
 /// A refused call; only the used bytes of the paths are sent.
@@ -65,6 +74,10 @@ pub struct RemoveRecord {
     pub number: u32,
     /// Flags of the call; 0 where it has none.
     pub flags: u32,
+    /// `umount::call_mark::START_UNSEEN`, or 0.
+    pub marks: u32,
+    /// 0.
+    pub reserved: u32,
     /// Bytes of the path, without a NUL; 0 where it could not be read.
     pub path_len: u32,
     /// Bytes of the second path of a rename, which follows the first.
@@ -86,7 +99,7 @@ impl RemoveRecord {
     pub const HEAD: usize = size_of::<Self>() - 2 * PATH_CAPACITY;
 }
 
-const _: () = assert!(RemoveRecord::HEAD == 104 + 40 + 3 * size_of::<DirectoryRecord>());
+const _: () = assert!(RemoveRecord::HEAD == 112 + 40 + 3 * size_of::<DirectoryRecord>());
 
 /// Where the kernel keeps what only this hook reads, and the numbers of the system calls.
 #[repr(C)]

@@ -193,6 +193,7 @@ pub struct TaskOffsets {
     pub cred_uid: u32,
     pub cred_euid: u32,
     pub cred_user_ns: u32,
+    pub cred_cap_effective: u32,
     pub user_namespace_inum: u32,
     pub user_namespace_parent: u32,
     pub user_namespace_level: u32,
@@ -231,5 +232,5 @@ pub struct TaskOffsets {
 
 impl TaskOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 56]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 57]);
 }

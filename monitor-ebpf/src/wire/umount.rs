@@ -9,17 +9,23 @@ const HOOK: HookId = HookId::new(2);
 
 /// `Header::kind` of an [`UmountRecord`].
 pub const KIND_UMOUNT: u32 = HOOK.kind(0);
+/// The same of one that was written without the kernel's types. Of its task only the ids, the real user and the name are known,
+/// the last being that of the thread; of the rest the call's own, its time and its path.
+pub const KIND_UMOUNT_UNTYPED: u32 = HOOK.kind(1);
 
 /// What the programs count.
 pub mod counter {
     use super::{Counter, HOOK};
 
-    /// umount(2) refused with EBUSY.
+    /// umount(2) refused with EBUSY by the kernel.
     pub const BUSY: Counter = HOOK.counter(0);
     /// Records for which the ring had no room.
     pub const RING_FULL: Counter = HOOK.counter(1);
     /// The same of attempts of unprivileged users.
     pub const USERS_RING_FULL: Counter = HOOK.counter(2);
+    /// Calls that returned as if a mount were busy or gone, of which it is not known that the kernel said so: their start was not
+    /// seen, or their caller may not unmount.
+    pub const UNPROVEN: Counter = HOOK.counter(3);
 }
 
 /// What is not certain about the path of a call.

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use kevtmon::event::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Event, Join, Kind, Link, LinkPeer, Mount,
-    MountHolder, Neighbor, Pod, Route, Severity, Target, Volume,
+    MountHolder, Neighbor, Pod, Route, Severity, Shared, Target, Volume,
 };
 use kevtmon::observation::{Access, Verdict};
 
@@ -26,7 +26,7 @@ pub(super) struct Instance {
 impl Instance {
     fn event(&self, kind: Kind, severity: Severity, what: &str) -> Event {
         let mut event = Event::new(kind, severity, format!("{what} of pod {}", name(&self.pod)));
-        event.target = Some(Box::new(Target {
+        event.target = Some(Shared::new(Target {
             container: Some(self.sandbox.clone()),
             pod: Some(self.pod.clone()),
             ..Target::unknown(Join::Ok)
@@ -91,15 +91,16 @@ impl Instance {
             ended_lower: false,
             link_moved: false,
             after_exit: false,
+            other_netns: false,
         }));
-        event.actor = actor.map(Box::new);
+        event.actor = actor.map(Shared::new);
         event
     }
 
     pub(super) fn busy(&self, attempt: u64) -> Event {
         let path = volume_path(self);
         let mut event = self.event(Kind::MountBusy, Severity::Warning, "volume data is held by etcd");
-        event.actor = Some(Box::new(kubelet("umount")));
+        event.actor = Some(Shared::new(kubelet("umount")));
         event.mount = Some(Box::new(Mount {
             syscall: "umount2".to_owned(),
             path: path.clone(),
@@ -112,6 +113,7 @@ impl Instance {
             identity: None,
             confidence: None,
             attempts: Some(attempt),
+            refused: Vec::new(),
             volume: Some(Volume {
                 pod_uid: self.pod.uid.clone(),
                 plugin: "kubernetes.io/glusterfs".to_owned(),
@@ -120,11 +122,13 @@ impl Instance {
             child_mounts: Vec::new(),
             unserved: false,
             servers: Vec::new(),
+            staged: None,
             container_id: None,
         }));
         let holder = |number: u32| MountHolder {
             pid: self.main.pid.unwrap_or_default() + number,
             uid: Some(0),
+            init: false,
             comm: "etcd".to_owned(),
             cmdline: None,
             exe: Some("/usr/local/bin/etcd".to_owned()),

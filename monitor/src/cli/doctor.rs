@@ -18,6 +18,7 @@ use crate::privilege::Lacks;
 use crate::query::doctor::{Condition, DoctorReport, Part};
 use crate::render::{self, Pretty};
 use crate::sinks::api::SOCKET;
+use crate::sources::bpf::cost;
 use crate::sources::kernel::KernelFacts;
 use crate::sources::procfs::own::Own;
 
@@ -92,14 +93,18 @@ impl DoctorArgs {
             Err(error) => (None, None, without_daemon(&error)),
         };
         let capabilities = match &daemon {
-            Some(report) => judge::mask(report),
+            Some(report) => judge::at_start(report),
             None => Own::default().effective_capabilities(),
         };
         let node = Node { kernel, capabilities };
         let mut parts = vec![part];
         let mut code = exit::OK;
         match &daemon {
-            Some(report) => parts.extend(judge::of_daemon(report, &node)),
+            Some(report) => {
+                parts.extend(judge::of_daemon(report, &node));
+                let cost = remote.as_ref().and_then(|remote| cost::of_process(remote.pid()?));
+                parts.extend(cost.as_ref().and_then(judge::programs));
+            }
             None => {
                 let tried = trial::trial(config, &node);
                 if config.get(&REQUIRE_EBPF) && tried.lacks_programs {
@@ -115,7 +120,7 @@ impl DoctorArgs {
             true => self_test::run(remote.as_ref(), daemon.as_ref()),
             false => Vec::new(),
         };
-        let works = !parts.iter().any(Part::prevents_work);
+        let works = judge::works(&parts, daemon.as_ref());
         if !works || self_test.iter().any(|step| !step.passed) {
             code = exit::FAILED;
         }

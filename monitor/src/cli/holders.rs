@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use clap::Args;
@@ -22,6 +22,8 @@ use crate::privilege;
 use crate::regular_file;
 use crate::render;
 use crate::settings::Cmdline;
+use crate::sources::bpf::iterators::Iterators;
+use crate::sources::bpf::{self, BpfConfig};
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
@@ -37,6 +39,10 @@ const NAMESPACE: Duration = Duration::from_secs(1);
 const KUBELETS: Duration = Duration::from_secs(1);
 /// Longest wait for names after the scan.
 const NAMES: Duration = Duration::from_millis(500);
+/// Processes that take as long to read as programs take to load.
+const MANY: usize = 1000;
+/// The programs that are loaded for this write to no ring.
+const RING: u32 = 64 << 10;
 /// What is read of the list of users, in bytes.
 const USERS: u64 = 1 << 20;
 
@@ -59,6 +65,9 @@ pub struct HoldersArgs {
     /// PATH is as this process sees it, in its own mount namespace
     #[arg(long)]
     pub here: bool,
+    /// Configuration file of the daemon [default: /etc/kevtmon/kevtmon.toml, if it exists]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would show it in the help")]
     pub client: ClientArgs,
@@ -108,11 +117,12 @@ impl HoldersArgs {
     fn answer(&self) -> Result<u8, Failure> {
         let Some(path) = &self.path else { return self.answer_leaks() };
         let node = self.node();
-        let config =
-            Config::load(&Overrides { node_name: Some("holders".into()), ..Overrides::default() }).ok();
+        let config = self.load_config();
         let cmdline = config.as_ref().map_or(Cmdline::Host, |config| config.policy().cmdline);
+        let lister = config.as_ref().and_then(lister);
         let roots = config.map_or_else(ROOTS.default, |config| config.get(&ROOTS));
-        let Scanned { report, view, kubelets } = self.scan(path, &KubeletFinder::new(&roots))?;
+        let finder = KubeletFinder::new(&roots);
+        let Scanned { report, view, kubelets } = self.scan(path, &finder, lister)?;
         let known = Known { node: None, kubelets: kubelets.as_ref() };
         let mut held = Held::new(report.clone(), view, known, cmdline);
         if held.lacks_names() {
@@ -130,6 +140,17 @@ impl HoldersArgs {
         }
         self.print(&held)?;
         Ok(self.conclude(&held))
+    }
+
+    /// What is configured; a file that was named and cannot be used is told.
+    fn load_config(&self) -> Option<Config> {
+        let node_name = Some("holders".into());
+        let overrides = Overrides { file: self.config.clone(), node_name, ..Overrides::default() };
+        let config = Config::load(&overrides);
+        if let (Err(error), Some(_)) = (&config, &self.config) {
+            remark(&format!("the configuration is left aside: {}", chain(error)));
+        }
+        config.ok()
     }
 
     /// The model of the node, by a thread: neither the daemon nor its files are waited for.
@@ -150,7 +171,12 @@ impl HoldersArgs {
         receive
     }
 
-    fn scan(&self, path: &Path, finder: &KubeletFinder) -> Result<Scanned, Failure> {
+    fn scan(
+        &self,
+        path: &Path,
+        finder: &KubeletFinder,
+        lister: Option<JoinHandle<Option<Iterators>>>,
+    ) -> Result<Scanned, Failure> {
         let is_relative = path.is_relative();
         let path = path.to_str().ok_or(Failure::NotText)?.to_owned();
         let caller = Caller::this_process().map_err(Failure::NoProc)?;
@@ -186,7 +212,8 @@ impl HoldersArgs {
                 on_demand: true,
                 near_suffices: self.near,
             };
-            let mut report = holders::ask(&readers, request, SCAN).await;
+            let iterators = lister.and_then(|lister| lister.join().ok().flatten());
+            let mut report = holders::ask((&readers, iterators.as_ref()), request, SCAN).await;
             if known.is_none() {
                 let why = initial.err().map_or_else(
                     || "the mount namespace of process 1 may not be read".to_owned(),
@@ -232,6 +259,18 @@ impl HoldersArgs {
         }
         if held.is_held() { exit::OK } else { exit::FAILED }
     }
+}
+
+/// Has what lists who may hold a mount loaded, where that takes less time than it saves.
+fn lister(config: &Config) -> Option<JoinHandle<Option<Iterators>>> {
+    let config = BpfConfig { ring_bytes: RING, ..BpfConfig::from_values(config.values(), false) };
+    let is_worth_it = || Proc::default().pids().is_ok_and(|pids| pids.len() >= MANY);
+    (config.iterators && is_worth_it()).then(|| {
+        thread::spawn(move || {
+            let loaded = bpf::load_iterators(&config);
+            loaded.inspect_err(|reason| tracing::debug!(reason, "reads every process")).ok()
+        })
+    })
 }
 
 /// The names of users, by their ids, out of a list as passwd(5) describes it.

@@ -9,9 +9,11 @@ use clap::{CommandFactory, Subcommand};
 use clap_complete::Shell;
 
 use super::{Cli, exit};
-use crate::config::{self, Config, ConfigError, Overrides};
+use crate::config::{self, Config, Overrides};
 use crate::error_chain::chain;
 use crate::event;
+use crate::sinks::listen::WEB_CONFIG;
+use crate::web_config::WebConfig;
 
 /// Reference commands.
 #[derive(Debug, Subcommand)]
@@ -67,10 +69,10 @@ impl Reference {
                 };
             }
             Self::Config(ConfigCommand::Default) => text = config::default_file().into_bytes(),
-            Self::Config(ConfigCommand::Check { file }) => match load(file.clone()) {
-                Ok(config) => text = config::effective_file(&config).into_bytes(),
+            Self::Config(ConfigCommand::Check { file }) => match check(file.clone()) {
+                Ok(effective) => text = effective.into_bytes(),
                 Err(error) => {
-                    complain(&chain(&error));
+                    complain(&error);
                     return exit::USAGE;
                 }
             },
@@ -88,8 +90,14 @@ impl Reference {
     }
 }
 
-fn load(file: Option<PathBuf>) -> Result<Config, ConfigError> {
-    Config::load(&Overrides { file, ..Overrides::default() })
+/// The effective configuration, if it and the web configuration that it names can be used; else why not.
+fn check(file: Option<PathBuf>) -> Result<String, String> {
+    let config = Config::load(&Overrides { file, ..Overrides::default() }).map_err(|error| chain(&error))?;
+    let web = config.get(&WEB_CONFIG);
+    if !web.as_os_str().is_empty() {
+        WebConfig::load(&web).map_err(|error| chain(&error))?;
+    }
+    Ok(config::effective_file(&config))
 }
 
 fn complain(what: &str) {

@@ -2,7 +2,8 @@
 
 use std::io::{self, IsTerminal as _};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use tokio::task::LocalSet;
@@ -11,13 +12,18 @@ use super::logging::{self, LogFormat};
 use super::{exit, fail};
 use crate::allocator;
 use crate::build_info;
-use crate::config::{Config, Overrides, RuntimeSpec, runtime_choices};
+use crate::config::{Config, Overrides, RuntimeSpec, Runtimes, SOCKETS, STATE_DIR, runtime_choices};
 use crate::daemon::{self, DaemonError, Options};
 use crate::error_chain::chain;
-use crate::privilege;
+use crate::privilege::{self, StateDirectory, Writes};
+use crate::recording;
 use crate::recording::recorder::{Record, RecordError};
+use crate::sinks::api::SOCKET;
+use crate::sinks::listen::WEB_CONFIG;
 use crate::sinks::stdout::Format;
 use crate::sources::procfs::own::Own;
+use crate::store;
+use crate::web_config::{WatchedConfig, WebConfigError};
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -31,6 +37,9 @@ pub struct RunArgs {
     /// Address to serve metrics and health on; may be repeated [default: 127.0.0.1:19809]
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Vec<SocketAddr>,
+    /// TLS and basic authentication for them: a file in the format of Prometheus' exporter-toolkit
+    #[arg(long = "web.config.file", value_name = "FILE")]
+    pub web_config: Option<PathBuf>,
     /// Unix socket to answer queries on [default: /run/kevtmon/kevtmon.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
@@ -76,11 +85,31 @@ impl RunArgs {
             file: self.config.clone(),
             output: self.output,
             listen: self.listen.clone(),
+            web_config: self.web_config.clone(),
             socket: self.socket.clone(),
             state_dir: self.state_dir.clone(),
             node_name: self.node_name.clone(),
             runtimes: self.runtime.clone(),
         }
+    }
+
+    /// Keeps what a start with this configuration needs.
+    fn give_up_capabilities(&self, config: &Config) {
+        let (state, socket) = (config.get(&STATE_DIR), config.get(&SOCKET));
+        let runtimes = match config.get(&SOCKETS) {
+            Runtimes::Sockets(sockets) => sockets,
+            Runtimes::Auto => Vec::new(),
+        };
+        let beside = |path: &Path| path.parent().map(Path::to_owned);
+        let recorded = self.record.clone();
+        let paths = [beside(&socket), recorded.as_deref().and_then(beside), recorded].into_iter().flatten();
+        // Those at the usual places are root's.
+        let sockets = runtimes.into_iter().filter(|runtime| !runtime.is_at_usual_place());
+        privilege::keep_what_starting_needs(Writes {
+            state: StateDirectory { path: state, is_own: is_of_daemon },
+            paths: paths.collect(),
+            sockets: sockets.map(|runtime| runtime.path).collect(),
+        });
     }
 
     /// Runs the daemon until it is stopped; returns the exit code.
@@ -95,6 +124,10 @@ impl RunArgs {
             Ok(config) => config,
             Err(error) => return fail(&error, exit::USAGE),
         };
+        let web = match web_config(&config) {
+            Ok(web) => web,
+            Err(error) => return fail(&error, exit::USAGE),
+        };
         let record = self.record();
         if let Some(Err(error)) = record.as_ref().map(Record::check) {
             return fail(&error, record_exit(&error));
@@ -102,11 +135,13 @@ impl RunArgs {
         if let Err(error) = privilege::check(&Own::default()) {
             return fail(&error, exit::PRIVILEGE);
         }
+        self.give_up_capabilities(&config);
         let options = Options {
             version: build_info::VERSION,
             revision: build_info::REVISION,
             log_bpf: self.log_bpf,
             record,
+            web,
             colour: io::stdout().is_terminal()
                 && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
         };
@@ -125,6 +160,18 @@ impl RunArgs {
             Err(error) => fail(&error, exit::FAILED),
         }
     }
+}
+
+/// The web configuration of the metrics, if there is one.
+fn web_config(config: &Config) -> Result<Option<Arc<WatchedConfig>>, WebConfigError> {
+    let path = config.get(&WEB_CONFIG);
+    let is_given = !path.as_os_str().is_empty();
+    is_given.then(|| WatchedConfig::load(&path).map(Arc::new)).transpose()
+}
+
+/// Whether it is what the daemon makes in its state directory.
+fn is_of_daemon(name: &Path) -> bool {
+    store::is_own(name) || recording::is_own(name) || daemon::is_own(name)
 }
 
 /// What is at the path of a recording was chosen by the user.

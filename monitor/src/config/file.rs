@@ -1,36 +1,17 @@
 //! The configuration file. Input: TOML text. Output: the values that it sets. The settings are declared elsewhere.
 
-use std::fmt;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize as _;
 use thiserror::Error as ThisError;
 use toml::de::{DeString, DeTable, DeValue, ValueDeserializer};
 use toml::{Spanned, Value};
 
+pub use crate::position::Position;
+use crate::position::{hint, nearest};
 use crate::settings::setting::invalid;
 use crate::settings::{Description, Values};
-
-/// Below this similarity a suggestion would only mislead (Jaro-Winkler, 0 to 1).
-const SIMILARITY: f64 = 0.75;
-
-/// A position in a file, printed as `FILE:LINE:COLUMN`; both count from 1.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Position {
-    /// The file.
-    pub path: PathBuf,
-    /// Line.
-    pub line: usize,
-    /// Column, in characters.
-    pub column: usize,
-}
-
-impl fmt::Display for Position {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.path.display(), self.line, self.column)
-    }
-}
 
 /// What is wrong with the text of a file.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
@@ -57,13 +38,6 @@ pub enum FileError {
         /// What is wrong, and what is valid.
         message: String,
     },
-}
-
-fn hint(nearest: Option<&str>, valid: &[String]) -> String {
-    nearest.map_or_else(
-        || format!("; valid keys here: {}", valid.join(", ")),
-        |nearest| format!("; did you mean {nearest:?}?"),
-    )
 }
 
 /// Reads the text; `path` is only for error messages.
@@ -150,7 +124,7 @@ impl Reader<'_> {
         }
         FileError::UnknownKey {
             position: position(self.path, self.text, Some(key.span())),
-            nearest: nearest(key.get_ref(), &valid),
+            nearest: nearest(key.get_ref(), &valid).map(str::to_owned),
             key: key.get_ref().clone().into_owned(),
             valid,
         }
@@ -163,15 +137,6 @@ fn untyped(value: Spanned<DeValue<'_>>) -> Result<Value, String> {
 
 fn is(setting: &dyn Description, table: &str, key: &str) -> bool {
     setting.table() == table && setting.key() == key
-}
-
-fn nearest(key: &str, valid: &[String]) -> Option<String> {
-    valid
-        .iter()
-        .map(|candidate| (strsim::jaro_winkler(key, candidate), candidate))
-        .filter(|(similarity, _)| *similarity >= SIMILARITY)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, candidate)| candidate.clone())
 }
 
 fn position(path: &Path, text: &str, span: Option<Range<usize>>) -> Position {
@@ -247,7 +212,7 @@ mod tests {
             ("[output]\nformat = 3", "/k.toml:2:10: ", "one of pretty, json, none"),
             ("[output]\nmin_severity = \"loud\"", "/k.toml:2:16: ", "critical"),
             ("[hooks]\nneighbor = \"kprobe\"", "/k.toml:2:12: ", "one of auto, tp_btf, netlink, off"),
-            ("[hooks]\numount = \"netlink\"", "/k.toml:2:10: ", "one of auto, tracepoint, off"),
+            ("[hooks]\numount = \"netlink\"", "/k.toml:2:10: ", "one of auto, tracepoint, helpers, off"),
             ("[hooks]\nring_kib = 1000", "/k.toml:2:12: ", "a power of two from 64 to 2048"),
             ("[hooks]\nring_kib = 4096", "/k.toml:2:12: ", "a power of two from 64 to 2048"),
             ("[hooks]\nring_kib = \"1M\"", "/k.toml:2:12: ", "a power of two from 64 to 2048"),

@@ -16,10 +16,10 @@ use thiserror::Error;
 use crate::event::Severity;
 use crate::regular_file;
 use crate::settings::{CMDLINE, Description, Policy, Setting, Stored, Thresholds, Valid, Values, settings};
-use crate::sinks::listen::{Addresses, LISTEN};
+use crate::sinks::listen::{Addresses, LISTEN, WEB_CONFIG};
 use crate::sinks::stdout::{FORMAT, Format, MIN_SEVERITY};
 use crate::sinks::{api, journald, listen, stdout};
-use crate::sources::{bpf, cni, kubelet, rbd};
+use crate::sources::{bpf, cni, ipam, kubelet, logs, rbd};
 use crate::{diagnose, recording, store};
 
 mod file;
@@ -59,7 +59,14 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
         listen::SETTINGS,
     ]
     .into_iter()
-    .chain([runtime::SETTINGS, kubelet::SETTINGS, cni::SETTINGS, rbd::SETTINGS])
+    .chain([
+        runtime::SETTINGS,
+        kubelet::SETTINGS,
+        cni::SETTINGS,
+        ipam::SETTINGS,
+        rbd::SETTINGS,
+        logs::SETTINGS,
+    ])
     .flatten()
     .copied()
     .chain(bpf::settings::descriptions())
@@ -82,6 +89,8 @@ pub struct Overrides {
     pub output: Option<Format>,
     /// `--listen`.
     pub listen: Vec<SocketAddr>,
+    /// `--web.config.file`.
+    pub web_config: Option<PathBuf>,
     /// `--socket`.
     pub socket: Option<PathBuf>,
     /// `--state-dir`.
@@ -168,10 +177,16 @@ impl Config {
     }
 
     /// Adopts what takes effect in a running daemon. Diagnoses keep the thresholds that they began with. Returns
-    /// whether something else differs, which takes a restart.
-    pub fn adopt(&mut self, newer: &Self) -> bool {
+    /// the names of what else differs, which takes a restart.
+    pub fn adopt(&mut self, newer: &Self) -> Vec<String> {
         self.0.set(&CMDLINE, newer.get(&CMDLINE));
-        descriptions().into_iter().any(|setting| !self.0.stored(setting).equals(&*newer.0.stored(setting)))
+        let differs =
+            |setting: &&dyn Description| !self.0.stored(*setting).equals(&*newer.0.stored(*setting));
+        let name = |setting: &dyn Description| match setting.table() {
+            "" => setting.key().to_owned(),
+            table => format!("{table}.{}", setting.key()),
+        };
+        descriptions().into_iter().filter(differs).map(name).collect()
     }
 }
 
@@ -222,7 +237,9 @@ fn merge(file: Values, over: &Overrides, environment: Environment) -> Result<Con
     if !over.listen.is_empty() {
         values.set(&LISTEN, Addresses(over.listen.clone()));
     }
-    for (setting, path) in [(&api::SOCKET, &over.socket), (&STATE_DIR, &over.state_dir)] {
+    for (setting, path) in
+        [(&api::SOCKET, &over.socket), (&STATE_DIR, &over.state_dir), (&WEB_CONFIG, &over.web_config)]
+    {
         path.iter().for_each(|path| values.set(setting, path.clone()));
     }
     if !over.runtimes.is_empty() {

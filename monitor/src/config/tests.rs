@@ -27,10 +27,10 @@ fn only_the_choice_of_command_lines_takes_effect_without_a_restart() {
         let differs = config.adopt(&merged(text));
         (differs, effective_file(&config))
     };
-    assert_eq!(adopted("cmdline = 'off'"), (false, effective_file(&merged("cmdline = 'off'"))));
-    for text in ["[incidents]\ngateway_critical_seconds = 5", "socket = '/k.sock'"] {
-        assert_eq!(adopted(text), (true, effective_file(&merged(""))));
-    }
+    assert_eq!(adopted("cmdline = 'off'"), (vec![], effective_file(&merged("cmdline = 'off'"))));
+    let text = "socket = '/k.sock'\n[hooks]\nremove = 'off'\n[incidents]\ngateway_critical_seconds = 5";
+    let names = ["socket", "hooks.remove", "incidents.gateway_critical_seconds"];
+    assert_eq!(adopted(text), (names.map(str::to_owned).to_vec(), effective_file(&merged(""))));
 }
 
 #[test]
@@ -67,6 +67,7 @@ socket = "/run/j.sock"
 
 [metrics]
 listen = ["0.0.0.0:19809", "[::1]:19809"]
+web_config = "/etc/kevtmon/web.yml"
 
 [runtime]
 sockets = ["docker=/run/docker.sock"]
@@ -78,8 +79,17 @@ pod_labels = ["app.kubernetes.io/name"]
 [cni]
 bin_dirs = ["/opt/k3s/bin"]
 
+[ipam]
+directory = "/run/cni"
+
 [rbd]
 sysfs = "/host/sys"
+
+[logs]
+kmsg = true
+files = ["/var/log/kubelet.log"]
+journal = ["kubelet.service"]
+journalctl = "/usr/local/bin/journalctl"
 
 [hooks]
 neighbor = "netlink"
@@ -92,6 +102,7 @@ source_rate = 500
 source_burst = 1000
 user_rate = 5
 user_burst = 50
+iterators = false
 
 [events]
 user_rate = 2

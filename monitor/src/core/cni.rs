@@ -4,9 +4,8 @@ use super::Core;
 use crate::diagnose::ModelChange;
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, owner_phrase, short_id};
-use crate::event::{Actor, Cni, Container, Event, Join, Kind, Lost, Pod, Severity, Target};
+use crate::event::{Actor, Cni, Container, Event, Join, Kind, Lost, Pod, Severity, Shared, Target};
 use crate::node::cni::{Call, GivenUp, OPEN_MAX};
-use crate::node::view::RuntimeAvailability;
 use crate::observation::{BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod, Request};
 
 impl Core {
@@ -117,7 +116,7 @@ impl Core {
         let message = message(&cni, target.as_ref(), &call.actor);
         let event = Event {
             actor: Some(call.actor.clone()),
-            target: target.map(Box::new),
+            target: target.map(Shared::new),
             cni: Some(Box::new(cni)),
             ..self.event(at, kind, severity, message)
         };
@@ -146,7 +145,7 @@ impl Core {
                 labels: None,
             })
         });
-        let join = if self.runtimes() == RuntimeAvailability::None { Join::Ok } else { Join::Missed };
+        let join = if self.runtimes().is_any() { Join::Missed } else { Join::Ok };
         Target { container: Some(container), pod, ..Target::unknown(join) }
     }
 }

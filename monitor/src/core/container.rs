@@ -5,7 +5,7 @@ use super::neighbor::Awaited;
 use crate::diagnose::{ModelChange, is_folded};
 use crate::escape::name;
 use crate::event::wording::{owner_phrase, target_label};
-use crate::event::{Event, Kind, Severity};
+use crate::event::{Event, Kind, Severity, Shared};
 use crate::node::containers::Transition;
 use crate::observation::{BootNs, ContainerExit, ContainerFacts, ContainerState, PodIdentity};
 
@@ -123,7 +123,7 @@ impl Core {
             // Its own label, with what it claims.
             (None, label) => format!("{} {verb}", label.unwrap_or_else(|| "container".to_owned())),
         };
-        let event = Event { target: Some(Box::new(target)), ..self.event(at, kind, severity, message) };
+        let event = Event { target: Some(Shared::new(target)), ..self.event(at, kind, severity, message) };
         self.emit(event);
     }
 }

@@ -10,7 +10,7 @@ use super::Core;
 use crate::bucket::{Bucket, Price};
 use crate::escape::name;
 use crate::event::wording::owner_phrase;
-use crate::event::{Event, Kind, Severity, Target, Throttled};
+use crate::event::{Event, Kind, Severity, Shared, Target, Throttled};
 use crate::node::charge::Budget;
 use crate::observation::{BootNs, NsInum};
 use crate::settings::EventRate;
@@ -61,7 +61,7 @@ struct Folded {
     last_pid: Option<u32>,
     /// Whose network it is, where the budget is that of a container.
     #[serde(default)]
-    target: Common<Box<Target>>,
+    target: Common<Shared<Target>>,
 }
 
 /// A value of several events.

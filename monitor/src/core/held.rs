@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::join::runtimes;
 use super::state::NodeState;
 use crate::event::{Confidence, Join, MountHolder, MountServer, Pod, Serves, Unreadable, Volume};
+use crate::is_zero::is_zero;
 use crate::node::kubelet::Kubelets;
 use crate::node::owner::{CgroupOwner, Described, Names, owner};
 use crate::node::view::RuntimeAvailability;
@@ -23,6 +24,7 @@ pub(super) fn mount_holder(
     MountHolder {
         pid: holder.tgid,
         uid: holder.uid,
+        init: holder.init,
         comm: holder.comm,
         cmdline: shown_cmdline(cmdline, holder.cmdline.as_deref(), owner.join),
         exe: holder.exe,
@@ -172,10 +174,6 @@ pub struct HeldMount {
     pub servers: Vec<MountServer>,
 }
 
-fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
 impl Held {
     /// What a scan on demand found. `node`: the model of the node, for the names of containers and pods.
     #[must_use]
@@ -309,6 +307,7 @@ mod tests {
             tid: None,
             start_ns: None,
             uid: Some(0),
+            init: false,
             cgroup: Some(cgroup.into()),
             mntns: Some(1),
             serves: serves.map(str::to_owned),

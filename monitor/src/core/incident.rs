@@ -36,6 +36,10 @@ impl Core {
     }
 
     pub(super) fn diagnose_event(&mut self, event: &Event) {
+        // The diagnoses know the namespace that has its number now.
+        if event.neighbor.as_ref().is_some_and(|neighbor| neighbor.other_netns) {
+            return;
+        }
         let (engine, node) = self.engine_and_node();
         engine.event(&node, event.at, event);
     }
@@ -84,8 +88,11 @@ impl Core {
             busy_mounts: &self.busy_mounts,
             kubelets: &self.kubelets,
             pods_on_node: &self.pods_on_node,
+            ipam: &self.ipam,
             cni: &self.cni,
             rbd: &self.rbd,
+            rbd_asked: &self.rbd_asked,
+            host_sysctls: &self.host_sysctls,
             host_netns: self.settings.host_netns,
             runtimes: super::join::runtimes(self.statuses.values(), self.ready),
             statuses: &self.statuses,

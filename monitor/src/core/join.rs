@@ -42,6 +42,9 @@ impl Core {
                     .map(|ancestor| AncestorRef {
                         pid: ancestor.tgid,
                         comm: ancestor.comm.clone(),
+                        start_time_ns: Some(ancestor.start_ns)
+                            .filter(|start| *start != 0)
+                            .map(|start| start.to_string()),
                         exe: ancestor.exe.clone(),
                         started: ancestor.started,
                         uid: ancestor.uid,
@@ -92,8 +95,11 @@ impl Core {
             busy_mounts: &self.busy_mounts,
             kubelets: &self.kubelets,
             pods_on_node: &self.pods_on_node,
+            ipam: &self.ipam,
             cni: &self.cni,
             rbd: &self.rbd,
+            rbd_asked: &self.rbd_asked,
+            host_sysctls: &self.host_sysctls,
             host_netns: self.settings.host_netns,
             runtimes: self.runtimes(),
             statuses: &self.statuses,
@@ -129,13 +135,16 @@ fn as_first_seen(facts: &TaskFacts) -> TaskContext {
     TaskContext { uid: facts.uid, euid: facts.uid, userns: 0, netns: facts.netns, place }
 }
 
-/// `ready`: whether every source has reported.
+/// `ready`: whether every source has reported. One that was only guessed and never found is none.
 pub(super) fn runtimes<'s>(
     statuses: impl Iterator<Item = &'s SourceStatus> + Clone,
     ready: bool,
 ) -> RuntimeAvailability {
-    let mut all = statuses.filter(|status| status.kind == SourceKind::Runtime && !status.absent);
-    match (all.clone().any(|status| status.up), ready && all.all(|status| status.up)) {
+    let is_one =
+        |status: &&SourceStatus| status.kind == SourceKind::Runtime && !status.absent && !status.vacant;
+    let mut all = statuses.filter(is_one).peekable();
+    match (all.clone().any(|status| status.up), ready && all.clone().all(|status| status.up)) {
+        (false, _) if ready && all.peek().is_none() => RuntimeAvailability::Absent,
         (false, _) => RuntimeAvailability::None,
         (true, false) => RuntimeAvailability::Some,
         (true, true) => RuntimeAvailability::All,

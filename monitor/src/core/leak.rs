@@ -10,7 +10,8 @@ pub use on_demand::{LeftMounts, left_mounts};
 use super::Core;
 use crate::diagnose::{Leak, Leaks, ModelChange};
 use crate::event::{
-    Actor, ActorSource, Confidence, Container, ContainerPart, LeakedMount, Pod, UserNamespace, Volume,
+    Actor, ActorSource, Confidence, Container, ContainerPart, LeakedMount, Pod, Shared, StagedVolume,
+    UserNamespace, Volume,
 };
 use crate::node::cgroup;
 use crate::node::container_path::{self, ContainerMount};
@@ -66,6 +67,8 @@ struct Origin {
 #[derive(Debug, Clone)]
 enum Of {
     Volume(Volume),
+    /// For all pods of the node that use it.
+    Staged(StagedVolume),
     Container {
         part: ContainerPart,
         id: Option<String>,
@@ -119,7 +122,7 @@ fn origin(
     let host: NsInum = kubelets.host_namespaces().next().unwrap_or_default();
     alike().find_map(|copy| {
         let path = copy.bind.as_ref()?.on_host(&copy.mount.mountpoint)?;
-        let volume = kubelets.volume(0, host, &path).map(Of::Volume);
+        let volume = of_kubelet(kubelets, (0, host), &path);
         // What a runtime within a container mounts is below a volume of that container, and never was on the host.
         let container = || of_container(&path, None, runtimes).filter(|_| !path.contains("/_data/"));
         let of = volume.or_else(container)?;
@@ -139,7 +142,7 @@ fn of_original(
     runtimes: Option<&Runtimes<'_>>,
 ) -> Option<Origin> {
     let path = original.path.clone();
-    let volume = kubelets.volume(original.seen, original.mntns, &path).map(Of::Volume);
+    let volume = of_kubelet(kubelets, (original.seen, original.mntns), &path);
     let of = volume.or_else(|| of_container(&path, original.root_of.clone(), runtimes))?;
     let mut is_certain = original.is_certain;
     let mut other_pods = BTreeSet::new();
@@ -153,6 +156,11 @@ fn of_original(
                 // What is staged for all pods on the node is the volume, too.
                 None => other.path.contains("/plugins/"),
             },
+            // What all its pods had is the volume, too.
+            Of::Staged(of) => match kubelets.staged(original.seen, other.mntns, &other.path) {
+                Some(staged) => staged == *of,
+                None => volume.is_some(),
+            },
             Of::Container { id, .. } => {
                 let told = container_path::of_path(&other.path).and_then(|told| told.id);
                 volume.is_none() && (told.is_none() || told == *id)
@@ -161,6 +169,12 @@ fn of_original(
         other_pods.extend(volume.map(|volume| volume.pod_uid));
     }
     Some(Origin { path, is_certain, of, other_pods })
+}
+
+/// What a kubelet has mounted at a path, in this namespace at this time.
+fn of_kubelet(kubelets: &Kubelets, (at, mntns): (BootNs, NsInum), path: &str) -> Option<Of> {
+    let volume = kubelets.volume(at, mntns, path).map(Of::Volume);
+    volume.or_else(|| kubelets.staged(at, mntns, path).map(Of::Staged))
 }
 
 /// `root_of`: control group of the container whose root directory it was.
@@ -183,6 +197,9 @@ fn is_in_use(copies: &[MountCopy], origin: &Origin, names: &impl Names) -> bool 
         Of::Volume(volume) => owners.any(|(_, owner)| {
             Pod::confirmed(owner.pod.as_ref())
                 .is_some_and(|pod| pod.uid == volume.pod_uid || origin.other_pods.contains(&pod.uid))
+        }),
+        Of::Staged(_) => owners.any(|(_, owner)| {
+            Pod::confirmed(owner.pod.as_ref()).is_some_and(|pod| origin.other_pods.contains(&pod.uid))
         }),
         Of::Container { id, cgroup, .. } => {
             let is_it = |container: &Container| Some(&container.id) == id.as_ref();
@@ -218,8 +235,12 @@ fn is_live(names: &impl Names, id: &str) -> bool {
 
 fn leak(copy: MountCopy, origin: Option<&Origin>, names: &impl Names) -> Leak {
     let MountCopy { mount, propagation, holder, bind, without_process, .. } = copy;
+    let staged = match origin.map(|origin| &origin.of) {
+        Some(Of::Staged(staged)) => Some(staged.clone()),
+        _ => None,
+    };
     let (volume, part, container, pod) = match origin.map(|origin| &origin.of) {
-        None => (None, None, None, None),
+        None | Some(Of::Staged(_)) => (None, None, None, None),
         Some(Of::Volume(volume)) => {
             (Some(volume.clone()), None, None, Some(names.pod(volume.pod_uid.clone())))
         }
@@ -233,7 +254,7 @@ fn leak(copy: MountCopy, origin: Option<&Origin>, names: &impl Names) -> Leak {
         }
     };
     let mntns = mount.mntns;
-    let pid = holder.tgid;
+    let (pid, init) = (holder.tgid, holder.init);
     let is_certain = origin.is_some_and(|origin| {
         origin.is_certain && !matches!(origin.of, Of::Container { is_proven: false, .. })
     });
@@ -252,17 +273,19 @@ fn leak(copy: MountCopy, origin: Option<&Origin>, names: &impl Names) -> Leak {
         identity,
         mntns,
         pid,
+        init,
         fstype: mount.fstype,
         source: mount.source,
         propagation,
         volume,
+        staged,
         part,
         container,
         pod,
         bind,
         without_process,
     };
-    Leak { holder: Box::new(actor(holder, mntns, names)), mount }
+    Leak { holder: Shared::new(actor(holder, mntns, names)), mount }
 }
 
 fn actor(holder: CopyHolder, mntns: NsInum, names: &impl Names) -> Actor {

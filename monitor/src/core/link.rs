@@ -1,21 +1,25 @@
-//! Events of links and default routes: created, changed, moved, deleted.
+//! Events of links: created, changed, moved, deleted; and what a namespace that is read anew differs in.
 
 use super::Core;
 use super::neighbor::Awaited;
+use super::route::by;
 use crate::diagnose::ModelChange;
 use crate::escape::name;
-use crate::event::wording::{actor_phrase, owner_phrase, place_phrase, target_label};
-use crate::event::{Actor, Confidence, Event, Kind, Link, LinkPeer, Route, Severity, Target};
-use crate::node::routing::is_default;
-use crate::observation::{
-    AddressFacts, BootNs, LinkFacts, LinkOp, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts,
-    TABLE_MAIN, iff,
-};
+use crate::event::wording::{owner_phrase, place_phrase, target_label};
+use crate::event::{Actor, ActorSource, Confidence, Event, Kind, Link, LinkPeer, Severity, Shared, Target};
+use crate::observation::{BootNs, LinkFacts, LinkOp, NetnsSnapshot, NsInum, PeerLink, Request, iff};
 
 /// How long it is kept that a namespace has ended: what goes with it in others is told right after.
 pub(super) const ENDED_NS: u64 = 2_000_000_000;
+/// The source of records of who changed a link.
+const LINK_HOOK: &str = "hook.link";
+/// After such a change nothing passes any more, or no pod finds its gateway.
+const CUTTING: [&str; 3] = ["down", "forwarding-off", "proxy-arp-off"];
 /// Namespaces that ended of late.
 const ENDED_MAX: usize = 256;
+/// What is said of links where only the difference is known: what moves them from one namespace to another was not heard.
+const GONE: &str = "gone: it was deleted or moved, unseen";
+const NEW: &str = "new: it was created or moved there, unseen";
 
 impl Core {
     /// Applies the snapshot of a namespace. The first one emits no events; each difference in a later one is a change of
@@ -23,9 +27,10 @@ impl Core {
     pub(super) fn snapshot(&mut self, at: BootNs, snapshot: NetnsSnapshot) {
         let netns = snapshot.netns;
         if self.namespaces.is_successor(&snapshot) {
-            // What waits is of the one before.
-            self.answered(at, &Awaited::Netns(netns), false);
-            self.netns_gone(at, netns);
+            self.netns_succeeded(at, netns, snapshot.cookie);
+            // Who runs there may be of the new one already.
+            self.containers.forget_exited(netns);
+            self.netns_ended(at, netns);
         }
         let is_containers = self.containers.in_netns(netns).is_some();
         let is_host = netns == self.settings.host_netns;
@@ -48,22 +53,30 @@ impl Core {
             }
         }
         if let (Some(old), Some(new)) = (old, self.namespaces.get(netns)) {
-            let (links, routes) = (new.links.clone(), new.routes.clone());
+            let (links, routes, addresses) = (new.links.clone(), new.routes.clone(), new.addresses.clone());
+            self.is_resync = true;
             for link in old.links.values() {
                 match links.get(&link.ifindex) {
                     Some(new) => self.emit_link_change(at, link, new),
-                    None => self.emit_link(at, Kind::LinkDeleted, link, &[], "deleted", None),
+                    None => self.emit_link(at, Kind::LinkDeleted, link, &[], GONE, None),
                 }
             }
             for link in links.values().filter(|link| !old.links.contains_key(&link.ifindex)) {
-                self.emit_link(at, Kind::LinkCreated, link, &[], "created", None);
+                self.emit_link(at, Kind::LinkCreated, link, &[], NEW, None);
             }
             for route in old.routes.iter().filter(|route| !routes.contains(route)) {
-                self.emit_route(at, Kind::RouteDeleted, route, "deleted");
+                self.emit_route(at, route, false, None);
             }
             for route in routes.iter().filter(|route| !old.routes.contains(route)) {
-                self.emit_route(at, Kind::RouteAdded, route, "added");
+                self.emit_route(at, route, true, None);
             }
+            for address in old.addresses.difference(&addresses) {
+                self.emit_address(at, address, false, None);
+            }
+            for address in addresses.difference(&old.addresses) {
+                self.emit_address(at, address, true, None);
+            }
+            self.is_resync = false;
         }
         if !is_outdated {
             self.answered(at, &Awaited::Netns(netns), true);
@@ -72,8 +85,13 @@ impl Core {
     }
 
     pub(super) fn netns_gone(&mut self, at: BootNs, netns: NsInum) {
-        self.namespaces.remove(netns);
+        self.answered(at, &Awaited::Netns(netns), false);
         self.containers.forget_netns(netns);
+        self.netns_ended(at, netns);
+    }
+
+    fn netns_ended(&mut self, at: BootNs, netns: NsInum) {
+        self.namespaces.remove(netns);
         self.link_acts.forget_namespace(netns);
         self.ended_netns.retain(|(ended, _)| ended.saturating_add(ENDED_NS) >= at);
         self.ended_netns.push_back((at, netns));
@@ -112,32 +130,50 @@ impl Core {
                 }
                 self.emit_link_change(at, &old, &link);
             }
-            None => self.emit_link(at, Kind::LinkCreated, &link, &[], "created", None),
+            None => {
+                // A physical one, or a virtual function of it, comes with its driver, or back from a namespace that ends.
+                let verb = if link.kind.is_some() { "created" } else { "appeared" };
+                self.emit_link(at, Kind::LinkCreated, &link, &[], verb, None);
+            }
         }
     }
 
     /// Who did it, if that is known.
     fn link_actor(&mut self, at: BootNs, link: &LinkFacts, op: LinkOp) -> Option<Actor> {
-        let (task, confidence) = self.link_acts.take(at, link.netns, link.ifindex, op)?;
+        let Some((task, confidence)) = self.link_acts.take(at, link.netns, link.ifindex, op) else {
+            return self.caller_about(link);
+        };
         Some(Actor { confidence, ..self.actor(&task, false) })
     }
 
-    pub(super) fn address(&mut self, at: BootNs, address: AddressFacts) {
-        let netns = address.netns;
-        if !self.namespaces.put_address(at, address) {
-            self.overfull(at, netns);
-        }
-        self.diagnose(at, &ModelChange::Addresses(netns));
+    /// Who changed the hardware address, if a neighbor entry went with it. Of others who may have set the same one in between,
+    /// when no entry was there, nothing is known.
+    fn lladdr_actor(&mut self, at: BootNs, link: &LinkFacts) -> Option<Actor> {
+        let task = self.link_acts.take_lladdr(at, link.netns, link.ifindex, link.mac.as_ref()?)?;
+        Some(Actor { confidence: Confidence::Likely, ..self.actor(&task, false) })
     }
 
-    pub(super) fn address_gone(&mut self, at: BootNs, address: &AddressFacts) {
-        self.namespaces.remove_address(at, address);
-        self.diagnose(at, &ModelChange::Addresses(address.netns));
+    /// Where the hook of links does not work: the plugin whose call for the network namespace of one of its ends is under way.
+    fn caller_about(&self, link: &LinkFacts) -> Option<Actor> {
+        // When that was done is not known.
+        if self.is_resync {
+            return None;
+        }
+        self.statuses.get(LINK_HOOK).filter(|hook| !hook.up)?;
+        let other = link.peer.as_ref().and_then(|peer| peer.netns);
+        let ends = [Some(link.netns), other].into_iter().flatten();
+        let mut pods = ends.filter(|netns| *netns != self.settings.host_netns);
+        let call = pods.find_map(|netns| self.cni.only_call_in(netns))?;
+        Some(Actor {
+            source: ActorSource::CniWindow,
+            confidence: Confidence::Likely,
+            ..(*call.actor).clone()
+        })
     }
 
     /// More came than is kept of a namespace, or something of it is not known: it is read again, unless there was no room for it of
     /// late. That there is too much in it is told then.
-    fn overfull(&mut self, at: BootNs, netns: NsInum) {
+    pub(super) fn overfull(&mut self, at: BootNs, netns: NsInum) {
         if !self.crowd.is_refused(at, netns) {
             self.request(Request::Netns { netns });
         }
@@ -152,13 +188,20 @@ impl Core {
         let is_all = change.iter().all(|one| ["up", "down", "carrier-up", "carrier-down"].contains(one));
         let op = if change.contains(&"down") { LinkOp::Closed } else { LinkOp::Opened };
         let is_by_somebody = change.contains(&"up") || change.contains(&"down");
-        let actor = if is_by_somebody { self.link_actor(at, new, op) } else { None };
+        let actor = match change[..] {
+            ["mac"] => self.lladdr_actor(at, new),
+            _ if is_by_somebody => self.link_actor(at, new, op).filter(|_| is_all),
+            _ => None,
+        };
         let verb = format!("changed: {}", change.join(", "));
-        self.emit_link(at, Kind::LinkChanged, new, &change, &verb, actor.filter(|_| is_all));
+        self.emit_link(at, Kind::LinkChanged, new, &change, &verb, actor);
     }
 
     pub(super) fn link_gone(&mut self, at: BootNs, netns: NsInum, ifindex: u32, moved_to: Option<PeerLink>) {
         self.link_acts.set_told(at);
+        if netns == self.settings.host_netns {
+            self.host_sysctls.remove(ifindex);
+        }
         let Some(link) = self.namespaces.remove_link(at, netns, ifindex) else {
             return;
         };
@@ -187,30 +230,7 @@ impl Core {
         }
     }
 
-    pub(super) fn route(&mut self, at: BootNs, route: RouteFacts) {
-        self.tell_host_route(at, &route, true);
-        if is_default(&route) && self.namespaces.put_route(at, route.clone()) {
-            self.emit_route(at, Kind::RouteAdded, &route, "added");
-        }
-    }
-
-    pub(super) fn route_gone(&mut self, at: BootNs, route: &RouteFacts) {
-        self.tell_host_route(at, route, false);
-        if self.namespaces.remove_route(at, route) {
-            self.emit_route(at, Kind::RouteDeleted, route, "deleted");
-        }
-    }
-
-    /// Routes to single addresses are those to pods.
-    fn tell_host_route(&mut self, at: BootNs, route: &RouteFacts, is_there: bool) {
-        let Some((address, prefix_len)) = route.destination else { return };
-        let bits = if address.is_ipv4() { 32 } else { 128 };
-        if prefix_len == bits && route.netns == self.settings.host_netns {
-            self.diagnose(at, &ModelChange::HostRoute { address, is_there });
-        }
-    }
-
-    fn emit_link(
+    pub(super) fn emit_link(
         &mut self,
         at: BootNs,
         kind: Kind,
@@ -223,7 +243,7 @@ impl Core {
         self.emit(event);
     }
 
-    fn link_event(
+    pub(super) fn link_event(
         &self,
         at: BootNs,
         kind: Kind,
@@ -234,9 +254,13 @@ impl Core {
     ) -> Event {
         let target = self.link_target(link);
         // Of what a story is told, without any runtime too, it is no detail that nothing passes any more.
-        let is_cut = target_label(&target).is_some() && target.userns.is_none() && change.contains(&"down");
+        let is_cut = target_label(&target).is_some()
+            && target.userns.is_none()
+            && CUTTING.iter().any(|cutting| change.contains(cutting));
         let severity = match kind {
-            Kind::LinkChanged if target.container.is_none() && !is_cut => Severity::Debug,
+            Kind::LinkChanged | Kind::LinkProxyArp if target.container.is_none() && !is_cut => {
+                Severity::Debug
+            }
             _ => Severity::Info,
         };
         let what = link.kind.as_deref().unwrap_or("link");
@@ -247,59 +271,29 @@ impl Core {
             Some(there) => format!(" with its other end in {there}"),
             None => owner,
         };
-        let by = actor.as_ref().map_or_else(String::new, |actor| {
-            let likely = if actor.confidence == Confidence::Certain { "" } else { ", likely" };
-            format!("{likely} by {}", actor_phrase(actor))
-        });
+        let by = by(actor.as_ref());
         let message = format!("{what} {}{owner} {verb}{by}", name(&link.ifname));
         Event {
-            actor: actor.map(Box::new),
-            target: Some(Box::new(target)),
+            actor: actor.map(Shared::new),
+            target: Some(Shared::new(target)),
             link: Some(Box::new(Link {
-                up: matches!(kind, Kind::LinkCreated | Kind::LinkChanged)
+                up: matches!(kind, Kind::LinkCreated | Kind::LinkChanged | Kind::LinkProxyArp)
                     .then_some(link.flags & iff::UP != 0),
                 change: change.iter().map(|change| (*change).to_owned()).collect(),
                 ..self.link_state(link)
             })),
+            resync: self.is_resync,
             ..self.event(at, kind, severity, message)
         }
     }
 
     /// The host end of a veth pair belongs to the owner of the other end.
-    fn link_target(&self, link: &LinkFacts) -> Target {
+    pub(super) fn link_target(&self, link: &LinkFacts) -> Target {
         let peer = link.peer.as_ref().and_then(|peer| peer.netns);
         match peer {
             Some(netns) if link.netns == self.settings.host_netns => self.target(netns, false),
             _ => self.target(link.netns, false),
         }
-    }
-
-    /// Halves of default routes and those of other tables are kept only to determine which gateway is in use.
-    fn emit_route(&mut self, at: BootNs, kind: Kind, route: &RouteFacts, verb: &str) {
-        if route.destination.is_some() || route.table != TABLE_MAIN {
-            return;
-        }
-        let target = self.target(route.netns, false);
-        let severity = match kind {
-            Kind::RouteDeleted if target.container.is_some() => Severity::Notice,
-            Kind::RouteDeleted => Severity::Info,
-            // What replaced it is as much of the story as its loss.
-            Kind::RouteAdded if target.container.is_some() => Severity::Info,
-            _ => Severity::Debug,
-        };
-        let via = route.gateway.map_or_else(String::new, |gateway| format!(" via {gateway}"));
-        let message = format!("default route{via}{} {verb}", place_phrase(&target, route.netns));
-        let event = Event {
-            target: Some(Box::new(target)),
-            route: Some(Box::new(Route {
-                destination: "default".into(),
-                gateway: route.gateway,
-                ifindex: route.ifindex,
-                netns: route.netns,
-            })),
-            ..self.event(at, kind, severity, message)
-        };
-        self.emit(event);
     }
 }
 

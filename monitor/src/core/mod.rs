@@ -13,6 +13,9 @@ use crate::node::cni::CniCalls;
 use crate::node::components::Components;
 use crate::node::containers::Containers;
 pub use crate::node::gateways::KnownEntry;
+use crate::node::host_sysctls::HostSysctls;
+use crate::node::ipam::Ipam;
+pub use crate::node::kept::Kept;
 use crate::node::kubelet::Kubelets;
 use crate::node::link_acts::LinkActs;
 use crate::node::mounts::BusyMounts;
@@ -20,7 +23,11 @@ use crate::node::namespaces::{Crowd, Namespaces};
 use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
+use crate::node::quotes::Quotes;
+pub use crate::node::rbd::LastUser;
 use crate::node::rbd::MappedImages;
+use crate::node::rbd_asked::AskedImages;
+use crate::node::rbd_calls::MapCalls;
 use crate::node::rbd_locks::LockCalls;
 use crate::node::tasks::Tasks;
 use crate::observation::{
@@ -35,19 +42,23 @@ mod container;
 mod fold;
 pub mod held;
 mod incident;
+mod ipam;
 mod join;
 mod kubelet;
 pub mod leak;
 mod link;
+mod log;
 mod mount;
 mod neighbor;
 mod pending;
 mod pod_remains;
 mod rbd;
 mod recreation;
+mod route;
 mod saved;
 pub mod state;
 mod status;
+mod sysctl;
 mod throttled;
 mod unmounter;
 mod veth;
@@ -70,8 +81,8 @@ pub struct Resume {
     pub episodes: Vec<(String, u32)>,
     /// Names of pods that exist or were deleted less than a day ago.
     pub pods: PodNames,
-    /// Gateways as the previous run of this boot knew them last.
-    pub gateways: Vec<KnownEntry>,
+    /// What the previous run of this boot kept.
+    pub kept: Kept,
 }
 
 /// Output of the core.
@@ -91,6 +102,7 @@ pub struct Core {
     seq: u64,
     tasks: Tasks,
     namespaces: Namespaces,
+    host_sysctls: HostSysctls,
     crowd: Crowd,
     containers: Containers,
     runtime_directories: RuntimeDirectories,
@@ -102,8 +114,12 @@ pub struct Core {
     pods: PodNames,
     kubelets: Kubelets,
     pods_on_node: PodsOnNode,
+    ipam: Ipam,
     rbd: MappedImages,
     rbd_locks: LockCalls,
+    rbd_asked: AskedImages,
+    rbd_calls: MapCalls,
+    quotes: Quotes,
     cni: CniCalls,
     kubelet_lookup: kubelet::KubeletLookup,
     pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
@@ -126,6 +142,8 @@ pub struct Core {
     previously_alive: Option<BootNs>,
     /// Source of the observation that is being processed.
     source: Source,
+    /// Whether it is a namespace that was read anew, and what differs is told.
+    is_resync: bool,
     output: VecDeque<Output>,
 }
 
@@ -174,6 +192,7 @@ impl Core {
             }
             Fact::VethPeers(found) => self.veth_peers(at, found),
             Fact::HostNeighbors(entries) => self.diagnose(at, &ModelChange::HostNeighbors(&entries)),
+            Fact::HostSysctls { sysctls, all } => self.sysctls(at, sysctls, all),
             Fact::PodRoutes { id, elsewhere } => {
                 self.diagnose(at, &ModelChange::PodRoutes { id, elsewhere: &elsewhere });
             }
@@ -181,12 +200,11 @@ impl Core {
             Fact::MountPresence(presence) => self.mount_presence(at, &presence),
             Fact::DetachedUsers { id, reports } => self.detached_users(at, id, reports),
             Fact::Netns(snapshot) => self.snapshot(at, *snapshot),
-            Fact::NetnsGone { netns } => {
-                self.answered(at, &neighbor::Awaited::Netns(netns), false);
-                self.netns_gone(at, netns);
-            }
+            Fact::NetnsGone { netns } => self.netns_gone(at, netns),
             Fact::Link(link) => self.link(at, *link),
             Fact::LinkAct(act) => self.link_acts.put(at, *act),
+            Fact::RouteAct(act) => self.route_act(at, *act),
+            Fact::LladdrAct(act) => self.link_acts.put_lladdr(at, *act),
             Fact::LinkGone { netns, ifindex, moved_to } => self.link_gone(at, netns, ifindex, moved_to),
             Fact::RouteAsked { route, replaces } => self.namespaces.ask(&route, replaces),
             Fact::Route(route) => self.route(at, route),
@@ -212,9 +230,12 @@ impl Core {
             Fact::Unmounters { unmounters } => self.unmounters(at, unmounters),
             Fact::PodRemains { pods } => self.pod_remains(at, pods),
             Fact::PodRemainsUnread => self.pods_on_node.note_unread(),
+            Fact::Ipam(files) => self.ipam_files(at, files),
+            Fact::IpamUnread => self.ipam.note_unread(),
             Fact::RbdImages(found) => self.rbd_images(at, found),
             Fact::RbdUses(found) => self.rbd_uses(at, &found),
             Fact::RbdExec(exec) => self.rbd_exec(at, *exec),
+            Fact::Log(line) => self.log_line(at, *line),
             Fact::MountCopies(found) => self.mount_copies(at, *found),
             Fact::ComponentExecuted { tgid } => self.request(Request::Component { tgid }),
             Fact::ComponentExited(exit) => self.component_exited(at, &exit),
@@ -253,6 +274,12 @@ impl Core {
             self.folding.deadline(),
         ];
         deadlines.into_iter().flatten().min()
+    }
+
+    /// What the next run is to know.
+    #[must_use]
+    pub fn kept(&self) -> Kept {
+        Kept { gateways: self.known_gateways(), rbd_users: self.rbd.last_users() }
     }
 
     /// The gateways, for the next run to compare; before the node is read also those that this run was to compare.
@@ -337,6 +364,10 @@ impl Core {
             self.pods.expire(now);
             self.cni.expire(now);
             self.rbd_locks.expire(now);
+            self.rbd_asked.expire(now);
+            self.tell_refusals_left_out(now);
+            self.rbd_calls.expire(now);
+            self.quotes.expire(now);
         }
         self.diagnose_tick(now);
         self.tell_folded(now, false);

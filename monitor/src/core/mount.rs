@@ -15,18 +15,18 @@ use serde::{Deserialize, Serialize};
 
 use super::Core;
 use crate::diagnose::ModelChange;
+use crate::is_zero::is_zero;
 use crate::node::mounts::{Account, BusyId, Caller, MountKey};
-use crate::observation::{
-    BootNs, HolderReport, MountIdentity, Request, Source, TaskFacts, UmountAttempt, Verdict,
-};
+use crate::observation::{BootNs, MountIdentity, Request, Source, TaskFacts, UmountAttempt, Verdict};
 use allowance::Allowances;
 pub use names::Benign;
 use queue::UmountQueue;
-use repeat::Repeat;
+use repeat::{Repeat, Scan};
 
 mod allowance;
 mod answers;
 mod caller;
+mod counted;
 mod detached;
 mod events;
 mod expiry;
@@ -57,8 +57,6 @@ const RETURN_NS: u64 = 100_000_000;
 const SCAN_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
 /// Holders that are kept of a scan that is too old to be repeated.
 const OLD_HOLDERS_MAX: usize = 8;
-/// Unmounts that wait. Of more than these, refused ones are only counted.
-const QUEUE_MAX: usize = 1024;
 /// Scans under way for one account that is not the host's, so that it delays nobody's.
 const SCANS_MAX: usize = 2;
 /// How often what is old is forgotten.
@@ -90,6 +88,9 @@ pub(super) struct HolderScans {
     last_scan: u64,
     last_question: u64,
     last_check: u64,
+    /// Looks on behalf of refused attempts that are only counted.
+    #[serde(skip_serializing_if = "counted::Looks::is_unused")]
+    counted: counted::Looks,
     /// Busy mounts of which it is looked up whether they are still there, by the id of the request.
     lookups: BTreeMap<u64, BusyId>,
     /// When that is due again.
@@ -102,16 +103,12 @@ pub(super) struct HolderScans {
     next_expiry: BootNs,
     /// Refused attempts that had no event of their own.
     ignored: u64,
-    /// The same of names, where no mount is the reason.
+    /// Unmounts of busy mounts that succeeded and had no room to wait.
+    #[serde(skip_serializing_if = "is_zero")]
+    missed: u64,
+    /// Refused attempts on names, where no mount is the reason.
     #[serde(default)]
     benign: Benign,
-}
-
-/// A scan that was made.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Scan {
-    at: BootNs,
-    report: HolderReport,
 }
 
 /// An unmount.
@@ -188,6 +185,13 @@ impl QueuedUmount {
         self.attempt.is_lazy()
     }
 
+    /// Bytes of its texts.
+    fn text_bytes(&self) -> usize {
+        let task = self.task.as_ref().map_or(0, |task| task.text_bytes());
+        let other = self.unless_held.as_ref().map_or(0, |other| other.text_bytes());
+        self.attempt.text_bytes() + self.key.path.capacity() + task + other
+    }
+
     /// Whether the kernel says that it meant another mount than this one, such as a cover.
     fn took_another(&self, identity: &MountIdentity) -> bool {
         let meant = self.attempt.origin.as_ref().and_then(|origin| origin.target?.unique);
@@ -198,7 +202,13 @@ impl QueuedUmount {
 impl HolderScans {
     pub(super) fn deadline(&self) -> Option<BootNs> {
         let others = self.next_lookup.into_iter().chain(self.next_suspicion()).chain(self.rechecks.due());
-        self.queue.deadline().into_iter().chain(others).chain(self.detached.due()).min()
+        self.queue
+            .deadline()
+            .into_iter()
+            .chain(others)
+            .chain(self.detached.due())
+            .chain(self.counted.due())
+            .min()
     }
 
     /// The newest scan of a mount.
@@ -228,6 +238,7 @@ impl HolderScans {
     fn forget(&mut self, mount: BusyId) -> Option<Scan> {
         self.failed.remove(&mount);
         self.rechecks.forget(mount);
+        self.ignored += u64::from(self.counted.forget(mount));
         self.newest.remove(&mount)
     }
 
@@ -244,14 +255,6 @@ impl HolderScans {
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.queue.len()
-    }
-
-    /// Whether as many unmounts of an account wait as may: as many as are left free, of the host's all.
-    fn is_full(&self, umount: &QueuedUmount) -> bool {
-        // What succeeded is not to be missed.
-        let most = if umount.is_refused() { QUEUE_MAX } else { 2 * QUEUE_MAX };
-        let free = most.saturating_sub(self.queue.len());
-        free == 0 || !umount.account.host && self.queue.charged_to(&umount.account) >= free
     }
 }
 
@@ -328,11 +331,13 @@ impl Core {
             if let Some(waiting) = self.process(umount) {
                 self.holder_scans.queue.push(waiting);
             }
-        } else if !self.holder_scans.is_full(&umount) {
+        } else if self.holder_scans.queue.has_room(&umount) {
             self.holder_scans.queue.push(umount);
         } else if umount.is_refused() {
             self.busy_mounts.refused(umount.at, umount.mount, umount.caller);
             self.holder_scans.ignored += 1;
+        } else {
+            self.miss_end(umount.at, umount.mount);
         }
     }
 
@@ -354,7 +359,8 @@ impl Core {
         let next = &mut self.holder_scans.next_lookup;
         *next = next.or(Some(at.saturating_add(lookup::INTERVAL_NS)));
         if !attempts.is_power_of_two() {
-            self.count_only(at, mount);
+            self.diagnose_refused(at, mount);
+            self.check_counted(umount);
             return None;
         }
         let scan = self.holder_scans.last(mount).cloned();
@@ -377,6 +383,10 @@ impl Core {
     /// An attempt that has no event of its own.
     fn count_only(&mut self, at: BootNs, mount: BusyId) {
         self.holder_scans.ignored += 1;
+        self.diagnose_refused(at, mount);
+    }
+
+    fn diagnose_refused(&mut self, at: BootNs, mount: BusyId) {
         if let Some(busy) = self.busy_mounts.get(mount).cloned() {
             self.diagnose(at, &ModelChange::Refused(&busy));
         }

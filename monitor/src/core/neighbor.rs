@@ -1,5 +1,7 @@
 //! Events of neighbor entries: what happened to the entry, the actor, the owner of the namespace.
 
+mod elsewhere;
+
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
@@ -9,10 +11,9 @@ use super::{Core, NsInum};
 use crate::diagnose::ModelChange;
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, cause_phrase, place_phrase};
-use crate::event::{Event, Kind, Neighbor, Severity, Target, UserNamespace};
+use crate::event::{Event, Kind, Neighbor, Severity, Shared, Target, UserNamespace};
 use crate::node::cgroup;
 use crate::node::containers::is_live;
-use crate::node::view::RuntimeAvailability;
 use crate::observation::{
     BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborKey, NeighborOp, Request, Source,
     TaskFacts,
@@ -81,13 +82,19 @@ struct Requested {
 
 impl Core {
     pub(super) fn neighbor(&mut self, at: BootNs, mut change: NeighborChange) {
-        // Before a snapshot that it awaits shows the interface as it is afterwards.
-        change.cause = self.consistent_cause(at, &change);
-        if change.cause != NeighborCause::NetnsExit {
+        let is_here = !self.is_elsewhere(&change);
+        if is_here {
+            // Before a snapshot that it awaits shows the interface as it is afterwards.
+            change.cause = self.consistent_cause(at, &change);
+        }
+        if is_here && change.cause != NeighborCause::NetnsExit {
             self.namespaces.put_neighbor(at, &change);
         }
         // What the protocol does every day: only its end may be worth knowing.
         if change.op == NeighborOp::Added && !is_by_request(&change) {
+            if !is_here {
+                return;
+            }
             return self.diagnose(at, &ModelChange::Resolved(change.key.netns));
         }
         let (ended_netns, ended_lower) = self.ended_netns(at, &change).unzip();
@@ -100,7 +107,7 @@ impl Core {
     /// it deletes, so that one of a pair goes by itself only with the other end. The device below may have gone alone
     /// (hardware that is unplugged, or it went with something else): it has to be known that its namespace has just ended.
     fn ended_netns(&self, at: BootNs, change: &NeighborChange) -> Option<(NsInum, bool)> {
-        if change.cause != NeighborCause::LinkDeleted || change.actor.is_some() {
+        if change.cause != NeighborCause::LinkDeleted || change.actor.is_some() || self.is_elsewhere(change) {
             return None;
         }
         let link = self.namespaces.get(change.key.netns)?.link_with_other(at, change.key.ifindex)?;
@@ -120,26 +127,30 @@ impl Core {
 
     /// Resumes the changes that awaited this answer; `positive`: the namespace, container or process exists.
     pub(super) fn answered(&mut self, now: BootNs, answer: &Awaited, positive: bool) {
-        for mut pending in self.pending_neighbors.take_answered(answer) {
-            match answer {
-                Awaited::Process(_) => pending.requested.process_alive = Some(positive),
-                Awaited::Netns(netns) if positive => {
-                    // What changed meanwhile is in the next reading; nobody can make the node read for ever.
-                    let again = self
-                        .namespaces
-                        .get(*netns)
-                        .is_some_and(|namespace| namespace.is_stale() && !namespace.foreign_userns);
-                    pending.requested.netns = (!again).then_some(RequestState::Answered);
-                }
-                Awaited::Netns(_) | Awaited::Container(_) => {}
-            }
-            self.source = pending.source;
-            if let Some(task) = &pending.task {
-                self.tasks.restore(task);
-            }
-            // Something else may be missing still.
-            self.hold_or_emit(now, pending.at, pending.change, pending.requested);
+        for pending in self.pending_neighbors.take_answered(answer) {
+            self.resume(now, pending, answer, positive);
         }
+    }
+
+    fn resume(&mut self, now: BootNs, mut pending: PendingChange, answer: &Awaited, positive: bool) {
+        match answer {
+            Awaited::Process(_) => pending.requested.process_alive = Some(positive),
+            Awaited::Netns(netns) if positive => {
+                // What changed meanwhile is in the next reading; nobody can make the node read for ever.
+                let again = self
+                    .namespaces
+                    .get(*netns)
+                    .is_some_and(|namespace| namespace.is_stale() && !namespace.foreign_userns);
+                pending.requested.netns = (!again).then_some(RequestState::Answered);
+            }
+            Awaited::Netns(_) | Awaited::Container(_) => {}
+        }
+        self.source = pending.source;
+        if let Some(task) = &pending.task {
+            self.tasks.restore(task);
+        }
+        // Something else may be missing still.
+        self.hold_or_emit(now, pending.at, pending.change, pending.requested);
     }
 
     pub(super) fn emit_overdue(&mut self, now: BootNs) {
@@ -202,7 +213,8 @@ impl Core {
         } else if requested.netns.is_none()
             && !self.crowd.is_refused(at, netns)
             // None overtakes one of its namespace that waits.
-            && (!self.is_sure_of_gateway(at, change) && !self.is_left_alone(netns)
+            && (self.is_elsewhere(change)
+                || !self.is_sure_of_gateway(at, change) && !self.is_left_alone(netns)
                 || !self.is_sure_of_owner(at, change)
                 || self.pending_neighbors.is_awaited(&Awaited::Netns(netns)))
         {
@@ -210,8 +222,8 @@ impl Core {
         }
         // A runtime deletes a container's links after its processes have exited, and that is no fault. Whether
         // they have is known sooner and more reliably from the process than from the runtime's own events.
-        let owner = self.owner_of(netns);
-        if let Some(tgid) = owner.filter(|owner| is_live(owner.state)).and_then(|owner| owner.tgid)
+        let owner = self.owner_of(netns).filter(|owner| is_live(owner.state) && !self.is_elsewhere(change));
+        if let Some(tgid) = owner.and_then(|owner| owner.tgid)
             && requested.process_alive.is_none()
             && change.op == NeighborOp::Deleted
             && !matches!(change.cause, NeighborCause::Admin | NeighborCause::NetnsExit)
@@ -220,10 +232,8 @@ impl Core {
         }
         let task = change.actor.as_ref().and_then(|actor| self.tasks.get(actor))?;
         let id = cgroup::container_id(task.cgroup.as_deref()?)?;
-        (!requested.container
-            && self.runtimes() != RuntimeAvailability::None
-            && self.containers.get(id).is_none())
-        .then(|| Awaited::Container(id.to_owned()))
+        (!requested.container && self.runtimes().is_any() && self.containers.get(id).is_none())
+            .then(|| Awaited::Container(id.to_owned()))
     }
 
     /// Whether a namespace is not read again for each event although nothing reports its changes: any user can make as many
@@ -237,7 +247,7 @@ impl Core {
     /// Whether the entry was a gateway's when it changed, or none that is waited for.
     fn was_gateway(&self, at: BootNs, change: &NeighborChange) -> Option<bool> {
         let NeighborKey { netns, ifindex, address } = change.key;
-        let namespace = self.namespaces.get(netns)?;
+        let namespace = self.namespaces.get(netns).filter(|_| !self.is_elsewhere(change))?;
         let was = namespace.was_gateway(at, ifindex, address, is_by_request(change));
         // Of the host's routes none is waited for but those that are known.
         let is_host = netns == self.settings.host_netns;
@@ -256,12 +266,13 @@ impl Core {
     /// Whether the model is certain about the address being a gateway or not. A route to it is proof, unless routes change
     /// unseen; that it is none is certain only where no recent change can be missing from the model.
     fn is_sure_of_gateway(&self, at: BootNs, change: &NeighborChange) -> bool {
-        self.namespaces.get(change.key.netns).is_some_and(|namespace| {
-            let key = change.key;
-            let was = namespace.was_gateway(at, key.ifindex, key.address, is_by_request(change));
-            !namespace.is_unheard()
-                && (was == Some(true) || was == Some(false) && namespace.is_settled(at, key.ifindex))
-        })
+        !self.is_elsewhere(change)
+            && self.namespaces.get(change.key.netns).is_some_and(|namespace| {
+                let key = change.key;
+                let was = namespace.was_gateway(at, key.ifindex, key.address, is_by_request(change));
+                !namespace.is_unheard()
+                    && (was == Some(true) || was == Some(false) && namespace.is_settled(at, key.ifindex))
+            })
     }
 
     /// Whether it is known if a process lives in the namespace, and which, of a gateway that may be lost. A runtime reports
@@ -279,6 +290,9 @@ impl Core {
 
     fn emit_neighbor(&mut self, at: BootNs, change: &NeighborChange, requested: Requested) {
         let key = change.key;
+        if self.is_elsewhere(change) {
+            return self.emit_of_unknown(at, change, requested);
+        }
         let mut target = self.target(key.netns, requested.netns == Some(RequestState::Answered));
         // Known of one that was gone before it could be read, too.
         if change.netns_of_user && target.container.is_none() {
@@ -323,27 +337,18 @@ impl Core {
             NeighborOp::Changed => change.new_lladdr.as_ref().filter(|_| !repaired).map(|_| "wrong-lladdr"),
         });
         let neighbor = Neighbor {
-            address: key.address,
-            lladdr: change.lladdr.as_ref().map(ToString::to_string),
-            new_lladdr: change.new_lladdr.as_ref().map(ToString::to_string),
-            ifindex: key.ifindex,
-            ifname: change.ifname.clone(),
-            netns: key.netns,
-            state: change.old_state.map(|state| state.name().to_owned()),
-            new_state: change.new_state.map(|state| state.name().to_owned()),
-            cause: cause.name().to_owned(),
-            gateway,
             reason: reason.flatten().map(str::to_owned),
             ended_netns: requested.ended_netns,
             ended_lower: requested.ended_lower,
             link_moved: cause == NeighborCause::LinkDown
                 && self.namespaces.get(key.netns).is_some_and(|known| known.was_left(at, key.ifindex)),
             after_exit: teardown,
+            ..neighbor(change, cause, gateway)
         };
         let message = message(change, &neighbor, &target, by.as_deref());
         let event = Event {
-            actor: actor.map(Box::new),
-            target: Some(Box::new(target)),
+            actor: actor.map(Shared::new),
+            target: Some(Shared::new(target)),
             neighbor: Some(Box::new(neighbor)),
             ..self.event(at, kind, severity, message)
         };
@@ -409,6 +414,28 @@ impl Core {
     }
 }
 
+/// What the change itself tells.
+fn neighbor(change: &NeighborChange, cause: NeighborCause, gateway: Option<bool>) -> Neighbor {
+    Neighbor {
+        address: change.key.address,
+        lladdr: change.lladdr.as_ref().map(ToString::to_string),
+        new_lladdr: change.new_lladdr.as_ref().map(ToString::to_string),
+        ifindex: change.key.ifindex,
+        ifname: change.ifname.clone(),
+        netns: change.key.netns,
+        state: change.old_state.map(|state| state.name().to_owned()),
+        new_state: change.new_state.map(|state| state.name().to_owned()),
+        cause: cause.name().to_owned(),
+        gateway,
+        reason: None,
+        ended_netns: None,
+        ended_lower: false,
+        link_moved: false,
+        after_exit: false,
+        other_netns: false,
+    }
+}
+
 /// Whether the entry itself was changed by request.
 fn is_by_request(change: &NeighborChange) -> bool {
     change.cause == NeighborCause::Admin
@@ -433,7 +460,13 @@ fn message(change: &NeighborChange, neighbor: &Neighbor, target: &Target, by: Op
         place_phrase(target, change.key.netns)
     );
     match change.op {
-        NeighborOp::Added => text.push_str(" set"),
+        NeighborOp::Added => {
+            text.push_str(" set");
+            // One that it had before stays where none is given.
+            if let Some(lladdr) = change.new_lladdr.as_ref().or(change.lladdr.as_ref()) {
+                let _ = write!(text, " to {lladdr}");
+            }
+        }
         NeighborOp::Deleted => text.push_str(" deleted"),
         NeighborOp::Failed => text.push_str(" failed to resolve"),
         NeighborOp::Changed => match (&change.new_lladdr, change.new_state) {

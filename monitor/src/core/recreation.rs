@@ -3,7 +3,7 @@
 use super::Core;
 use crate::escape::name;
 use crate::event::wording::{owner_phrase, target_label};
-use crate::event::{Event, Kind, Recreation, RecreationReason, Severity, Target};
+use crate::event::{Event, Kind, Recreation, RecreationReason, Severity, Shared, Target};
 use crate::node::incarnations::predecessor;
 use crate::node::view;
 use crate::observation::{BootNs, ContainerFacts, ContainerState, Source};
@@ -78,7 +78,7 @@ impl Core {
         let source = if found_at_start { Source::Daemon } else { event.source };
         Some(Event {
             source,
-            target: Some(Box::new(target)),
+            target: Some(Shared::new(target)),
             recreation: Some(Box::new(recreation)),
             ..event
         })

@@ -16,6 +16,8 @@ use crate::node::cni::CniCalls;
 use crate::node::components::Components;
 use crate::node::containers::Containers;
 use crate::node::gateways::KnownEntry;
+use crate::node::host_sysctls::HostSysctls;
+use crate::node::ipam::Ipam;
 use crate::node::kubelet::Kubelets;
 use crate::node::link_acts::LinkActs;
 use crate::node::mounts::BusyMounts;
@@ -23,7 +25,10 @@ use crate::node::namespaces::{Crowd, Namespaces};
 use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
+use crate::node::quotes::Quotes;
 use crate::node::rbd::MappedImages;
+use crate::node::rbd_asked::AskedImages;
+use crate::node::rbd_calls::MapCalls;
 use crate::node::rbd_locks::LockCalls;
 use crate::node::tasks::Tasks;
 use crate::observation::{BootNs, NsInum, Source, SourceStatus};
@@ -59,27 +64,43 @@ pub struct Saved<'a> {
     folding: Folding,
     crowd: Crowd,
     namespaces: Cow<'a, Namespaces>,
+    host_sysctls: Cow<'a, HostSysctls>,
     containers: Cow<'a, Containers>,
     runtime_directories: Cow<'a, RuntimeDirectories>,
     components: Cow<'a, Components>,
     pods: Cow<'a, PodNames>,
     kubelets: Cow<'a, Kubelets>,
     pods_on_node: Cow<'a, PodsOnNode>,
+    #[serde(skip_serializing_if = "is_new")]
+    ipam: Cow<'a, Ipam>,
     rbd: Cow<'a, MappedImages>,
     rbd_locks: Cow<'a, LockCalls>,
+    rbd_asked: Cow<'a, AskedImages>,
+    #[serde(skip_serializing_if = "has_no_calls")]
+    rbd_calls: Cow<'a, MapCalls>,
+    quotes: Cow<'a, Quotes>,
     cni: Cow<'a, CniCalls>,
     kubelet_lookup: kubelet::KubeletLookup,
     tasks: Cow<'a, Tasks>,
 }
 
+fn has_no_calls(calls: &MapCalls) -> bool {
+    *calls == MapCalls::default()
+}
+
+fn is_new(ipam: &Ipam) -> bool {
+    *ipam == Ipam::default()
+}
+
 impl From<Resume> for Saved<'_> {
-    fn from(Resume { last_seq, incidents, episodes, pods, gateways }: Resume) -> Self {
+    fn from(Resume { last_seq, incidents, episodes, pods, kept }: Resume) -> Self {
         Self {
             seq: last_seq,
             to_resume: incidents,
             episodes,
             pods: Cow::Owned(pods),
-            previous_entries: gateways,
+            previous_entries: kept.gateways,
+            rbd: Cow::Owned(MappedImages::after(kept.rbd_users)),
             ..Self::default()
         }
     }
@@ -105,6 +126,7 @@ impl Core {
             seq: saved.seq,
             tasks: saved.tasks.into_owned(),
             namespaces: saved.namespaces.into_owned(),
+            host_sysctls: saved.host_sysctls.into_owned(),
             containers: saved.containers.into_owned(),
             runtime_directories: saved.runtime_directories.into_owned(),
             components: saved.components.into_owned(),
@@ -114,8 +136,12 @@ impl Core {
             pods: saved.pods.into_owned(),
             kubelets: saved.kubelets.into_owned(),
             pods_on_node: saved.pods_on_node.into_owned(),
+            ipam: saved.ipam.into_owned(),
             rbd: saved.rbd.into_owned(),
             rbd_locks: saved.rbd_locks.into_owned(),
+            rbd_asked: saved.rbd_asked.into_owned(),
+            rbd_calls: saved.rbd_calls.into_owned(),
+            quotes: saved.quotes.into_owned(),
             cni: saved.cni.into_owned(),
             kubelet_lookup: saved.kubelet_lookup,
             pending_neighbors: saved.pending_neighbors,
@@ -132,6 +158,7 @@ impl Core {
             link_acts: saved.link_acts.into_owned(),
             previously_alive: saved.previously_alive,
             source: Source::default(),
+            is_resync: false,
             output: VecDeque::new(),
         };
         let clock = core.clock();
@@ -151,6 +178,7 @@ impl Core {
             seq,
             tasks,
             namespaces,
+            host_sysctls,
             containers,
             runtime_directories,
             components,
@@ -160,8 +188,12 @@ impl Core {
             pods,
             kubelets,
             pods_on_node,
+            ipam,
             rbd,
             rbd_locks,
+            rbd_asked,
+            rbd_calls,
+            quotes,
             cni,
             kubelet_lookup,
             pending_neighbors,
@@ -179,6 +211,7 @@ impl Core {
             link_acts,
             previously_alive,
             source: _,
+            is_resync: _,
             output: _,
         } = self;
         Ok(Saved {
@@ -202,14 +235,19 @@ impl Core {
             folding: folding.clone(),
             crowd: crowd.clone(),
             namespaces: Cow::Borrowed(namespaces),
+            host_sysctls: Cow::Borrowed(host_sysctls),
             containers: Cow::Borrowed(containers),
             runtime_directories: Cow::Borrowed(runtime_directories),
             components: Cow::Borrowed(components),
             pods: Cow::Borrowed(pods),
             kubelets: Cow::Borrowed(kubelets),
             pods_on_node: Cow::Borrowed(pods_on_node),
+            ipam: Cow::Borrowed(ipam),
             rbd: Cow::Borrowed(rbd),
             rbd_locks: Cow::Borrowed(rbd_locks),
+            rbd_asked: Cow::Borrowed(rbd_asked),
+            rbd_calls: Cow::Borrowed(rbd_calls),
+            quotes: Cow::Borrowed(quotes),
             cni: Cow::Borrowed(cni),
             kubelet_lookup: kubelet_lookup.clone(),
             tasks: Cow::Borrowed(tasks),

@@ -7,11 +7,17 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::Core;
-use crate::diagnose::{Lull, Suspicion};
+use crate::diagnose::{Lull, Recount, Suspicion};
 use crate::event::{Component, Container, Link, Pod, SpecHash, Target};
 use crate::node::namespaces::Namespace;
 use crate::node::view::container;
 use crate::observation::{BootNs, ContainerFacts, LinkFacts, NsInum, SourceStatus};
+
+mod network;
+mod pods;
+
+pub use network::{Hop, MadeBy, PodIncident};
+pub use pods::{KnownBy, PodStatus};
 
 /// The model at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,7 +42,8 @@ pub struct NodeState {
     /// Numbers of objects.
     #[serde(default)]
     pub counts: Counts,
-    /// Pods with at least one container, by namespace and name; not those that a container only claims to be of.
+    /// Pods with at least one container, by namespace and name; not those that a container only claims to be of. Where not all
+    /// runtimes answer, those too that are known otherwise.
     #[serde(default)]
     pub pods: Vec<PodStatus>,
     /// Containers that are not removed, by id.
@@ -48,12 +55,18 @@ pub struct NodeState {
     /// Network namespaces of which a snapshot was read, by inode number.
     #[serde(default)]
     pub namespaces: Vec<NetnsStatus>,
+    /// The default routes of the host, by interface.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub uplinks: Vec<Hop>,
     /// What looks like an incident and is not judged yet.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub suspected: Vec<Suspicion>,
     /// The open incidents that are over for the moment.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub lulls: Vec<Lull>,
+    /// How often the open incidents have been seen by now, where that was more than once.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub recounts: Vec<Recount>,
 }
 
 /// Numbers of objects.
@@ -71,26 +84,6 @@ pub struct Counts {
     /// Links in all of them.
     #[serde(default)]
     pub links: u64,
-}
-
-/// A pod and its network.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PodStatus {
-    /// Name, uid, addresses.
-    #[serde(flatten)]
-    pub pod: Pod,
-    /// Its network namespace.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub netns: Option<NsInum>,
-    /// Next hops of its default routes.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub gateways: Vec<IpAddr>,
-    /// Host interfaces whose peer is in its namespace.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub host_links: Vec<String>,
-    /// Ids of its containers.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub containers: Vec<String>,
 }
 
 /// A container with its pod and namespaces.
@@ -153,6 +146,12 @@ pub struct NetnsStatus {
     /// Next hops of its default routes.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub gateways: Vec<IpAddr>,
+    /// The neighbor entries of those.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub neighbors: Vec<EntryStatus>,
+    /// Its default routes, and halves of such, of all tables.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub routes: Vec<RouteStatus>,
     /// Its addresses with prefix length.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub addresses: Vec<String>,
@@ -162,6 +161,41 @@ pub struct NetnsStatus {
     /// Whether it may have changed since it was read, and is to be read again.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub stale: bool,
+}
+
+/// The neighbor entry of a gateway, as it was seen last: of one that is learned not every change is followed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryStatus {
+    /// Address of the gateway.
+    pub address: IpAddr,
+    /// Index of the interface.
+    pub ifindex: u32,
+    /// As `ip neighbor` calls it, in lower case; absent where there is no entry.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub state: Option<String>,
+    /// Link-layer address; absent where it is not resolved.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub lladdr: Option<String>,
+}
+
+/// A default route.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteStatus {
+    /// `default`, or a half of it: `0.0.0.0/1`.
+    pub destination: String,
+    /// Next hop.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub gateway: Option<IpAddr>,
+    /// Index of the interface.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ifindex: Option<u32>,
+    /// Table: 254 is the main one.
+    pub table: u32,
+    /// The lowest wins.
+    pub metric: u32,
+    /// Whether it is of IPv6.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub ipv6: bool,
 }
 
 impl Core {
@@ -197,8 +231,10 @@ impl Core {
             containers,
             components: self.components.running().iter().map(Component::from).collect(),
             namespaces,
+            uplinks: self.uplinks(),
             suspected: self.engine.suspected(&self.node()),
             lulls: self.engine.lulls(),
+            recounts: self.engine.recounts(),
         }
     }
 
@@ -219,44 +255,6 @@ impl Core {
         }
     }
 
-    fn pod_statuses(&self, containers: &[ContainerStatus]) -> Vec<PodStatus> {
-        let mut pods: BTreeMap<&str, PodStatus> = BTreeMap::new();
-        for container in containers {
-            let Some(pod) = container.pod.as_ref().filter(|pod| !pod.claimed) else { continue };
-            let state = pods.entry(&pod.uid).or_insert_with(|| PodStatus {
-                pod: pod.clone(),
-                netns: None,
-                gateways: Vec::new(),
-                host_links: Vec::new(),
-                containers: Vec::new(),
-            });
-            state.containers.push(container.container.id.clone());
-            // All containers of a pod share the sandbox's namespace; the host's belongs to no pod.
-            state.netns = state.netns.or(container.netns.filter(|netns| *netns != self.settings.host_netns));
-        }
-        let mut pods: Vec<PodStatus> = pods.into_values().collect();
-        for pod in &mut pods {
-            let Some(netns) = pod.netns else { continue };
-            if let Some(namespace) = self.namespaces.get(netns) {
-                pod.gateways = gateways(namespace);
-            }
-            if let Some(host) = self.namespaces.get(self.settings.host_netns) {
-                pod.host_links = host
-                    .links
-                    .values()
-                    .filter(|link| link.peer.as_ref().is_some_and(|peer| peer.netns == Some(netns)))
-                    .map(|link| link.ifname.clone())
-                    .collect();
-            }
-        }
-        pods.sort_unstable_by(|a, b| {
-            let name =
-                |pod: &PodStatus| (pod.pod.namespace.clone(), pod.pod.name.clone(), pod.pod.uid.clone());
-            name(a).cmp(&name(b))
-        });
-        pods
-    }
-
     fn netns_status(&self, netns: NsInum, namespace: &Namespace) -> NetnsStatus {
         let mut addresses: Vec<String> = namespace
             .addresses
@@ -274,6 +272,8 @@ impl Core {
             comm: namespace.owner.as_ref().map(|owner| owner.comm.clone()),
             owner: self.target(netns, false),
             gateways: gateways(namespace),
+            neighbors: network::entries(namespace),
+            routes: network::routes(namespace),
             addresses,
             links: namespace.links.values().map(|link| self.link_state(link)).collect(),
             stale: namespace.is_stale(),

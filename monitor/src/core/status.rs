@@ -8,6 +8,7 @@ use crate::observation::{BootNs, Loss, SourceKind, SourceStatus};
 impl Core {
     pub(super) fn source(&mut self, at: BootNs, status: SourceStatus) {
         let name = status.source.clone();
+        let runtimes_before = self.runtimes();
         let old = self.statuses.insert(name.clone(), status.clone());
         let was_up = old.as_ref().map(|old| old.up);
         if self.ready {
@@ -22,10 +23,13 @@ impl Core {
             if changed {
                 self.emit_status_change(at, &status);
             }
-            if was_up.is_some_and(|was_up| was_up != status.up) && status.kind == SourceKind::Runtime {
-                if status.up {
-                    self.pods_on_node.note_recovery(at);
-                }
+            let is_switched = was_up.is_some_and(|was_up| was_up != status.up);
+            let is_switched = is_switched && status.kind == SourceKind::Runtime;
+            if is_switched && status.up {
+                self.pods_on_node.note_recovery(at);
+            }
+            // One that is down all along may turn out to be none, or to have been there.
+            if is_switched || self.runtimes() != runtimes_before {
                 self.diagnose(at, &ModelChange::RuntimeAvailability);
             }
             return;

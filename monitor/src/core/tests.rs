@@ -1,7 +1,7 @@
 //! Observations as input, events as output.
 
 use super::*;
-use crate::event::{Confidence, Join};
+use crate::event::{ActorSource, Confidence, Join};
 use crate::node::view::RuntimeAvailability;
 use crate::observation::*;
 use crate::settings::{Cmdline, EventRate, Thresholds};
@@ -20,6 +20,7 @@ mod names;
 mod order;
 mod rbd;
 mod recreations;
+mod route;
 mod runtimes;
 pub(crate) mod saved;
 mod status;
@@ -54,9 +55,9 @@ fn at(at: BootNs, fact: Fact) -> Observation {
 }
 
 fn status(source: &str, up: bool) -> Fact {
-    let reason = (!up).then(|| "gone".to_owned());
     let kind = if source == "docker" { SourceKind::Runtime } else { SourceKind::Netlink };
-    Fact::Source(SourceStatus { source: source.into(), kind, up, rung: None, reason, absent: false })
+    let down = || SourceStatus::down(kind, source, "gone");
+    Fact::Source(if up { SourceStatus::up(kind, source) } else { down() })
 }
 
 fn snapshot(netns: NsInum) -> Fact {
@@ -134,6 +135,7 @@ fn change(op: NeighborOp, cause: NeighborCause) -> NeighborChange {
         device_lladdr: None,
         actor: Some(TaskRef { key: key(), tid: 28_997, comm: "calico".into(), context: None }),
         netlink_port: None,
+        netns_cookie: None,
         netns_of_user: false,
     }
 }
@@ -320,11 +322,8 @@ fn who_deletes_an_entry_by_request_is_told_after_the_exit_too() {
     core.observe(at(10, deletion(NeighborCause::Admin)));
     let [event] = &events(&mut core)[..] else { panic!("not one event") };
     assert_eq!((event.severity, event.actor.is_some()), (Severity::Debug, true), "{}", event.message);
-    assert!(
-        event.message.ends_with("deleted by calico (pid 28997) after its container had exited"),
-        "{}",
-        event.message
-    );
+    let message = &event.message;
+    assert!(message.ends_with("deleted by calico (pid 28997) after its container had exited"), "{message}");
 }
 
 fn deletion_actor() -> Option<TaskRef> {
@@ -398,7 +397,7 @@ fn an_event_awaits_the_container_of_its_actor() {
     facts.pod = None;
     core.observe(at(11, Fact::Container(facts)));
     let event = events(&mut core).pop().unwrap();
-    let actor = event.actor.unwrap();
+    let actor = event.actor.unwrap().into_inner();
     assert_eq!(actor.container.unwrap().name.as_deref(), Some("culprit"));
     assert_eq!((actor.join, actor.cmdline), (Join::Late, None));
 }
@@ -427,7 +426,7 @@ fn without_a_runtime_the_cgroup_names_the_container() {
     core.observe(at(1, task(&format!("/docker/{ID}"))));
     core.observe(at(10, deletion(NeighborCause::Admin)));
     let event = events(&mut core).pop().unwrap();
-    let actor = event.actor.unwrap();
+    let actor = event.actor.unwrap().into_inner();
     assert_eq!((actor.container.unwrap().id.as_str(), actor.join), (ID, Join::Ok));
 }
 

@@ -3,7 +3,7 @@
 use super::Core;
 use crate::escape::name;
 use crate::event::wording::{container_label, owner_phrase, pod_label};
-use crate::event::{Event, Kind, Severity, Throttled};
+use crate::event::{Event, Kind, Severity, Shared, Throttled};
 use crate::node::namespaces::Refused;
 use crate::observation::{self, BootNs, Lane, Request};
 
@@ -66,7 +66,7 @@ impl Core {
             || matches!(over.lane, Lane::Umount | Lane::Remove) && over.uid == Some(0);
         let severity = if of_host { Severity::Warning } else { Severity::Notice };
         let event = Event {
-            target: target.map(Box::new),
+            target: target.map(Shared::new),
             throttled: Some(Box::new(throttled)),
             ..self.event(at, Kind::EventsThrottled, severity, message)
         };
@@ -114,7 +114,7 @@ impl Core {
             "beyond what is kept of the namespaces of one {whose}, so that nothing in them is watched: {what}"
         );
         let event = Event {
-            target: target.map(Box::new),
+            target: target.map(Shared::new),
             throttled: Some(Box::new(throttled)),
             ..self.event(now, Kind::EventsThrottled, severity, message)
         };

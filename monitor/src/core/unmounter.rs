@@ -2,7 +2,7 @@
 
 use super::Core;
 use crate::diagnose::{ModelChange, Waiting};
-use crate::event::ActorSource;
+use crate::event::{ActorSource, Shared};
 use crate::observation::{BootNs, TaskRef, Unmounter};
 
 impl Core {
@@ -26,8 +26,8 @@ impl Core {
         let server = server.and_then(|server| self.mount_servers(std::slice::from_ref(server)).pop());
         Waiting {
             since: call.as_ref().map_or(key.start_ns, |call| call.since),
-            target: volume.map(|volume| Box::new(self.node().target_of_pod(&volume.pod_uid))),
-            actor: Box::new(actor),
+            target: volume.map(|volume| Shared::new(self.node().target_of_pod(&volume.pod_uid))),
+            actor: Shared::new(actor),
             waits_for: found.waits_for,
             server: server.map(Box::new),
             mount: found.mount,

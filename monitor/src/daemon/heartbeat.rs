@@ -1,7 +1,7 @@
 //! What the daemon does every few seconds, whatever happens.
 
 use super::{CLOCK_STEP_NS, Daemon};
-use crate::allocator;
+use crate::allocator::{self, StormDetector};
 use crate::clock::{boot_now, realtime_offset_ns};
 use crate::core::Benign;
 use crate::metrics::IgnoredRefusals;
@@ -14,6 +14,9 @@ use crate::sources::procfs::own::forget_peak;
 const AFTERMATH: u32 = 6;
 /// And what is remembered of it, removed containers for ten minutes, is forgotten after so many.
 const FORGOTTEN: u32 = 126;
+/// Heartbeats after which code that is used seldom is unmapped again, even in a storm: ten seconds. Each use maps 64 KiB, and
+/// costs a microsecond.
+const SELDOM: u32 = 2;
 
 impl Daemon {
     /// What is due every few seconds.
@@ -29,27 +32,50 @@ impl Daemon {
             });
         }
         self.observe(Observation { at: now, source: Source::Daemon, fact: Fact::Tick });
-        self.keep_gateways();
+        self.keep_state();
         for status in self.sinks.stalled() {
             self.observe(observed_now(Fact::Source(status)));
         }
         self.metrics.incidents_discarded(self.core.incidents_discarded());
         let Benign { cgroup, nameless } = self.core.benign_refusals();
-        let repeated = self.core.umounts_ignored();
-        self.metrics.refusals_ignored(IgnoredRefusals { repeated, cgroup, nameless });
+        let (repeated, missed) = (self.core.umounts_ignored(), self.core.umounts_missed());
+        self.metrics.refusals_ignored(IgnoredRefusals { repeated, cgroup, nameless, missed });
         self.health.tick(now);
         self.service_manager.flush();
-        // What a start or a storm needed.
-        let is_settled = self.core.is_ready() && !std::mem::replace(&mut self.has_settled, true);
+        self.starts.tick();
+        if self.leftovers.release(self.core.is_ready()) {
+            forget_peak();
+        }
+    }
+}
+
+/// What a start or a storm needed, and nothing does after it.
+#[derive(Debug, Default)]
+pub(super) struct Leftovers {
+    pub(super) storm_detector: StormDetector,
+    /// Whether what only the start needed was released.
+    has_settled: bool,
+    /// Heartbeats until what needed memory after that is over; 0 when it is.
+    aftermath: u32,
+    /// Heartbeats since code that is used seldom was unmapped.
+    mapped_for: u32,
+}
+
+impl Leftovers {
+    /// Gives back what is due; whether that of the start is.
+    fn release(&mut self, is_ready: bool) -> bool {
+        let is_settled = is_ready && !std::mem::replace(&mut self.has_settled, true);
         let is_over = self.storm_detector.has_calmed() || is_settled;
         let is_aftermath_over = [FORGOTTEN - AFTERMATH + 1, 1].contains(&self.aftermath);
         self.aftermath = if is_over { FORGOTTEN } else { self.aftermath.saturating_sub(1) };
         if is_over || is_aftermath_over {
             allocator::release_free_memory();
+        }
+        self.mapped_for += 1;
+        if is_over || self.mapped_for >= SELDOM {
             allocator::release_program();
+            self.mapped_for = 0;
         }
-        if is_settled {
-            forget_peak();
-        }
+        is_settled
     }
 }

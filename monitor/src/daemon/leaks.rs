@@ -17,7 +17,8 @@ impl Daemon {
         let offset = realtime_offset_ns();
         let known = previous.iter().flat_map(|event| of_event(event, offset));
         let (readers, tx) = (self.readers.clone(), self.observations.clone());
-        self.leaks = Some(leaks::start(readers, tx, Arc::clone(&self.metrics), known.collect()));
+        let known = (known.collect(), self.scanner.attached());
+        self.leaks = Some(leaks::start(readers, tx, Arc::clone(&self.metrics), known));
     }
 
     /// Has such mounts looked for soon.
@@ -68,10 +69,12 @@ mod tests {
             identity,
             mntns: 9,
             pid: 50,
+            init: false,
             fstype: "tmpfs".into(),
             source: "t".into(),
             propagation: Propagation::Private,
             volume: None,
+            staged: None,
             part: None,
             container: None,
             pod: None,

@@ -3,7 +3,8 @@
 //! Changes of routes and links come as messages, those of neighbor entries as records of the kernel programs. The kernel sends
 //! a message before the request that it tells of returns. So once a record was read, every message about what came before it
 //! waits in the socket; what was sent later is dated (`NetnsHeard`), and the model can tell. The record of who changed a link
-//! is written before the message is sent: once a message was read, it waits in the ring.
+//! is written before the message is sent: once a message was read, it waits in the ring. So does, most often, the record of a
+//! neighbor entry that went with a hardware address, which is written right after.
 
 use std::future::pending;
 use std::pin::pin;
@@ -13,11 +14,15 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
 use super::{Daemon, QUEUE};
-use crate::observation::{Fact, Observation, Source};
+use crate::observation::{
+    Fact, LladdrAct, NeighborCause, NeighborChange, NeighborKey, NeighborOp, Observation, Source,
+};
 use crate::sources::{Barrier, observed_now};
 
 /// Observations that wait while messages are read: more come only when messages and records come in masses.
 const HELD_MAX: usize = 4 * QUEUE;
+/// The same in bytes of their texts, of which any user can give 24 KiB with one call.
+const HELD_TEXTS: usize = 16 << 20;
 /// Longest wait for the records of who changed a link. They may wait for the names of a task's ancestors.
 const ACTS_PATIENCE: Duration = Duration::from_millis(300);
 
@@ -26,9 +31,17 @@ pub(super) fn is_of_neighbor(observation: &Observation) -> bool {
     matches!(observation.fact, Fact::Neighbor(_)) && observation.source != Source::Netlink
 }
 
-/// Whether it is a message about a link, of which a record may tell who changed it.
-pub(super) fn is_of_link(observation: &Observation) -> bool {
-    matches!(observation.fact, Fact::Link(_) | Fact::LinkGone { .. })
+/// Whether it is a message about something of which a record may tell who changed it: a link, an address, or a route of those that
+/// records tell of.
+pub(super) fn is_of_acts(observation: &Observation) -> bool {
+    match &observation.fact {
+        Fact::Link(_) | Fact::LinkGone { .. } | Fact::Address(_) | Fact::AddressGone(_) => true,
+        Fact::Route(route) | Fact::RouteGone(route) => match route.destination {
+            None => true,
+            Some((address, prefix_len)) => prefix_len == if address.is_ipv4() { 32 } else { 128 },
+        },
+        _ => false,
+    }
 }
 
 impl Daemon {
@@ -41,7 +54,7 @@ impl Daemon {
     ) -> Vec<Observation> {
         let since = batch.iter().filter(|one| is_of_neighbor(one)).map(|one| one.at).min();
         let mut messages: Vec<Observation> = batch.extract_if(.., |one| is_message(one)).collect();
-        let mut later = Vec::new();
+        let mut later = Held::default();
         // Without the source there is nothing to wait for, and the daemon ends.
         let whole = meet(&self.barriers, rx, None, |observation| {
             if is_message(&observation) {
@@ -49,10 +62,12 @@ impl Daemon {
             } else {
                 later.push(observation)
             }
-            later.len() < HELD_MAX
+            later.has_room()
         });
         let whole = whole.await;
-        if messages.iter().any(is_of_link) {
+        let mut later = later.observations;
+        if messages.iter().any(is_of_acts) {
+            self.take_acts_in(&mut later);
             later.extend(self.take_acts(batch, rx).await);
         }
         for message in messages {
@@ -65,28 +80,53 @@ impl Daemon {
         later
     }
 
-    /// Takes who changed links before the messages of a batch were sent. Returns what else came meanwhile.
+    /// Takes who changed links, routes and addresses before the messages of a batch were sent. Returns what else came meanwhile.
     pub(super) async fn take_acts(
         &mut self,
         batch: &mut Vec<Observation>,
         rx: &mut mpsc::Receiver<Observation>,
     ) -> Vec<Observation> {
         let Some(acts) = self.acts.clone() else { return Vec::new() };
-        for act in batch.extract_if(.., |one| is_act(one)) {
-            self.observe(act);
-        }
-        let mut later = Vec::new();
+        self.take_acts_in(batch);
+        let mut later = Held::default();
         // What comes later than this is not taken for what the messages tell.
         meet(&acts, rx, Some(Instant::now() + ACTS_PATIENCE), |observation| {
             if is_act(&observation) {
                 self.observe(observation)
             } else {
+                act_of(&observation).into_iter().for_each(|act| self.observe(act));
                 later.push(observation)
             }
-            later.len() < HELD_MAX
+            later.has_room()
         })
         .await;
-        later
+        later.observations
+    }
+
+    fn take_acts_in(&mut self, batch: &mut Vec<Observation>) {
+        let acts: Vec<Observation> = batch.extract_if(.., |one| is_act(one)).collect();
+        for act in acts.into_iter().chain(batch.iter().filter_map(act_of)) {
+            self.observe(act);
+        }
+    }
+}
+
+/// What waits while messages are read.
+#[derive(Default)]
+struct Held {
+    observations: Vec<Observation>,
+    /// Bytes of their texts.
+    texts: usize,
+}
+
+impl Held {
+    fn push(&mut self, observation: Observation) {
+        self.texts += observation.text_bytes();
+        self.observations.push(observation);
+    }
+
+    fn has_room(&self) -> bool {
+        self.observations.len() < HELD_MAX && self.texts < HELD_TEXTS
     }
 }
 
@@ -138,7 +178,50 @@ fn is_message(observation: &Observation) -> bool {
         || matches!(observation.fact, Fact::NetnsMissed { .. } | Fact::NetnsGone { .. })
 }
 
+/// Who changed the hardware address of a link, by the record of a neighbor entry that went with it, which itself is judged later.
+fn act_of(observation: &Observation) -> Option<Observation> {
+    let Fact::Neighbor(change) = &observation.fact else { return None };
+    let NeighborChange { key: NeighborKey { netns, ifindex, .. }, op, cause, .. } = **change;
+    if !is_of_neighbor(observation) || (op, cause) != (NeighborOp::Deleted, NeighborCause::LladdrChanged) {
+        return None;
+    }
+    let (lladdr, actor) = (change.device_lladdr.clone()?, change.actor.clone()?);
+    let fact = Fact::LladdrAct(Box::new(LladdrAct { netns, ifindex, lladdr, actor }));
+    Some(Observation { at: observation.at, source: observation.source, fact })
+}
+
 /// Tasks come before what they do.
 fn is_act(observation: &Observation) -> bool {
-    matches!(observation.fact, Fact::LinkAct(_) | Fact::Task(_))
+    matches!(observation.fact, Fact::LinkAct(_) | Fact::RouteAct(_) | Fact::Task(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::{TaskFacts, TaskKey, TaskPlace};
+
+    fn held(bytes: usize) -> Held {
+        let task = TaskFacts {
+            key: TaskKey { tgid: 1, start_ns: 1, exec_id: 1 },
+            place: TaskPlace::default(),
+            uid: 1000,
+            exe: Some("x".repeat(bytes)),
+            cmdline: None,
+            netns: 1,
+            mntns: 1,
+            cgroup: None,
+            ancestors: Vec::new(),
+        };
+        let mut held = Held::default();
+        while held.has_room() {
+            held.push(observed_now(Fact::Task(Box::new(task.clone()))));
+        }
+        held
+    }
+
+    #[test]
+    fn what_waits_for_messages_is_bounded_by_number_and_by_its_texts() {
+        assert_eq!(held(16).observations.len(), HELD_MAX);
+        assert_eq!(held(1 << 20).observations.len(), 16);
+    }
 }

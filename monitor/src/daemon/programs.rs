@@ -3,6 +3,7 @@
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+use super::starts::Starts;
 use super::{Daemon, DaemonError};
 use crate::config::{Config, REQUIRE_EBPF};
 use crate::error_chain::chain;
@@ -11,9 +12,10 @@ use crate::sources::bpf::{self, BpfConfig, BpfSource, LoadedHooks};
 use crate::sources::procfs::readers::Readers;
 use crate::sources::{Barrier, Sender, observed_now};
 
-/// Attaches every hook at the best rung that configuration and kernel allow.
-pub(super) fn load_hooks(config: &Config, log: bool) -> Result<LoadedHooks, DaemonError> {
-    let hooks = bpf::load(&BpfConfig::from_values(config.values(), log));
+/// Attaches every hook at the best rung that configuration, kernel and the starts before this one allow.
+pub(super) fn load_hooks(config: &Config, log: bool, starts: &Starts) -> Result<LoadedHooks, DaemonError> {
+    let withheld = starts.withheld();
+    let hooks = bpf::load(&BpfConfig { withheld, ..BpfConfig::from_values(config.values(), log) });
     if config.get(&REQUIRE_EBPF) {
         check_required(&hooks)?;
     }
@@ -77,6 +79,13 @@ impl Daemon {
             self.acts = Some(acts);
             Reading::start(programs, self.readers.clone(), host_netns, tx.clone(), barriers)
         });
+        self.observe(observed_now(Fact::Source(bpf::iterators::status(&hooks.iterators))));
+        match hooks.iterators {
+            Ok(iterators) => self.scanner.set_iterators(iterators),
+            Err(reason) => {
+                tracing::info!(reason, "looks for holders in /proc, without the kernel's own lists")
+            }
+        }
         for status in &hooks.statuses {
             self.observe(observed_now(Fact::Source(status.source_status())));
         }

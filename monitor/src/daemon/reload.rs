@@ -84,10 +84,11 @@ impl Daemon {
         let mut settings = self.core.settings().clone();
         config.policy().apply_to(&mut settings);
         self.observe(observed_now(Fact::Settings(Box::new(settings))));
-        if self.config.adopt(config) {
-            tracing::warn!("configuration reloaded; changes of settings other than `cmdline` need a restart");
-        } else {
-            tracing::info!("configuration reloaded");
+        match &self.config.adopt(config)[..] {
+            [] => tracing::info!("configuration reloaded"),
+            names => {
+                tracing::warn!("configuration reloaded; a restart is needed for: {}", names.join(", "));
+            }
         }
     }
 }

@@ -63,7 +63,7 @@ impl Daemon {
                 self.answer(self.scanner.presence(request, share));
             }
             Request::DetachedUsers { id, mounts, share } => {
-                self.answer(self.scanner.detached(DetachedRequest { id, mounts }, share));
+                self.answer(self.scanner.detached(DetachedRequest::new(id, mounts), share));
             }
             Request::StillHeld { id, mount, holders, is_attached, share } => {
                 let request = StillHeldRequest { id, mount: *mount, holders, is_attached };

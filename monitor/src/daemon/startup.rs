@@ -8,6 +8,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::task::{JoinHandle, spawn_local};
 
 use super::programs::{self, Reading};
+use super::starts::Starts;
 use super::{Daemon, DaemonError, Options};
 use crate::clock::boot_now;
 use crate::config::{Config, NODE_NAME, Runtimes, SOCKETS, STATE_DIR};
@@ -25,14 +26,16 @@ use crate::sinks::listen::LISTEN;
 use crate::sinks::prometheus;
 use crate::sources::bpf::LoadedHooks;
 use crate::sources::bpf::hooks::{HOOKS, HookStatus};
+use crate::sources::bpf::iterators;
 use crate::sources::kubelet::POD_LABELS;
-use crate::sources::netlink::{NetlinkConfig, NetlinkSource, follow_host_neighbors};
+use crate::sources::logs::{self, Logs};
+use crate::sources::netlink::{NetlinkConfig, NetlinkSource, follow_host_neighbors, follow_host_sysctls};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::rbd::SYSFS;
 use crate::sources::runtime::{self, RuntimeSocket};
-use crate::sources::{Barrier, Sender, components, observed_now, pod_remains, rbd};
+use crate::sources::{Barrier, Sender, components, ipam, observed_now, pod_remains, rbd};
 use crate::store::{Archive, Limits, PreviousRun};
 
 /// Files that the daemon holds open by itself.
@@ -62,7 +65,10 @@ impl Servers {
         let health = Arc::new(Health::default());
         let metrics_server = match &config.get(&LISTEN).0[..] {
             [] => None,
-            listen => Some(prometheus::Server::start(listen, Arc::clone(metrics), Arc::clone(&health))?),
+            listen => {
+                let web = options.web.clone();
+                Some(prometheus::Server::start(listen, Arc::clone(metrics), Arc::clone(&health), web)?)
+            }
         };
         let boot_id = Proc::default().boot_id();
         let memory = Arc::new(Memory::new(&config.get(&NODE_NAME), &boot_id, Arc::clone(metrics)));
@@ -74,6 +80,7 @@ impl Servers {
             version: options.version.to_owned(),
             revision: options.revision.to_owned(),
             state_dir: config.get(&STATE_DIR),
+            capabilities_at_start: own.effective_capabilities(),
         };
         let path = config.get(&SOCKET);
         let server = api::Server::start(&path, identity, Arc::clone(&memory), older, asking, own)?;
@@ -91,11 +98,17 @@ pub(super) struct Sources {
     /// Whether a node without a runtime is normal.
     runtime_optional: bool,
     runtime_options: runtime::Options,
+    logs: Option<Logs>,
 }
 
 impl Sources {
-    pub(super) fn open(config: &Config, log_bpf: bool, readers: &Readers) -> Result<Self, DaemonError> {
-        let hooks = programs::load_hooks(config, log_bpf)?;
+    pub(super) fn open(
+        config: &Config,
+        log_bpf: bool,
+        starts: &Starts,
+        readers: &Readers,
+    ) -> Result<Self, DaemonError> {
+        let hooks = programs::load_hooks(config, log_bpf, starts)?;
         let neighbors_live = hooks.statuses.iter().any(HookStatus::needs_neighbor_messages);
         let netlink_config = NetlinkConfig { neighbors_live, ..NetlinkConfig::default() };
         let netlink = NetlinkSource::open(netlink_config, readers.clone())?;
@@ -106,8 +119,10 @@ impl Sources {
             Runtimes::Sockets(sockets) => (sockets, Vec::new()),
         };
         let pod_labels = Arc::new(config.get(&POD_LABELS));
-        let runtime_options = runtime::Options { pod_labels, ..runtime::Options::default() };
-        Ok(Self { hooks, netlink, sockets, later, runtime_optional, runtime_options })
+        let runtime_options =
+            runtime::Options { is_guess: runtime_optional, pod_labels, ..runtime::Options::default() };
+        let logs = Logs::open(config.values());
+        Ok(Self { hooks, netlink, sockets, later, runtime_optional, runtime_options, logs })
     }
 
     /// Takes containers that the runtimes are to be asked about.
@@ -124,6 +139,9 @@ impl Sources {
     pub(super) fn names(&self, metrics: &Metrics, sinks: &[&'static str]) -> BTreeMap<String, bool> {
         let mut names = BTreeMap::from([("netlink".to_owned(), false)]);
         names.extend(HOOKS.iter().map(|hook| (hook.source(), false)));
+        // What it finds without the programs is the same.
+        names.insert(iterators::SOURCE.to_owned(), true);
+        names.extend(self.logs.is_some().then(|| (logs::NAME.to_owned(), false)));
         let all: Vec<RuntimeSocket> = self.sockets.iter().chain(&self.later).cloned().collect();
         for (index, (socket, label)) in all.iter().zip(runtime::metric_labels(&all)).enumerate() {
             if index < self.sockets.len() {
@@ -149,6 +167,10 @@ impl Sources {
         let reading = daemon.start_hooks(self.hooks, host_netns, &tx);
         let netlink = tokio::spawn(self.netlink.run(netns, barriers, tx.clone()));
         tokio::spawn(follow_host_neighbors(tx.clone()));
+        tokio::spawn(follow_host_sysctls(tx.clone()));
+        if let Some(logs) = self.logs {
+            logs.start(tx.clone());
+        }
         for socket in self.sockets {
             spawn_local(socket.watch(self.runtime_options.clone(), daemon.readers.clone(), tx.clone()));
         }
@@ -197,7 +219,8 @@ impl Daemon {
         unmounters::start(readers.clone(), observations.clone());
         let sysfs = self.config.get(&SYSFS).0;
         self.rbd_uses = Some(rbd_uses::start(readers.clone(), sysfs.clone(), observations.clone()));
-        rbd::start(sysfs, observations.clone());
+        rbd::start(readers.clone(), sysfs, observations.clone());
+        ipam::start(self.config.get(&ipam::DIRECTORY).0, readers.clone(), observations.clone());
         let kubelets = self.kubelets.clone();
         self.pod_processes = Some(pod_remains::start(readers.clone(), kubelets, observations.clone()));
     }
@@ -210,6 +233,6 @@ pub(super) fn resume(previous: &PreviousRun) -> Resume {
         incidents: previous.incidents.clone(),
         episodes: previous.episodes.clone(),
         pods: previous.pods.clone(),
-        gateways: previous.gateways.clone(),
+        kept: previous.kept.clone(),
     }
 }

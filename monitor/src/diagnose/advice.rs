@@ -36,6 +36,11 @@ pub(super) fn of_process(advice: Advice, pid: u32, seen: BootNs, links: Vec<Proc
     Advice { process: Some(NamedProcess { pid, seen_ns: seen.to_string(), links }), ..advice }
 }
 
+/// Whether a restart of this unit concerns what is in it alone: that of a user's manager ends all that the user has.
+pub(super) fn is_restarted_alone(unit: &str) -> bool {
+    unit.ends_with(".service") && !unit.starts_with("user@")
+}
+
 /// Lets a stopped file server go on; `seen`: when it was.
 pub(super) fn continue_server(server: &MountServer, seen: BootNs) -> Advice {
     let text = format!("let {}, which serves this file system, go on", name(&server.comm));

@@ -10,7 +10,7 @@ use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, seconds};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id, target_label};
-use crate::event::{CloseReason, Confidence, Event, Severity, Target};
+use crate::event::{CloseReason, Confidence, Event, Severity, Shared, Target};
 use crate::node::cni::Call;
 use crate::node::containers::is_live;
 use crate::observation::{BootNs, CniCommand, NsInum};
@@ -76,7 +76,7 @@ impl CniNetnsMismatch {
             advice: None,
             objects: IncidentObjects {
                 actor: Some(call.actor.clone()),
-                target: Some(Box::new(target)),
+                target: Some(Shared::new(target)),
                 cni: Some(Box::new(cni)),
                 ..IncidentObjects::default()
             },

@@ -10,16 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{
-    CAPACITY, Context, Diagnosis, IncidentKey, ModelChange, SECOND, STARTUP_GRACE, mount_leak, seconds,
-};
-use crate::event::{CloseReason, Confidence, Event, Kind, MountHolder, Severity};
+use super::{CAPACITY, Context, Diagnosis, IncidentKey, ModelChange, SECOND, STARTUP_GRACE, seconds};
+use crate::event::{CloseReason, Confidence, Event, Kind, MountHolder, Severity, Shared};
 use crate::node::mounts::MountKey;
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{BootNs, ContainerFacts, ContainerState, PodIdentity, Request};
 use crate::settings::{Thresholds, Unit, thresholds};
 use refusal::Refusal;
 
+mod left;
 mod refusal;
 mod wording;
 
@@ -36,8 +35,8 @@ const ANSWER_WITHIN: BootNs = SECOND;
 const REFUSAL_RETENTION: BootNs = 600 * SECOND;
 /// Those that only claim to be of a pod: anybody who may start containers can make as many as he likes.
 const CLAIMED_MAX: usize = 64;
-/// Incidents that one is said to be caused by.
-const CAUSES_MAX: usize = 8;
+/// How often it is looked at what is behind an open one: a mount that others still have is told some time after.
+const LOOK: BootNs = 30 * SECOND;
 
 thresholds! {
     /// A container may be dead, or the removal of one of its directories or mounts refused, for this time.
@@ -61,7 +60,18 @@ struct Victim {
     /// When the runtime was asked last, before it is judged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     asked: Option<BootNs>,
+    /// Who still has a mount of it, as it was said last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    left: Option<String>,
     is_open: bool,
+}
+
+impl Victim {
+    /// Who held what was refused last.
+    fn holders(&self) -> &[MountHolder] {
+        let refusal = self.refusal.as_deref();
+        refusal.and_then(|refusal| refusal.objects.holders.as_deref()).unwrap_or_default()
+    }
 }
 
 /// How far a removal has come.
@@ -137,6 +147,7 @@ impl ContainerUndeletable {
             refusal: None,
             cleared: None,
             asked: None,
+            left: None,
             is_open: false,
         };
         self.victims.insert(id.to_owned(), victim);
@@ -186,6 +197,9 @@ impl ContainerUndeletable {
             // Nothing opens on what was known before.
             return self.timers.set(&id.to_owned(), context.now + STARTUP_GRACE);
         }
+        if victim.is_open {
+            return self.look(context, id, findings);
+        }
         let removal = self.removal(node, id);
         let is_answered = victim.asked.is_some_and(|at| at.saturating_add(LOOK_INTERVAL) > context.now);
         if matches!(removal, Removal::Refused | Removal::GoesOn) && !is_answered {
@@ -230,16 +244,30 @@ impl ContainerUndeletable {
             victim.is_open = true;
         }
         self.report(context, id, findings);
+        self.timers.set(&id.to_owned(), context.now + LOOK);
+    }
+
+    /// Looks at what is behind an open one.
+    fn look(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
+        self.timers.set(&id.to_owned(), context.now + LOOK);
+        let Some(victim) = self.victims.get(id) else { return };
+        if victim.refusal.is_none() && victim.left != left::phrase(context, id) {
+            return self.report(context, id, findings);
+        }
+        for cause in left::causes(context, id, victim.holders()) {
+            findings.link(IncidentKey { kind: KIND, subject: id.to_owned() }, cause);
+        }
     }
 
     /// Tells what is known of a container whose incident is open.
-    fn report(&self, context: &Context<'_>, id: &str, findings: &mut Findings) {
+    fn report(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
         let node = context.node;
-        let open = self.victims.get(id).filter(|victim| victim.is_open);
+        let open = self.victims.get_mut(id).filter(|victim| victim.is_open);
         let Some((victim, facts)) = open.zip(node.containers.get(id)) else { return };
+        // What was refused tells more.
+        victim.left = left::phrase(context, id).filter(|_| victim.refusal.is_none());
         let target = node.target_of(facts);
         let refusal = victim.refusal.as_deref();
-        let holders = refusal.and_then(|refusal| refusal.objects.holders.as_deref()).unwrap_or_default();
         findings.report(Report {
             severity: Severity::Warning,
             confidence: match (refusal, of_state(facts.state)) {
@@ -247,12 +275,12 @@ impl ContainerUndeletable {
                 (None, Removal::Failed | Removal::GoesOn) => victim.cleared.unwrap_or(Confidence::Certain),
                 (None, Removal::Refused | Removal::None) => Confidence::Likely,
             },
-            summary: wording::summary(&target, facts, refusal, victim.cleared),
+            summary: wording::summary(&target, facts, victim),
             ruled_out: None,
             advice: Some(wording::advice_for(node, &target, refusal, victim.cleared.is_some())),
-            caused_by: causes(context, id, holders),
+            caused_by: left::causes(context, id, victim.holders()),
             objects: IncidentObjects {
-                target: Some(Box::new(target)),
+                target: Some(Shared::new(target)),
                 ..refusal.map(|refusal| refusal.objects.clone()).unwrap_or_default()
             },
             first: victim.first,
@@ -369,9 +397,11 @@ impl Diagnosis for ContainerUndeletable {
             cleared: None,
             refusal: Refusal::resume(event, context.clock.boot_ns(&incident.last_seen)).map(Box::new),
             asked: None,
+            left: None,
             is_open: true,
         };
         self.victims.insert(id.clone(), victim);
+        self.timers.set(&id, context.now + LOOK);
         Some(id)
     }
 
@@ -401,24 +431,6 @@ fn is_known(node: &NodeView<'_>, id: &str) -> bool {
         Some(_) => true,
         None => node.runtimes == RuntimeAvailability::All,
     }
-}
-
-/// The open incidents about mounts of this container that others still have, and about mounts that those have who hold it.
-fn causes(context: &Context<'_>, id: &str, holders: &[MountHolder]) -> Vec<IncidentKey> {
-    let holding: BTreeSet<&str> =
-        holders.iter().filter_map(|holder| Some(holder.container.as_ref()?.id.as_str())).collect();
-    let is_of = |objects: &IncidentObjects| {
-        let actor = objects.actor.as_ref().and_then(|actor| actor.container.as_ref());
-        let mut left = objects.leaks.iter().flatten().filter_map(|leak| leak.container.as_ref());
-        actor.is_some_and(|container| holding.contains(container.id.as_str()))
-            || left.any(|container| container.id == id)
-    };
-    let leaks =
-        context.incidents.iter().filter(|open| open.kind() == mount_leak::KIND && is_of(open.objects()));
-    leaks
-        .take(CAUSES_MAX)
-        .map(|open| IncidentKey { kind: mount_leak::KIND, subject: open.subject().to_owned() })
-        .collect()
 }
 
 #[cfg(test)]

@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::pod_network::{SETTLE, is_of_pod, leads_out, living_pod, netns_of, runs_since, vrf};
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, seconds};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, ipam_drift, seconds};
 use crate::escape::name;
 use crate::event::wording::pod_label;
 use crate::event::{
-    AddressConflict, AddressedPod, Advice, CloseReason, Confidence, Event, Kind, LinkPeer, Severity, Target,
-    form,
+    AddressConflict, AddressedPod, Advice, CloseReason, Confidence, Event, Kind, LinkPeer, Severity, Shared,
+    Target, form,
 };
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, NsInum};
@@ -174,18 +174,20 @@ fn report(
     let count = u64::try_from(holders.len()).unwrap_or(u64::MAX);
     let confidence =
         if holders.iter().all(|holder| holder.is_heard) { Confidence::Certain } else { Confidence::Likely };
-    let target = holders.first().map(|holder| Box::new(holder.target.clone()));
+    let target = holders.first().map(|holder| Shared::new(holder.target.clone()));
     let more = holders.len().saturating_sub(PODS_MAX);
     let pods: Vec<AddressedPod> = holders.into_iter().take(PODS_MAX).map(|holder| holder.addressed).collect();
+    let both = AddressConflict { address, pods };
+    let caused_by = ipam_drift::of(context, &both);
     Report {
         severity: Severity::Warning,
         confidence,
-        summary: summary(address, &pods, more),
+        summary: summary(address, &both.pods, more),
         ruled_out: Some(vec!["neither is in the network namespace of the other or of the host".to_owned()]),
-        advice: Some(steps(address, &pods)),
+        advice: Some(steps(address, &both.pods)),
         objects: IncidentObjects {
             target,
-            address_conflict: Some(Box::new(AddressConflict { address, pods })),
+            address_conflict: Some(Box::new(both)),
             ..IncidentObjects::default()
         },
         first: conflict.first,
@@ -193,7 +195,7 @@ fn report(
         evidence: Vec::new(),
         count: Count::Total(count),
         found_at_start: conflict.found_at_start,
-        caused_by: Vec::new(),
+        caused_by,
         subject,
     }
 }

@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::advice::is_offered;
 use super::finding::{Finding, Findings, IncidentObjects, Report};
 use super::flapping::{Flapping, Lull, is_own_doing};
 use super::identity::{IdGenerator, IncidentId};
-use super::incidents::{Incidents, OpenIncident};
+use super::incidents::{Incidents, OpenIncident, Recount};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
 use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock, past};
 use crate::node::view::NodeView;
@@ -123,6 +123,8 @@ impl Engine {
                 .diagnoses
                 .iter()
                 .map(|diagnosis| saved(diagnosis.as_ref()))
+                // Of one that has nothing to save there is nothing to restore.
+                .filter(|saved| saved.as_ref().map_or(true, |(_, state)| *state != Value::Object(Map::new())))
                 .collect::<Result<_, _>>()?,
         })
     }
@@ -253,6 +255,12 @@ impl Engine {
         self.flapping.lulls(self.clock)
     }
 
+    /// How often the open incidents have been seen by now.
+    #[must_use]
+    pub fn recounts(&self) -> Vec<Recount> {
+        self.incidents.iter().filter_map(|open| open.recount(self.clock)).collect()
+    }
+
     /// Closes the incidents that are over for the moment: nobody will see whether that lasts.
     pub fn stop(&mut self, at: BootNs) {
         self.now = self.now.max(at);
@@ -275,6 +283,16 @@ impl Engine {
     #[must_use]
     pub fn discarded(&self) -> u64 {
         self.discarded
+    }
+
+    /// A line of a log is quoted for an open incident, by the event of this number.
+    pub fn quote(&mut self, at: BootNs, kind: &str, subject: &str, seq: u64) {
+        self.now = self.now.max(at);
+        let id = self.ids.id(kind, subject);
+        if let Some(open) = self.incidents.open.get_mut(&id) {
+            open.add_evidence(seq);
+            self.push_change(Kind::IncidentUpdated, id);
+        }
     }
 
     fn run(
@@ -330,6 +348,12 @@ impl Engine {
                     self.push_change(Kind::IncidentUpdated, id);
                 }
             }
+            Finding::Renew { subject, summary, confidence } => {
+                let id = self.ids.id(kind, &subject);
+                if self.incidents.open.get_mut(&id).is_some_and(|open| open.renew(summary, confidence)) {
+                    self.push_change(Kind::IncidentUpdated, id);
+                }
+            }
             Finding::Link { effect, cause } => {
                 let (effect, cause) =
                     (self.ids.id(effect.kind, &effect.subject), self.ids.id(cause.kind, &cause.subject));
@@ -373,6 +397,9 @@ impl Engine {
             }
             if notable {
                 self.push_change(Kind::IncidentUpdated, id);
+            } else {
+                // Its objects may be others.
+                self.incidents.note_change(id);
             }
             return;
         }
@@ -402,7 +429,7 @@ impl Engine {
 
     fn end(&mut self, id: IncidentId, reason: CloseReason) {
         let Some(open) = self.incidents.close(id) else { return };
-        self.incidents.note_change();
+        self.incidents.note_change(id);
         let mut incident = open.incident(self.clock);
         incident.closed = Some(self.clock.text(self.now));
         incident.close_reason = Some(reason);
@@ -412,7 +439,7 @@ impl Engine {
     }
 
     fn push_change(&mut self, kind: Kind, id: IncidentId) {
-        self.incidents.note_change();
+        self.incidents.note_change(id);
         if let Some(open) = self.incidents.open.get(&id) {
             let (incident, objects) = (open.incident(self.clock), open.objects().clone());
             self.changes.push(IncidentChange { kind, at: self.now, incident, objects });

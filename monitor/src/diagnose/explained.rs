@@ -2,9 +2,9 @@
 
 use super::{
     cni_netns_mismatch, cni_teardown_failing, container_undeletable, duplicate_pod_ip, gateway_neighbor_lost,
-    kubelet_crash_loop, mount_leak, multi_pod_disruption, orphan_container, orphan_veth,
-    pod_neighbor_unreachable, pod_route_missing, pod_stuck_terminating, rbd_lock_left, rbd_orphan_mapping,
-    sandbox_crash_loop, spec_hash_storm, stale_cni_del, umount_hung, volume_busy,
+    ipam_drift, kubelet_crash_loop, mount_leak, multi_pod_disruption, orphan_container, orphan_veth,
+    pod_neighbor_unreachable, pod_route_missing, pod_stuck_terminating, rbd_lock_left, rbd_locked_elsewhere,
+    rbd_orphan_mapping, sandbox_crash_loop, spec_hash_storm, stale_cni_del, umount_hung, volume_busy,
 };
 
 /// A kind of incident in plain words.
@@ -109,6 +109,14 @@ pub fn explained(kind: &str) -> Option<Explained> {
             "End who keeps the namespace, as the incident names them; the device goes with it. Do not delete a device by its \
              name: the next pod of that name has one of the same name.",
         ),
+        ipam_drift::KIND => (
+            "host-local no longer reserves the address of a living pod for it",
+            "host-local gives an address to nobody as long as there is a file of its name. That of a pod which lives and has the \
+             address is gone, or is another sandbox's: a CNI DEL freed it, somebody removed the file, or its directory was \
+             emptied. Two pods with one address come of it.",
+            "Restart the pod, so that it gets another address; until then no pod should be started. Look who freed it: \
+             scripts that clean up /var/lib/cni/networks by a list of containers often do.",
+        ),
         duplicate_pod_ip::KIND => (
             "Two pods of this node have the same address",
             "Packets for one of them may reach the other, or neither. Either the address was given out while it was in use, \
@@ -147,6 +155,15 @@ pub fn explained(kind: &str) -> Option<Explained> {
              from another node is not known.",
             "Make sure by rbd status that no client has the image open, see by rbd lock list whether the lock is still there, \
              and only then remove it.",
+        ),
+        rbd_locked_elsewhere::KIND => (
+            "A log says that a Ceph RBD image is refused to this node",
+            "According to a log of this node, another node has the image or a lock on it; then its pod stays in \
+             ContainerCreating. Either the pod's node before has not given it back, or a lock was left when it did. The log may \
+             also be wrong: it is quoted, and nothing else shows the refusal. Whether a program has the image without the \
+             kernel (rbd-nbd, librbd) is not seen.",
+            "See by rbd status which client has the image open and go on with kevtmon on the node of that address; if that tells \
+             nothing, a pod there uses the image. A lock is removed only if there is no watcher.",
         ),
         _ => return None,
     };

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{
     Actor, AddressConflict, Advice, CloseReason, Cni, Component, Confidence, Event, LeakedMount, Link, Mount,
-    MountHolder, Neighbor, Rbd, Route, Sandbox, Severity, Target, Unreadable,
+    MountHolder, Neighbor, Rbd, Reservation, Route, Sandbox, Severity, Shared, Target, Unreadable,
 };
 use crate::observation::{BootNs, Request, Verdict};
 
@@ -22,13 +22,15 @@ pub struct IncidentKey {
 #[serde(default)]
 pub struct IncidentObjects {
     /// The actor.
-    pub actor: Option<Box<Actor>>,
+    pub actor: Option<Shared<Actor>>,
     /// The owner of what is affected.
-    pub target: Option<Box<Target>>,
+    pub target: Option<Shared<Target>>,
     /// The neighbor entry.
     pub neighbor: Option<Box<Neighbor>>,
     /// The address that several pods have.
     pub address_conflict: Option<Box<AddressConflict>>,
+    /// The reservation of an address.
+    pub reservation: Option<Box<Reservation>>,
     /// The network interface.
     pub link: Option<Box<Link>>,
     /// The route.
@@ -66,6 +68,7 @@ impl IncidentObjects {
             target: event.target.clone(),
             neighbor: event.neighbor.clone(),
             address_conflict: event.address_conflict.clone(),
+            reservation: event.reservation.clone(),
             link: event.link.clone(),
             route: event.route.clone(),
             sandbox: event.sandbox.clone(),
@@ -90,6 +93,7 @@ impl IncidentObjects {
             target: self.target,
             neighbor: self.neighbor,
             address_conflict: self.address_conflict,
+            reservation: self.reservation,
             link: self.link,
             route: self.route,
             sandbox: self.sandbox,
@@ -119,6 +123,7 @@ impl IncidentObjects {
         put(&mut self.target, newer.target);
         put(&mut self.neighbor, newer.neighbor);
         put(&mut self.address_conflict, newer.address_conflict);
+        put(&mut self.reservation, newer.reservation);
         put(&mut self.link, newer.link);
         put(&mut self.route, newer.route);
         put(&mut self.sandbox, newer.sandbox);
@@ -219,6 +224,15 @@ pub enum Finding {
         /// One sentence with actor and target.
         summary: String,
     },
+    /// Brings the time in the summary of an open incident up to date, and how sure it is, which may be less than before.
+    Renew {
+        /// What is affected.
+        subject: String,
+        /// One sentence with actor and target.
+        summary: String,
+        /// How sure it is.
+        confidence: Confidence,
+    },
     /// Links a cause that was not known when the effect opened.
     Link {
         /// The effect.
@@ -290,6 +304,11 @@ impl Findings {
     /// Replaces the summary of an open incident.
     pub fn restate(&mut self, subject: String, summary: String) {
         self.items.push(Finding::Restate { subject, summary });
+    }
+
+    /// Brings the time in the summary of an open incident up to date, and how sure it is.
+    pub fn renew(&mut self, subject: String, summary: String, confidence: Confidence) {
+        self.items.push(Finding::Renew { subject, summary, confidence });
     }
 
     /// Links a cause to its effect.

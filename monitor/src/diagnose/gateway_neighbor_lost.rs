@@ -22,6 +22,8 @@ use crate::settings::{Thresholds, Unit, thresholds};
 mod failed;
 mod fault;
 pub(super) mod health;
+mod host_side;
+mod left;
 mod other_ways;
 mod persistence;
 mod recheck;
@@ -30,12 +32,15 @@ mod rereads;
 mod suspected;
 mod unattributed;
 mod undecided;
+mod unseen;
 mod wording;
 
 use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
 use health::Health;
+use host_side::LinkChanges;
 use other_ways::{is_replaceable, may_be_harmless};
 use rereads::RereadSchedule;
+use unattributed::UnattributedEvent;
 use undecided::Undecided;
 
 /// As users filter and alert on it.
@@ -97,24 +102,20 @@ pub(super) struct GatewayNeighborLost {
     check_all_at: Option<BootNs>,
     /// Events in namespaces whose container is not known yet.
     unattributed: VecDeque<UnattributedEvent>,
+    /// What was wrong when its container left the namespace: whoever is there since has not lost it.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    left: BTreeSet<NeighborKey>,
     /// Deletions that may turn out to be losses.
     #[serde(default, rename = "kept_deletions", skip_serializing_if = "Undecided::is_empty")]
     undecided: Undecided,
+    #[serde(default)]
+    changes: LinkChanges,
     /// When records of the kernel were lost last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lost_at: Option<BootNs>,
     /// The same of records of unprivileged users among themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     users_lost_at: Option<BootNs>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct UnattributedEvent {
-    /// When it was kept.
-    since: BootNs,
-    /// Time of the event, which its serialized form does not include.
-    at: BootNs,
-    event: Event,
 }
 
 impl GatewayNeighborLost {
@@ -126,7 +127,9 @@ impl GatewayNeighborLost {
             rereads: RereadSchedule::default(),
             check_all_at: None,
             unattributed: VecDeque::new(),
+            left: BTreeSet::new(),
             undecided: Undecided::default(),
+            changes: LinkChanges::default(),
             lost_at: None,
             users_lost_at: None,
         }
@@ -144,10 +147,9 @@ impl GatewayNeighborLost {
         if neighbor.cause == "netns-exit" || neighbor.after_exit {
             return self.close(key, CloseReason::SubjectGone, Some(event.seq), findings);
         }
-        let known = event.target.clone().map(|target| *target).filter(health::is_live_target);
+        let known = event.target.as_deref().cloned().filter(health::is_live_target);
         let found = known.or_else(|| health::live_target(context.node, key.netns)).and_then(|target| {
-            let cookie = context.node.namespaces.get(key.netns).and_then(|namespace| namespace.cookie);
-            Some((GatewayOwner::of(&target, key.netns, cookie)?, target))
+            Some((GatewayOwner::of(&target, key.netns, context.node.namespaces.get(key.netns))?, target))
         });
         let Some((mut owner, target)) = found else {
             if matches!(event.kind, Kind::NeighborDeleted | Kind::NeighborChanged) {
@@ -162,7 +164,7 @@ impl GatewayNeighborLost {
             None => {}
         }
         match event.kind {
-            Kind::NeighborAdded => self.recheck(context, key.netns, Some(event.seq), findings),
+            Kind::NeighborAdded => self.set(context, (owner, target), event, neighbor, findings),
             Kind::NeighborFailed => self.failed(context, key, owner, event, findings),
             Kind::NeighborChanged if is_repair(context.node, neighbor) => {
                 self.recheck(context, key.netns, Some(event.seq), findings);
@@ -272,7 +274,8 @@ impl GatewayNeighborLost {
         if !self.has_room(context, key, &fault) {
             return findings.discard();
         }
-        let fault = Fault { phase: FaultPhase::Open, ..fault };
+        let mut fault = Fault { phase: FaultPhase::Open, ..fault };
+        self.explain(context, key, &mut fault);
         findings.report(fault.report(context, key, Severity::Warning, true));
         self.escalations.set(&key, context.now + seconds(self.thresholds.get(&GATEWAY_CRITICAL)));
         self.rereads.schedule(key.netns, context.now + REREAD_INTERVAL);
@@ -316,7 +319,7 @@ impl GatewayNeighborLost {
             };
             findings.advise(
                 subject(&fault.owner, key),
-                Some(repair::ruled_out(context.node, key)),
+                Some(repair::ruled_out(context.node, key, fault.explanation.as_ref())),
                 repair::advice_for(context, fault, key, target),
             );
         }
@@ -329,7 +332,9 @@ impl Diagnosis for GatewayNeighborLost {
     }
 
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+        self.changes.note_route(context.node.host_netns, event);
         if let Some(link) = event.link.as_ref() {
+            self.changes.note(context.node.host_netns, event);
             // The advice depends on both ends of a pair.
             let other = link.peer.as_ref().and_then(|peer| peer.netns).filter(|netns| *netns != link.netns);
             for netns in [Some(link.netns), other].into_iter().flatten() {
@@ -372,6 +377,8 @@ impl Diagnosis for GatewayNeighborLost {
                 // The kernel uses its number again.
                 self.unattributed.retain(|one| one.netns() != Some(*netns));
                 self.undecided.forget(*netns);
+                self.left.retain(|key| key.netns != *netns);
+                self.changes.forget(*netns);
                 for key in self.keys(Some(*netns)) {
                     self.close(key, CloseReason::SubjectGone, None, findings);
                 }

@@ -1,6 +1,7 @@
 //! The open incidents: evidence, counts, and which changes are notable enough for an `incident.updated` event.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +9,7 @@ use super::counted;
 use super::finding::{Count, IncidentObjects, Repeat, Report};
 use super::identity::IncidentId;
 use crate::event::{Advice, Confidence, EVIDENCE_MAX, Incident, Severity, WallClock};
+use crate::is_zero::is_zero;
 use crate::node::charge::of_target;
 use crate::observation::BootNs;
 
@@ -18,8 +20,21 @@ const ACCOUNT_MAX: usize = 128;
 const FOREIGN_MAX: usize = 16;
 /// Closed incidents that can still be linked as a cause.
 const CLOSED_MAX: usize = 256;
+/// Changes of which it is known whose they were: more than the findings about one event.
+const CHANGED_MAX: usize = 64;
 /// Closed incidents whose next episode is known; more than the store keeps need none.
 const EPISODES_MAX: usize = 1024;
+
+/// How often an open incident has been seen by now, which its events tell at 1, 2, 4, 8 …
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recount {
+    /// Its id.
+    pub id: String,
+    /// How often.
+    pub count: u64,
+    /// When it was last seen, RFC 3339.
+    pub last_seen: String,
+}
 
 /// An open incident.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -125,6 +140,12 @@ impl OpenIncident {
         incident
     }
 
+    /// How often it has been seen, if it was again since it opened.
+    pub(super) fn recount(&self, clock: WallClock) -> Option<Recount> {
+        let last_seen = clock.text(self.last?);
+        Some(Recount { id: self.incident.id.clone(), count: self.incident.count, last_seen })
+    }
+
     /// Applies a report; returns whether the change is notable.
     pub(super) fn report(&mut self, report: Report, clock: WallClock) -> bool {
         let incident = &mut self.incident;
@@ -177,6 +198,14 @@ impl OpenIncident {
         self.incident.summary = summary;
         self.summaries += 1;
         self.summaries <= SUMMARY_UPDATES_MAX
+    }
+
+    /// Replaces a summary that differs in its time alone, and how sure it is; returns whether that is notable: another
+    /// certainty.
+    pub(super) fn renew(&mut self, summary: String, confidence: Confidence) -> bool {
+        let before = std::mem::replace(&mut self.incident.confidence, confidence);
+        self.incident.summary = summary;
+        before != confidence
     }
 
     /// What is known of it in the end.
@@ -258,11 +287,6 @@ impl OpenIncident {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
-}
-
 /// The severity that an incident of this target may have.
 fn capped(severity: Severity, objects: &IncidentObjects) -> Severity {
     match &objects.target {
@@ -279,20 +303,61 @@ pub struct Incidents {
     /// The last episode of closed incidents, the latest at the end.
     #[serde(default)]
     episodes: VecDeque<(IncidentId, u32)>,
-    /// How often one has opened, changed notably or closed.
+    /// How often one has opened, changed or closed.
     #[serde(default, skip_serializing_if = "is_zero")]
     changes: u64,
+    #[serde(skip)]
+    changed: Changed,
+}
+
+/// Which incidents have opened, changed or closed, the latest at the end. Not part of the state: who does not know them looks at
+/// all.
+#[derive(Clone, Default)]
+struct Changed(VecDeque<IncidentId>);
+
+impl PartialEq for Changed {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl fmt::Debug for Changed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changed").finish_non_exhaustive()
+    }
 }
 
 impl Incidents {
-    /// How often an incident has opened, changed notably or closed so far.
+    /// How often an incident has opened, changed or closed so far.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    pub(super) fn note_change(&mut self) {
+    /// Which incidents have opened, changed or closed since [`changes`](Self::changes) was `seen`; `None` if that is too long ago to
+    /// be known.
+    pub(super) fn changed_since(&self, seen: u64) -> Option<impl Iterator<Item = IncidentId>> {
+        let count = usize::try_from(self.changes.wrapping_sub(seen)).ok()?;
+        let begin = self.changed.0.len().checked_sub(count)?;
+        Some(self.changed.0.range(begin..).copied())
+    }
+
+    pub(super) fn note_change(&mut self, id: IncidentId) {
         self.changes = self.changes.wrapping_add(1);
+        let changed = &mut self.changed.0;
+        if changed.len() >= CHANGED_MAX {
+            changed.pop_front();
+        }
+        changed.push_back(id);
+    }
+
+    /// All open incidents with their ids.
+    pub(super) fn by_id(&self) -> impl Iterator<Item = (IncidentId, &OpenIncident)> {
+        self.open.iter().map(|(id, open)| (*id, open))
+    }
+
+    pub(super) fn get(&self, id: IncidentId) -> Option<&OpenIncident> {
+        self.open.get(&id)
     }
 
     /// All open incidents, by id.

@@ -43,9 +43,11 @@ mod engine;
 mod explained;
 mod finding;
 mod flapping;
+mod gateway_health;
 mod gateway_neighbor_lost;
 mod identity;
 mod incidents;
+mod ipam_drift;
 mod kubelet_crash_loop;
 mod mount_leak;
 mod multi_pod_disruption;
@@ -56,6 +58,7 @@ mod pod_network;
 mod pod_route_missing;
 mod pod_stuck_terminating;
 mod rbd_lock_left;
+mod rbd_locked_elsewhere;
 mod rbd_orphan_mapping;
 mod sandbox_crash_loop;
 mod spec_hash_storm;
@@ -69,7 +72,8 @@ pub use engine::{Engine, IncidentChange, RestoreError, Saved};
 pub use explained::{Explained, explained};
 pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
 pub use flapping::Lull;
-pub use incidents::{Incidents, OpenIncident};
+pub use gateway_health::{GatewayHealth, gateway_health};
+pub use incidents::{Incidents, OpenIncident, Recount};
 pub use mount_leak::{Leak, Leaks};
 pub use orphan_veth::VethEnd;
 pub use rbd_orphan_mapping::{ImageUse, Usage};
@@ -79,10 +83,11 @@ pub use umount_hung::Waiting;
 pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 20] = [
+pub const KINDS: [&str; 22] = [
     cni_teardown_failing::KIND,
     gateway_neighbor_lost::KIND,
     orphan_veth::KIND,
+    ipam_drift::KIND,
     duplicate_pod_ip::KIND,
     pod_neighbor_unreachable::KIND,
     pod_route_missing::KIND,
@@ -99,6 +104,7 @@ pub const KINDS: [&str; 20] = [
     mount_leak::KIND,
     rbd_orphan_mapping::KIND,
     rbd_lock_left::KIND,
+    rbd_locked_elsewhere::KIND,
     multi_pod_disruption::KIND,
 ];
 
@@ -116,19 +122,28 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | umount_hung::KIND
         | orphan_veth::KIND
         | duplicate_pod_ip::KIND
+        | ipam_drift::KIND
         | pod_neighbor_unreachable::KIND
         | pod_route_missing::KIND
         | pod_stuck_terminating::KIND
         | container_undeletable::KIND
         | rbd_orphan_mapping::KIND
         | rbd_lock_left::KIND
+        | rbd_locked_elsewhere::KIND
         // As bad as the worst of the pods.
         | multi_pod_disruption::KIND => &[Severity::Warning],
-        mount_leak::KIND => &[Severity::Info, Severity::Warning],
+        // Critical is one that keeps a kubelet of few versions from starting.
+        mount_leak::KIND | orphan_container::KIND => &[Severity::Info, Severity::Warning],
         // What users do in namespaces of their own is a notice at most.
         gateway_neighbor_lost::KIND => &[Severity::Warning, Severity::Critical],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
+}
+
+/// Whether it takes a source that is off unless the configuration names it: then there is no series before the first one.
+#[must_use]
+pub fn is_optional(kind: &str) -> bool {
+    kind == rbd_locked_elsewhere::KIND
 }
 
 /// What the count of such an incident counts, in the plural.
@@ -136,8 +151,7 @@ pub fn severities(kind: &str) -> &'static [Severity] {
 pub fn counted(kind: &str) -> &'static str {
     match kind {
         gateway_neighbor_lost::KIND => "events of the loss",
-        volume_busy::KIND => "refused unmounts",
-        container_undeletable::KIND => "refused attempts",
+        volume_busy::KIND | container_undeletable::KIND => "refused attempts",
         cni_teardown_failing::KIND | stale_cni_del::KIND => "failed calls",
         cni_netns_mismatch::KIND => "such calls",
         sandbox_crash_loop::KIND => "sandboxes",
@@ -147,6 +161,7 @@ pub fn counted(kind: &str) -> &'static str {
         duplicate_pod_ip::KIND | multi_pod_disruption::KIND => "pods",
         pod_neighbor_unreachable::KIND | pod_route_missing::KIND => "looks",
         mount_leak::KIND => "mounts",
+        rbd_locked_elsewhere::KIND => "refusals",
         _ => "observations",
     }
 }
@@ -156,6 +171,7 @@ pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
     let all = [
         gateway_neighbor_lost::THRESHOLDS,
         orphan_veth::THRESHOLDS,
+        ipam_drift::THRESHOLDS,
         duplicate_pod_ip::THRESHOLDS,
         pod_neighbor_unreachable::THRESHOLDS,
         pod_route_missing::THRESHOLDS,
@@ -198,6 +214,7 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
         Box::new(cni_teardown_failing::CniTeardownFailing::new(thresholds)),
         Box::new(gateway_neighbor_lost::GatewayNeighborLost::new(thresholds)),
         Box::new(orphan_veth::OrphanVeth::new(thresholds)),
+        Box::new(ipam_drift::IpamDrift::new(thresholds)),
         Box::new(duplicate_pod_ip::DuplicatePodIp::new(thresholds)),
         Box::new(pod_neighbor_unreachable::PodNeighborUnreachable::new(thresholds)),
         Box::new(pod_route_missing::PodRouteMissing::new(thresholds)),
@@ -214,6 +231,7 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
         Box::new(mount_leak::MountLeak::new(thresholds)),
         Box::new(rbd_orphan_mapping::RbdOrphanMapping::new(thresholds)),
         Box::new(rbd_lock_left::RbdLockLeft::new(thresholds)),
+        Box::new(rbd_locked_elsewhere::RbdLockedElsewhere::default()),
         // The cause of others, found in them.
         Box::new(multi_pod_disruption::MultiPodDisruption::new(thresholds)),
     ]
@@ -340,6 +358,8 @@ pub enum ModelChange<'a> {
     },
     /// Mounts of containers and pods that are left in other namespaces were looked for.
     MountCopies(&'a Leaks),
+    /// What host-local has written down of addresses has changed.
+    Ipam,
     /// The Ceph RBD images that are mapped, all of them.
     RbdImages(&'a [Rbd]),
     /// Who uses them was looked for.
@@ -358,6 +378,13 @@ pub enum ModelChange<'a> {
     SandboxCheckpoints(&'a [SandboxCheckpoint]),
     /// An unmount was refused again, without an event.
     Refused(&'a BusyMount),
+    /// Because of that it was looked again whether those hold the mount still who did.
+    HoldersChecked {
+        /// The mount.
+        mount: &'a BusyMount,
+        /// When all of them were seen; `None` where that is not known.
+        seen: Option<BootNs>,
+    },
     /// An unmount of the path of a busy mount succeeded, and whether that very mount is gone is not known.
     UmountUndetermined {
         /// The mount.

@@ -3,13 +3,15 @@
 //!
 //! Found by state alone, see `holders/leaks/`. One incident for each holder: a container, a unit, a user, a process.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
-use crate::event::{Actor, CloseReason, Confidence, Event, Kind, LEAKS_MAX, LeakedMount, Severity, Target};
+use crate::event::{Actor, CloseReason, Event, Kind, LEAKS_MAX, LeakedMount, Severity, Shared, Target};
 use crate::node::{cgroup, charge};
 use crate::observation::{BootNs, KernelMounts, Request};
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -38,7 +40,7 @@ const MOUNTS_MAX: usize = 1024;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Leak {
     /// A process in that namespace.
-    pub holder: Box<Actor>,
+    pub holder: Shared<Actor>,
     /// The mount.
     pub mount: LeakedMount,
 }
@@ -58,6 +60,9 @@ struct Said {
     summary: String,
     severity: Option<Severity>,
     count: usize,
+    /// Those that it lists: what is caused by one of them looks there.
+    #[serde(default)]
+    mounts: Vec<String>,
     in_userns: bool,
     /// The container, if it is one.
     container: Option<String>,
@@ -70,6 +75,20 @@ struct Call {
     at: BootNs,
     seq: u64,
     refused: bool,
+    /// What was mounted there by then: device and path within its file system.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    of: Option<(String, String)>,
+}
+
+impl Call {
+    /// Whether it may have been about this mount: another one may have been mounted at its path since.
+    fn is_about(&self, mount: &LeakedMount) -> bool {
+        // The copy may be one of a part of it.
+        let is_it = |(device, root): &(String, String)| {
+            *device == mount.identity.device && Path::new(&mount.identity.root).starts_with(root)
+        };
+        mount.path.as_ref() == Some(&self.path) && self.of.as_ref().is_none_or(is_it)
+    }
 }
 
 /// The diagnosis.
@@ -115,6 +134,12 @@ impl MountLeak {
         self.review(context, findings);
     }
 
+    /// Whether anything of a container is left.
+    fn has_of(&self, id: &str) -> bool {
+        let mut left = self.found.leaks.iter().filter_map(|leak| leak.mount.container.as_ref());
+        left.any(|container| container.id == id)
+    }
+
     fn close_gone(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let accounts: Vec<String> = self.found.leaks.iter().map(|leak| account(&leak.holder)).collect();
         let gone = self.open.iter().filter(|(account, _)| !accounts.contains(account));
@@ -146,7 +171,12 @@ impl MountLeak {
         let mut reports = Vec::new();
         let mut users = self.open.values().filter(|said| said.in_userns).count();
         for (account, mut leaks) in by_account {
-            leaks.sort_by_key(|leak| (std::cmp::Reverse(leak.mount.confidence), leak.mount.volume.is_none()));
+            // Of those that are as sure the one that does most harm comes first, as it is told most of.
+            leaks.sort_by_key(|leak| {
+                let mount = &leak.mount;
+                let is_harmless = (self.refused(context, mount).is_none(), !mount.is_of_block_device());
+                (Reverse(mount.confidence), is_harmless, mount.volume.is_none())
+            });
             let Some(first) = leaks.first() else { continue };
             let in_userns = first.holder.userns.is_some() && first.holder.container.is_none();
             if in_userns && !self.open.contains_key(&account) {
@@ -161,6 +191,7 @@ impl MountLeak {
                 summary: report.summary.clone(),
                 severity: Some(report.severity),
                 count: leaks.len(),
+                mounts: leaks.iter().take(LEAKS_MAX).map(|leak| key(&leak.mount)).collect(),
                 in_userns,
                 container: first.holder.container.as_ref().map(|container| container.id.clone()),
             };
@@ -175,17 +206,19 @@ impl MountLeak {
         }
     }
 
+    fn refused(&self, context: &Context<'_>, mount: &LeakedMount) -> Option<Refused> {
+        let is_of_it = |call: &Call| call.refused && call.is_about(mount);
+        let by_runtime = || is_told(context, mount).then_some(Refused::ByRuntime);
+        self.calls.iter().any(is_of_it).then_some(Refused::Seen).or_else(by_runtime)
+    }
+
     fn report(&self, context: &Context<'_>, account: &str, leaks: &[&Leak], in_userns: bool) -> Report {
         let first = leaks[0];
-        let of_path = |call: &&Call| leaks.iter().any(|leak| leak.mount.path.as_ref() == Some(&call.path));
-        let calls: Vec<&Call> = self.calls.iter().filter(of_path).collect();
-        let is_refused = calls.iter().any(|call| call.refused);
-        let is_first = |call: &&Call| first.mount.path.as_ref() == Some(&call.path);
-        let first_refused = calls.iter().copied().filter(is_first).any(|call| call.refused);
-        let pins_device = leaks
-            .iter()
-            .any(|leak| leak.mount.is_of_block_device() && leak.mount.confidence == Confidence::Certain);
-        let severity = if is_refused || pins_device { Severity::Warning } else { Severity::Info };
+        let is_about_any = |call: &&Call| leaks.iter().any(|leak| call.is_about(&leak.mount));
+        let calls: Vec<&Call> = self.calls.iter().filter(is_about_any).collect();
+        let is_harm =
+            |leak: &&Leak| self.refused(context, &leak.mount).is_some() || leak.mount.is_of_block_device();
+        let severity = if leaks.iter().any(is_harm) { Severity::Warning } else { Severity::Info };
         let since = leaks.iter().filter_map(|leak| self.since.get(&key(&leak.mount))).min().copied();
         let owner = Target {
             container: first.mount.container.clone(),
@@ -199,12 +232,12 @@ impl MountLeak {
             subject: account.to_owned(),
             severity,
             confidence: first.mount.confidence,
-            summary: wording::summary(leaks, &self.found.kernel, first_refused),
+            summary: wording::summary(leaks, &self.found.kernel, self.refused(context, &first.mount)),
             ruled_out: Some(wording::ruled_out(&self.found.kernel)),
             advice: Some(steps::steps(context, first)),
             objects: IncidentObjects {
                 actor: Some(first.holder.clone()),
-                target: has_owner.then(|| Box::new(owner)),
+                target: has_owner.then(|| Shared::new(owner)),
                 leaks: Some(listed),
                 ..IncidentObjects::default()
             },
@@ -216,6 +249,27 @@ impl MountLeak {
             caused_by: Vec::new(),
         }
     }
+}
+
+/// Who tells that an unmount or removal of a mount was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Refused {
+    /// The call was seen.
+    Seen,
+    /// The runtime that could not remove the container.
+    ByRuntime,
+}
+
+/// Whether the runtime says of a container that is dead that this mount could not be removed.
+fn is_told(context: &Context<'_>, mount: &LeakedMount) -> bool {
+    let Some((id, path)) = mount.container.as_ref().map(|container| &container.id).zip(mount.path.as_ref())
+    else {
+        return false;
+    };
+    let containers = &context.node.containers;
+    let facts = containers.get(id).filter(|_| containers.is_present(id));
+    let words = format!(" {path}: device or resource busy");
+    facts.and_then(|facts| facts.removal_error.as_deref()).is_some_and(|error| error.contains(&words))
 }
 
 /// Whose incident it is: a container, a unit, a user with all that is his; of root a process by itself.
@@ -251,7 +305,7 @@ impl Diagnosis for MountLeak {
         }
         let Some(mount) = event.mount.as_deref().filter(|_| event.incident.is_none()) else { return };
         // The text of a path tells neither: anybody has mounts at such a one.
-        let is_of_somebody = mount.volume.is_some() || mount.container_id.is_some();
+        let is_of_somebody = mount.volume.is_some() || mount.staged.is_some() || mount.container_id.is_some();
         if !is_of_somebody || !context.node.kubelets.mounts_in(mount.mntns) {
             return;
         }
@@ -259,13 +313,16 @@ impl Diagnosis for MountLeak {
             self.calls.pop_front();
         }
         let refused = event.kind == Kind::MountBusy;
-        self.calls.push_back(Call { path: mount.path.clone(), at: context.now, seq: event.seq, refused });
+        let of = mount.identity.as_ref().map(|identity| (identity.device.clone(), identity.root.clone()));
+        let (path, at, seq) = (mount.path.clone(), context.now, event.seq);
+        self.calls.push_back(Call { path, at, seq, refused, of });
         findings.request(Request::MountCopies);
     }
 
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         match change {
             ModelChange::MountCopies(found) => self.replace(context, found, findings),
+            ModelChange::Container(id) if self.has_of(id) => self.review(context, findings),
             // Of what the previous run has told, it is known only now whether it is gone.
             ModelChange::Ready if !self.open.is_empty() => findings.request(Request::MountCopies),
             _ => {}

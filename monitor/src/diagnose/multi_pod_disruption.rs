@@ -2,24 +2,23 @@
 //! tears down what it does not know.
 //!
 //! It is found in the open incidents of single pods, which name the actor, and is their cause. Processes that one process
-//! started as the same program are one actor: a script runs `ip` anew for each pod.
+//! started as the same program are one actor: a script runs `ip` anew for each pod. A process is told from a later one with its
+//! id by its start; where that is not known, the incident is only likely.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use effects::{Effect, Effects};
 use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
-use super::flapping::is_own_doing;
-use super::{
-    CAPACITY, Context, Diagnosis, ModelChange, OpenIncident, gateway_neighbor_lost, pod_route_missing,
-    seconds,
-};
-use crate::event::wording::{actor_phrase, pod_label, repeated_actor_phrase};
-use crate::event::{Actor, CloseReason, Confidence, Event, Severity, form, identity};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, gateway_neighbor_lost, pod_route_missing, seconds};
+use crate::event::wording::{actor_phrase, repeated_actor_phrase};
+use crate::event::{Actor, CloseReason, Confidence, Event, Severity, Shared, form, identity};
 use crate::observation::BootNs;
 use crate::settings::{Thresholds, Unit, thresholds};
 
+mod effects;
 #[cfg(test)]
 mod tests;
 
@@ -59,48 +58,30 @@ pub(super) struct MultiPodDisruption {
     /// The open ones, by the identity of the actor.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     disruptions: BTreeMap<String, Disruption>,
-    /// The changes of incidents that were looked at.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    seen: Option<u64>,
-}
-
-/// An open incident of a pod.
-struct Effect<'a> {
-    kind: &'static str,
-    open: &'a OpenIncident,
-    first: BootNs,
-    actor: &'a Actor,
-    uid: &'a str,
-    label: String,
+    /// What the open incidents tell: looking at all of them for each event would cost the more the more there are.
+    #[serde(skip)]
+    effects: Effects,
 }
 
 impl MultiPodDisruption {
     pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), disruptions: BTreeMap::new(), seen: None }
+        Self { thresholds: thresholds.clone(), disruptions: BTreeMap::new(), effects: Effects::default() }
     }
 
     /// Looks at the open incidents, if one has changed since.
     fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let changes = context.incidents.changes();
-        if self.seen == Some(changes) {
-            return;
-        }
-        self.seen = Some(changes);
-        let mut by_actor: BTreeMap<String, Vec<Effect<'_>>> = BTreeMap::new();
-        for (effect, actor) in context.incidents.iter().filter_map(|open| effect(context, open)) {
-            by_actor.entry(actor).or_default().push(effect);
-        }
-        let over = self.disruptions.keys().filter(|actor| !by_actor.contains_key(*actor)).cloned();
-        for actor in over.collect::<Vec<_>>() {
-            self.end(actor, findings);
-        }
-        for (actor, mut effects) in by_actor {
-            effects.sort_by_key(|effect| effect.first);
-            self.judge(actor, &effects, findings);
+        let others = self.disruptions.keys();
+        for actor in self.effects.look(context, others) {
+            let effects = self.effects.of(&actor);
+            if effects.is_empty() {
+                self.end(actor, findings);
+            } else {
+                self.judge(actor, &effects, findings);
+            }
         }
     }
 
-    fn judge(&mut self, actor: String, effects: &[Effect<'_>], findings: &mut Findings) {
+    fn judge(&mut self, actor: String, effects: &[Shared<Effect>], findings: &mut Findings) {
         let window = seconds(self.thresholds.get(&WINDOW));
         let is_open = self.disruptions.contains_key(&actor);
         let begin = match self.disruptions.get(&actor) {
@@ -118,19 +99,19 @@ impl MultiPodDisruption {
             told: 0,
             severity: Severity::Warning,
         });
-        let mut of_it: Vec<&Effect<'_>> = Vec::new();
+        let mut of_it: Vec<&Effect> = Vec::new();
         for effect in effects.iter().filter(|effect| effect.first >= begin) {
             if effect.first > disruption.last.saturating_add(window) {
                 break;
             }
             disruption.last = disruption.last.max(effect.first);
-            disruption.pods.insert(effect.uid.to_owned(), effect.label.clone());
+            disruption.pods.insert(effect.uid.clone(), effect.label.clone());
             of_it.push(effect);
         }
         if of_it.is_empty() {
             return self.end(actor, findings);
         }
-        let severity = of_it.iter().map(|effect| effect.open.severity()).max();
+        let severity = of_it.iter().map(|effect| effect.severity).max();
         let severity = severity.unwrap_or(Severity::Warning).max(Severity::Warning);
         let count = u64::try_from(disruption.pods.len()).unwrap_or(u64::MAX);
         if count > disruption.told || severity > disruption.severity {
@@ -139,20 +120,20 @@ impl MultiPodDisruption {
             findings.report(report(actor.clone(), disruption, &of_it));
         }
         for effect in of_it {
-            let subject = effect.open.subject().to_owned();
+            let subject = effect.subject.clone();
             let cause = IncidentKey { kind: KIND, subject: actor.clone() };
             findings.link(IncidentKey { kind: effect.kind, subject }, cause);
         }
     }
 
     /// When enough pods were hit within the window for the first time.
-    fn burst(&self, effects: &[Effect<'_>], window: BootNs) -> Option<BootNs> {
+    fn burst(&self, effects: &[Shared<Effect>], window: BootNs) -> Option<BootNs> {
         let least = usize::try_from(self.thresholds.get(&PODS)).unwrap_or(usize::MAX).max(2);
-        let is_burst = |from: &&Effect<'_>| {
+        let is_burst = |from: &&Shared<Effect>| {
             let within = effects.iter().filter(|other| {
                 from.first <= other.first && other.first <= from.first.saturating_add(window)
             });
-            let pods: BTreeSet<&str> = within.map(|other| other.uid).collect();
+            let pods: BTreeSet<&str> = within.map(|other| other.uid.as_str()).collect();
             pods.len() >= least
         };
         effects.iter().find(is_burst).map(|effect| effect.first)
@@ -165,25 +146,9 @@ impl MultiPodDisruption {
     }
 }
 
-/// An incident about the network of a pod, and the identity of its actor.
-fn effect<'a>(context: &Context<'_>, open: &'a OpenIncident) -> Option<(Effect<'a>, String)> {
-    let kind = *EFFECTS.iter().find(|kind| **kind == open.kind())?;
-    let objects = open.objects();
-    let target = objects.target.as_deref().filter(|target| !target.is_foreign())?;
-    let actor = objects.actor.as_deref().filter(|actor| actor.userns.is_none())?;
-    if is_own_doing(objects) {
-        return None;
-    }
-    let pod = target.confirmed_pod()?;
-    let first = context.clock.boot_ns(open.first_seen())?;
-    let label = pod_label(pod);
-    Some((Effect { kind, open, first, actor, uid: &pod.uid, label }, identity(actor)))
-}
-
-fn report(subject: String, disruption: &Disruption, effects: &[&Effect<'_>]) -> Report {
-    let actors: Vec<&Actor> = effects.iter().map(|effect| effect.actor).collect();
-    let confidences = effects.iter().map(|effect| effect.actor.confidence.min(effect.open.confidence()));
-    let confidence = confidences.min().unwrap_or(Confidence::Likely);
+fn report(subject: String, disruption: &Disruption, effects: &[&Effect]) -> Report {
+    let actors: Vec<&Actor> = effects.iter().map(|effect| &*effect.actor).collect();
+    let confidence = effects.iter().map(|effect| effect.confidence).min().unwrap_or(Confidence::Likely);
     let kind = effects.first().map_or(gateway_neighbor_lost::KIND, |effect| effect.kind);
     Report {
         severity: disruption.severity,
@@ -196,7 +161,7 @@ fn report(subject: String, disruption: &Disruption, effects: &[&Effect<'_>]) -> 
             &["kevtmon", "incidents", "--kind", kind],
         )]),
         objects: IncidentObjects {
-            actor: actors.first().map(|actor| Box::new((*actor).clone())),
+            actor: actors.first().map(|actor| Shared::new((*actor).clone())),
             ..IncidentObjects::default()
         },
         first: disruption.first,
@@ -212,7 +177,9 @@ fn report(subject: String, disruption: &Disruption, effects: &[&Effect<'_>]) -> 
 /// `the network of 110 pods was disrupted within 8 s by systemd-networkd (pid 812): a/b, c/d and 108 more`
 fn summary(disruption: &Disruption, actors: &[&Actor], confidence: Confidence) -> String {
     let by = match actors {
-        [first, others @ ..] if others.iter().all(|other| other.pid == first.pid) => actor_phrase(first),
+        [first, others @ ..] if others.iter().all(|other| is_one_process(first, other)) => {
+            actor_phrase(first)
+        }
         [first, ..] => repeated_actor_phrase(first),
         [] => String::new(),
     };
@@ -228,6 +195,10 @@ fn summary(disruption: &Disruption, actors: &[&Actor], confidence: Confidence) -
         disruption.told,
         names.join(", ")
     )
+}
+
+fn is_one_process(one: &Actor, other: &Actor) -> bool {
+    one.pid == other.pid && one.start_time_ns == other.start_time_ns
 }
 
 impl Diagnosis for MultiPodDisruption {
@@ -257,9 +228,9 @@ impl Diagnosis for MultiPodDisruption {
             told: incident.count,
             severity: incident.severity,
         };
-        let subject = identity(actor);
+        let subject = identity(actor).key;
         self.disruptions.insert(subject.clone(), known);
-        self.seen = None;
+        self.effects = Effects::default();
         Some(subject)
     }
 

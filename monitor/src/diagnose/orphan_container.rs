@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, OpenIncident, SECOND, STARTUP_GRACE, seconds};
-use crate::event::{CloseReason, Confidence, Event, Kind, Sandbox, Severity};
+use crate::event::{CloseReason, Confidence, Event, Kind, Sandbox, Severity, Shared};
 use crate::node::containers::is_live;
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{
@@ -218,7 +218,7 @@ impl OrphanContainer {
                     checkpoint: orphan.checkpoint,
                     kubelet_version: kubelet.and_then(|kubelet| kubelet.version.clone()),
                 })),
-                target: Some(Box::new(target)),
+                target: Some(Shared::new(target)),
                 ..IncidentObjects::default()
             },
             first: orphan.first,

@@ -2,29 +2,36 @@
 //! end.
 //!
 //! Found by state: the devices of the host, and what the runtimes tell of who lives behind them. A device is a pod's by the name
-//! that its network plugin gives it, or because a pod was seen behind it; it is identified by its index, since the next pod
-//! of the same name has a device of the same name. A runtime that does not answer makes all pods look gone, so nothing is
-//! said then. What keeps the namespace is looked for before anything is said, which also finds containers there that no
-//! runtime has told.
+//! that its network plugin gives it, by the result of the plugin that libcni keeps, or because a pod was seen behind it; it is
+//! identified by its index, since the next pod of the same name has a device of the same name. Containers of other pods that are
+//! in its namespace do not make its pod live: they have entered it, or the plugin was called for the namespace of another pod (a
+//! process id that was used again).
+//!
+//! A runtime that does not answer makes all pods look gone, so nothing is said then; where there is none at all, a device is left
+//! if no process is in its namespace. What keeps the namespace is looked for before anything is said, which also finds containers
+//! there that no runtime has told.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::finding::{Count, Findings, IncidentObjects, Report};
+use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::pod_network::SETTLE;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, seconds};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, cni_teardown_failing, seconds};
 use crate::event::{
-    CloseReason, Confidence, Container, Event, Join, Kind, MountHolder, Pod, Severity, Target, Unreadable,
+    CloseReason, Confidence, Container, Event, Join, Kind, MountHolder, Pod, Severity, Shared, Target,
+    Unreadable,
 };
-use crate::node::view::NodeView;
+use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{Access, BootNs, LinkFacts, NsInum, Request};
 use crate::settings::{Thresholds, Unit, thresholds};
 use living::{Judgement, Living};
+use whose::Whose;
 
 mod living;
 #[cfg(test)]
 mod tests;
+mod whose;
 mod wording;
 
 /// As users filter and alert on it.
@@ -85,6 +92,9 @@ struct Former {
     namespace: String,
     name: String,
     uid: String,
+    /// Where it was; 0 where that is not known any more.
+    #[serde(default)]
+    netns: NsInum,
 }
 
 /// The diagnosis.
@@ -123,8 +133,9 @@ impl OrphanVeth {
         let after = seconds(self.thresholds.get(&AFTER));
         let mut living = Living::default();
         for link in host.links.values().filter(|link| link.kind.as_deref() == Some("veth")) {
-            self.note_pod(node, link);
-            match living.judge(node, link, self.former.contains_key(&link.ifindex)) {
+            self.note_pod(node, link, &mut living);
+            let is_left = self.orphans.contains_key(&link.ifindex);
+            match living.judge(node, link, self.former.get(&link.ifindex), is_left) {
                 Judgement::Lives => self.end(node, link.ifindex, findings),
                 Judgement::Unknown => {
                     // What was seen before counts no more once it is known again.
@@ -151,14 +162,17 @@ impl OrphanVeth {
     }
 
     /// Keeps whose device it is, which nothing tells once the pod is gone.
-    fn note_pod(&mut self, node: &NodeView<'_>, link: &LinkFacts) {
+    fn note_pod(&mut self, node: &NodeView<'_>, link: &LinkFacts, living: &mut Living) {
         let peer = link.peer.as_ref().and_then(|peer| peer.netns).filter(|netns| *netns != node.host_netns);
         let facts = peer.and_then(|netns| node.containers.in_netns(netns));
         let Some(facts) = facts.filter(|facts| living::is_present(node, facts)) else { return };
         let Some(pod) = facts.pod.as_ref().filter(|pod| pod.is_confirmed()) else { return };
-        if self.former.get(&link.ifindex).is_none_or(|known| known.uid != pod.uid) {
+        let Some(netns) = facts.netns else { return };
+        // Others may enter the namespace that was made for it, also before this is seen.
+        let is_other = living.whose(node, link, None).is_anothers(facts);
+        if !is_other && self.former.get(&link.ifindex).is_none_or(|known| known.netns != netns) {
             let (namespace, name, uid) = (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
-            self.former.insert(link.ifindex, Former { namespace, name, uid });
+            self.former.insert(link.ifindex, Former { namespace, name, uid, netns });
         }
     }
 
@@ -186,7 +200,16 @@ impl OrphanVeth {
         let mut living = Living::default();
         for end in ends.iter().filter(|end| end.present) {
             let Some(facts) = host.links.get(&end.ifindex) else { continue };
-            let is_inhabited = end.keepers.iter().any(is_of_living_container);
+            let former = self.former.get(&end.ifindex);
+            let whose = living.whose(node, facts, former);
+            let is_told = node.runtimes != RuntimeAvailability::Absent;
+            let is_inhabited = match is_told {
+                true => end
+                    .keepers
+                    .iter()
+                    .any(|keeper| is_of_living_container(keeper) && !is_anothers(node, &whose, keeper)),
+                false => end.keepers.iter().any(|keeper| keeper.access == Access::Netns),
+            };
             // The runtimes may have told of somebody since, or be silent by now.
             let known = LinkFacts {
                 peer: facts.peer.clone().map(|mut peer| {
@@ -195,8 +218,7 @@ impl OrphanVeth {
                 }),
                 ..facts.clone()
             };
-            let was_pods = self.former.contains_key(&end.ifindex);
-            let is_orphan = living.judge(node, &known, was_pods) == Judgement::Orphan;
+            let is_orphan = living.judge(node, &known, former, true) == Judgement::Orphan;
             let Some(orphan) = self.orphans.get_mut(&end.ifindex) else { continue };
             if is_inhabited || !is_orphan {
                 orphan.look_at = context.now.saturating_add(AGAIN);
@@ -221,7 +243,10 @@ impl OrphanVeth {
     fn report(&mut self, context: &Context<'_>, facts: &LinkFacts, end: &VethEnd, findings: &mut Findings) {
         let node = context.node;
         let pod = self.pod_of(node, facts);
-        let summary = wording::summary(node, facts, pod.as_ref(), end);
+        let former = self.former.get(&facts.ifindex);
+        let lives = Living::default().whose(node, facts, former).lives(node);
+        let summary = wording::summary(node, facts, (pod.as_ref(), lives), end);
+        let caused_by = pod.as_ref().map_or_else(Vec::new, |pod| causes(node, pod));
         let Some(orphan) = self.orphans.get_mut(&facts.ifindex) else { return };
         if orphan.is_open && orphan.summary == summary {
             return;
@@ -232,12 +257,15 @@ impl OrphanVeth {
         findings.report(Report {
             subject: subject(node.host_netns, facts.ifindex),
             severity: Severity::Warning,
-            confidence: if is_found && end.complete { Confidence::Certain } else { Confidence::Likely },
+            confidence: match node.runtimes {
+                RuntimeAvailability::All if is_found && end.complete => Confidence::Certain,
+                _ => Confidence::Likely,
+            },
             summary,
-            ruled_out: Some(wording::ruled_out(end)),
+            ruled_out: Some(wording::ruled_out(node, end)),
             advice: Some(wording::steps(facts)),
             objects: IncidentObjects {
-                target: pod.map(|pod| Box::new(Target { pod: Some(pod), ..Target::unknown(Join::Late) })),
+                target: pod.map(|pod| Shared::new(Target { pod: Some(pod), ..Target::unknown(Join::Late) })),
                 link: Some(Box::new(node.link(facts))),
                 holders: Some(end.keepers.clone()),
                 holders_complete: Some(end.complete),
@@ -249,14 +277,16 @@ impl OrphanVeth {
             evidence: Vec::new(),
             count: Count::Total(u64::from(is_new)),
             found_at_start: orphan.found_at_start,
-            caused_by: Vec::new(),
+            caused_by,
         });
     }
 
-    /// The pod whose device it was: one that was seen behind it, else one after whose name it is called.
+    /// The pod whose device it was: one that was seen behind it, else one for which it was made or after whose name it is called.
     fn pod_of(&self, node: &NodeView<'_>, link: &LinkFacts) -> Option<Pod> {
         let seen = self.former.get(&link.ifindex).cloned();
-        let Former { namespace, name, uid } = seen.or_else(|| living::former_by_name(node, &link.ifname))?;
+        let made_for = || living::former_by_result(node, &link.ifname);
+        let called = || living::former_by_name(node, &link.ifname);
+        let Former { namespace, name, uid, .. } = seen.or_else(made_for).or_else(called)?;
         Some(Pod {
             namespace: Some(namespace),
             name: Some(name),
@@ -275,6 +305,14 @@ impl OrphanVeth {
     }
 }
 
+/// The removals of the pod's networks that fail, if those are told: a plugin that fails leaves the device.
+fn causes(node: &NodeView<'_>, pod: &Pod) -> Vec<IncidentKey> {
+    let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) else { return Vec::new() };
+    let failing = node.cni.of_pod(namespace, name).filter(|(_, sandbox)| sandbox.failed > 0);
+    let kind = cni_teardown_failing::KIND;
+    failing.map(|(id, _)| IncidentKey { kind, subject: id.to_owned() }).collect()
+}
+
 /// Whether a process in the namespace is of a container that, for all that is known, is not over.
 fn is_of_living_container(keeper: &MountHolder) -> bool {
     let is_live = |container: &Container| {
@@ -282,6 +320,12 @@ fn is_of_living_container(keeper: &MountHolder) -> bool {
         state.is_none_or(|state| ["running", "paused"].contains(&state))
     };
     keeper.access == Access::Netns && keeper.container.as_ref().is_some_and(is_live)
+}
+
+/// Whether the container of a process is another pod's than the device. Of one that no runtime tells, nobody knows.
+fn is_anothers(node: &NodeView<'_>, whose: &Whose<'_>, keeper: &MountHolder) -> bool {
+    let facts = keeper.container.as_ref().and_then(|container| node.containers.get(&container.id));
+    facts.is_some_and(|facts| whose.is_anothers(facts))
 }
 
 /// A device, which its name alone does not tell.
@@ -321,7 +365,12 @@ impl Diagnosis for OrphanVeth {
             | ModelChange::Container(_)
             | ModelChange::Runtime
             | ModelChange::RuntimeAvailability
+            | ModelChange::Ipam
             | ModelChange::Ready => self.wake(context.now.saturating_add(SETTLE)),
+            // Where there is no runtime, nothing else tells that a pod is gone.
+            ModelChange::PodRemains if context.node.runtimes == RuntimeAvailability::Absent => {
+                self.wake(context.now.saturating_add(SETTLE));
+            }
             _ => {}
         }
     }
@@ -350,7 +399,9 @@ impl Diagnosis for OrphanVeth {
         if let Some(pod) = event.target.as_deref().and_then(Target::confirmed_pod)
             && let (Some(namespace), Some(name)) = (pod.namespace.clone(), pod.name.clone())
         {
-            self.former.insert(link.ifindex, Former { namespace, name, uid: pod.uid.clone() });
+            let netns = link.peer.as_ref().and_then(|peer| peer.netns).unwrap_or_default();
+            let uid = pod.uid.clone();
+            self.former.insert(link.ifindex, Former { namespace, name, uid, netns });
         }
         Some(subject(link.netns, link.ifindex))
     }

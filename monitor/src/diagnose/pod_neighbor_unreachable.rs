@@ -13,15 +13,20 @@ use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::pod_network::{is_of_pod, living_pod, netns_now, runs_since};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, seconds};
 use crate::escape::name;
-use crate::event::wording::{pod_label, target_label};
-use crate::event::{Advice, CloseReason, Confidence, Event, Kind, Neighbor, Pod, Severity, Target, form};
+use crate::event::wording::{actor_phrase, pod_label, target_label};
+use crate::event::{
+    Advice, CloseReason, Confidence, Event, Kind, Neighbor, Pod, Severity, Shared, Target, form,
+};
 use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, HostNeighbor, LinkFacts, NsInum, iff};
 use crate::settings::{Thresholds, Unit, thresholds};
 
+mod downs;
 #[cfg(test)]
 mod tests;
+
+use downs::{Down, Downs};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "pod-neighbor-unreachable";
@@ -60,6 +65,8 @@ pub(super) struct PodNeighborUnreachable {
     thresholds: Thresholds,
     /// By pod and address.
     records: BTreeMap<String, Record>,
+    #[serde(default, skip_serializing_if = "Downs::is_empty")]
+    downs: Downs,
 }
 
 /// The pod that an entry of the host is of.
@@ -77,7 +84,7 @@ struct Owner {
 
 impl PodNeighborUnreachable {
     pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), records: BTreeMap::new() }
+        Self { thresholds: thresholds.clone(), records: BTreeMap::new(), downs: Downs::default() }
     }
 
     fn looked(&mut self, context: &Context<'_>, entries: &[HostNeighbor], findings: &mut Findings) {
@@ -140,7 +147,9 @@ impl PodNeighborUnreachable {
         let lasts = context.now >= record.first.saturating_add(seconds(self.thresholds.get(&AFTER)));
         if record.looks >= LOOKS && lasts {
             record.is_open = true;
-            let report = report(context, record, entry, owner, subject.to_owned());
+            // That it does not resolve for another reason is told by what was sent since.
+            let down = self.downs.before(owner.end.ifindex, entry.updated).filter(|_| is_down(&owner.end));
+            let report = report(context, (record, entry), owner, down, subject.to_owned());
             findings.report(report);
         }
     }
@@ -210,9 +219,9 @@ fn has(namespace: &Namespace, address: IpAddr) -> bool {
 
 fn report(
     context: &Context<'_>,
-    record: &Record,
-    entry: &HostNeighbor,
+    (record, entry): (&Record, &HostNeighbor),
     owner: &Owner,
+    down: Option<&Down>,
     subject: String,
 ) -> Report {
     let host = context.node.namespaces.get(context.node.host_netns);
@@ -222,17 +231,18 @@ fn report(
     Report {
         severity: Severity::Warning,
         confidence: if is_tried { Confidence::Certain } else { Confidence::Likely },
-        summary: summary(context, record, owner, ifname),
+        summary: summary(context, record, (owner, down), ifname),
         ruled_out: Some(healthy(context.node, entry.address, owner)),
         advice: Some(steps(entry.address, ifname, &owner.pod)),
         objects: IncidentObjects {
-            target: Some(Box::new(owner.target.clone())),
+            actor: down.map(|down| down.actor.clone()),
+            target: Some(Shared::new(owner.target.clone())),
             neighbor: Some(Box::new(neighbor(context.node, entry, ifname))),
             ..IncidentObjects::default()
         },
         first: record.first,
         last: context.now,
-        evidence: Vec::new(),
+        evidence: down.map(|down| down.seq).into_iter().filter(|seq| *seq != 0).collect(),
         count: Count::Total(u64::from(record.looks)),
         found_at_start: record.found_at_start,
         caused_by: Vec::new(),
@@ -240,7 +250,12 @@ fn report(
     }
 }
 
-fn summary(context: &Context<'_>, record: &Record, owner: &Owner, ifname: &str) -> String {
+fn summary(
+    context: &Context<'_>,
+    record: &Record,
+    (owner, down): (&Owner, Option<&Down>),
+    ifname: &str,
+) -> String {
     let label = target_label(&owner.target).unwrap_or_else(|| format!("pod {}", pod_label(&owner.pod)));
     let lasted = context.now.saturating_sub(record.first) / SECOND;
     let mut text = format!(
@@ -250,18 +265,24 @@ fn summary(context: &Context<'_>, record: &Record, owner: &Owner, ifname: &str) 
         name(ifname),
         record.looks
     );
-    for cause in causes(owner) {
+    for cause in causes(owner, down) {
         text.push_str(&cause);
     }
     text
 }
 
+fn is_down(link: &LinkFacts) -> bool {
+    link.flags & iff::UP == 0
+}
+
 /// What is wrong with the way to the pod, as the model shows it.
-fn causes(owner: &Owner) -> Vec<String> {
+fn causes(owner: &Owner, down: Option<&Down>) -> Vec<String> {
     let (end, inner) = (name(&owner.end.ifname), name(&owner.inner.ifname));
-    let is_down = |link: &LinkFacts| link.flags & iff::UP == 0;
     let mut causes = Vec::new();
-    if is_down(&owner.end) {
+    if let Some(Down { actor, .. }) = down {
+        let likely = if actor.confidence == Confidence::Certain { "" } else { ", likely" };
+        causes.push(format!("; {end} was set down{likely} by {}", actor_phrase(actor)));
+    } else if is_down(&owner.end) {
         causes.push(format!("; {end} is down"));
     }
     if is_down(&owner.inner) {
@@ -314,6 +335,7 @@ fn neighbor(node: &NodeView<'_>, entry: &HostNeighbor, ifname: &str) -> Neighbor
         ended_lower: false,
         link_moved: false,
         after_exit: false,
+        other_netns: false,
     }
 }
 
@@ -337,6 +359,12 @@ impl Diagnosis for PodNeighborUnreachable {
     }
 
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+        if event.link.as_deref().is_some_and(|link| link.netns == context.node.host_netns) {
+            self.downs.note(event);
+        }
+        if event.kind == Kind::EventsLost {
+            self.downs.doubt();
+        }
         if matches!(event.kind, Kind::LinkDeleted | Kind::LinkMoved) {
             self.end_gone(context, findings);
         }

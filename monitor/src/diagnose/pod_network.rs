@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use super::gateway_neighbor_lost::health::live_target;
-use super::{BootNs, SECOND};
+use super::incidents::OpenIncident;
+use super::{BootNs, Context, SECOND, stale_cni_del};
 use crate::event::{Pod, Target};
 use crate::node::routing::is_default;
 use crate::node::view::NodeView;
@@ -45,6 +46,17 @@ pub(super) fn runs_since(node: &NodeView<'_>, netns: NsInum) -> BootNs {
     });
     let of_process = || Some(node.namespaces.get(netns)?.owner.as_ref()?.start_ns);
     of_runtime.or_else(of_process).unwrap_or(0)
+}
+
+/// Whether the next pod of a name may lose its network when this one is deleted: the removal of a sandbox of that name fails, or
+/// took what that of the present one will miss.
+pub(super) fn is_deletion_feared(context: &Context<'_>, namespace: &str, name: &str) -> bool {
+    let is_of_it = |open: &OpenIncident| {
+        let cni = open.objects().cni.as_deref();
+        let pod = cni.map(|cni| (cni.namespace.as_deref(), cni.pod.as_deref()));
+        open.kind() == stale_cni_del::KIND && pod == Some((Some(namespace), Some(name)))
+    };
+    context.node.cni.has_failing_of(namespace, name) || context.incidents.iter().any(is_of_it)
 }
 
 /// Whether an address is that of a pod, rather than one that every network namespace has.

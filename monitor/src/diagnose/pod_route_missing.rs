@@ -5,7 +5,7 @@
 //! A route counts if it leads to the host's end of the pod's veth pair, or to the bridge which that is a port of. A route that
 //! leads elsewhere says nothing, but for a default route: what is behind a longer prefix may know the pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -13,11 +13,12 @@ use serde::{Deserialize, Serialize};
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::pod_network::{SETTLE, netns_now, runs_since};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, gateway_neighbor_lost, seconds};
-use crate::event::{Actor, CloseReason, Confidence, Event, Kind, Route, Severity};
+use crate::event::{Actor, CloseReason, Confidence, Event, Kind, Route, Severity, Shared};
 use crate::observation::{BootNs, FoundRoute, NsInum, PodAddress, PodRoute, Request};
 use crate::settings::{Thresholds, Unit, thresholds};
 use routed::RoutedPod;
 
+mod host_end;
 mod routed;
 #[cfg(test)]
 mod tests;
@@ -57,17 +58,26 @@ struct Missing {
     found: FoundRoute,
     /// Whether a message told that somebody deleted it.
     is_deleted: bool,
+    /// The event of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    deletion_told: Option<Down>,
     /// How it went, if it went with its interface.
     went_with: Option<Down>,
+    /// Whether the host's end is down; absent where an earlier run of the daemon found the route missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    is_end_down: Option<bool>,
+    /// Who set it down, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    set_down: Option<Down>,
     is_open: bool,
 }
 
-/// An interface of the host that was set down, and its routes with it.
+/// An interface of the host that was set down, and its routes with it; or a route that was deleted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Down {
     at: BootNs,
     seq: u64,
-    actor: Option<Box<Actor>>,
+    actor: Option<Shared<Actor>>,
 }
 
 /// What was asked and is not answered.
@@ -79,7 +89,7 @@ struct Asked {
 }
 
 /// What is known of the route to an address.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct History {
     /// When the kernel last found it.
@@ -87,6 +97,9 @@ struct History {
     /// When a message last told that it was deleted, or added.
     deleted: Option<BootNs>,
     added: Option<BootNs>,
+    /// The event that told that it was deleted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deletion_told: Option<Down>,
     /// The network namespace of the pod.
     netns: NsInum,
 }
@@ -105,6 +118,9 @@ pub(super) struct PodRouteMissing {
     /// Interfaces of the host that were set down of late, by index.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     downs: BTreeMap<u32, Down>,
+    /// Interfaces of the host that this run of the daemon saw made, and not set up since.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    never_up: BTreeSet<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     asked: Option<Asked>,
     last_id: u64,
@@ -122,6 +138,7 @@ impl PodRouteMissing {
             missing: BTreeMap::new(),
             histories: BTreeMap::new(),
             downs: BTreeMap::new(),
+            never_up: BTreeSet::new(),
             asked: None,
             last_id: 0,
             has_looked: false,
@@ -204,8 +221,8 @@ impl PodRouteMissing {
     ) {
         let subject = pod.subject();
         let is_open = self.missing.get(&subject).is_some_and(|known| known.is_open);
-        // The whole network goes when the sandbox is deleted; and where an end is down, more than the route is missing.
-        if !is_open && (!pod.is_up() || self.is_torn_down(context, pod)) {
+        // The whole network goes when the sandbox is deleted.
+        if !is_open && (self.is_told_otherwise(context.node, pod) || self.is_torn_down(context, pod)) {
             self.missing.remove(&subject);
             return;
         }
@@ -216,12 +233,13 @@ impl PodRouteMissing {
             let new = self.new_missing(context, pod, found);
             self.missing.insert(subject.clone(), new);
         }
-        let Some(known) = self.missing.get_mut(&subject) else { return };
+        let Some(mut known) = self.missing.get(&subject).cloned() else { return };
         known.looks = known.looks.saturating_add(1);
         let before = std::mem::replace(&mut known.found, found);
         // What an earlier run of the daemon found is in what it said.
         let is_other = before != found && before != FoundRoute::Other;
-        let known = known.clone();
+        let is_other = self.note_end(&mut known, pod) || is_other;
+        self.missing.insert(subject.clone(), known.clone());
         if known.is_open {
             if is_other {
                 findings.restate(subject.clone(), wording::summary(context.node, &known, pod));
@@ -252,7 +270,8 @@ impl PodRouteMissing {
                 && is_before(history.found, down.at)
                 && is_before(history.added, down.at)
         });
-        let first = deleted.or_else(|| went_with.map(|down| down.at)).unwrap_or(context.now);
+        let set_down = self.downs.get(&pod.end.ifindex).filter(|_| !pod.is_up());
+        let first = deleted.or_else(|| went_with.or(set_down).map(|down| down.at)).unwrap_or(context.now);
         Missing {
             address: pod.address,
             netns: pod.netns,
@@ -262,7 +281,11 @@ impl PodRouteMissing {
             looks: 0,
             found,
             is_deleted: deleted.is_some(),
+            // Not each deletion is an event, and who did another one did not do this.
+            deletion_told: history.deletion_told.filter(|told| deleted == Some(told.at)),
             went_with: went_with.cloned(),
+            is_end_down: None,
+            set_down: None,
             is_open: false,
         }
     }
@@ -361,7 +384,6 @@ impl PodRouteMissing {
 }
 
 fn report(context: &Context<'_>, missing: &Missing, pod: &RoutedPod, subject: String) -> Report {
-    let down = missing.went_with.as_ref();
     let bits = if pod.address.is_ipv4() { 32 } else { 128 };
     Report {
         severity: Severity::Warning,
@@ -370,11 +392,8 @@ fn report(context: &Context<'_>, missing: &Missing, pod: &RoutedPod, subject: St
         ruled_out: Some(wording::healthy(context.node, pod)),
         advice: Some(wording::steps(pod)),
         objects: IncidentObjects {
-            // That the route was there until then is what was seen last, not what was seen then.
-            actor: down.and_then(|down| down.actor.clone()).map(|actor| {
-                Box::new(Actor { confidence: actor.confidence.min(Confidence::Likely), ..*actor })
-            }),
-            target: Some(Box::new(pod.target.clone())),
+            actor: missing.actor(),
+            target: Some(Shared::new(pod.target.clone())),
             link: Some(Box::new(context.node.link(&pod.end))),
             route: Some(Box::new(Route {
                 destination: format!("{}/{bits}", pod.address),
@@ -386,7 +405,7 @@ fn report(context: &Context<'_>, missing: &Missing, pod: &RoutedPod, subject: St
         },
         first: missing.first,
         last: context.now,
-        evidence: down.map(|down| down.seq).into_iter().collect(),
+        evidence: missing.evidence(),
         count: Count::Total(u64::from(missing.looks)),
         found_at_start: missing.found_at_start,
         caused_by: Vec::new(),
@@ -400,24 +419,26 @@ impl Diagnosis for PodRouteMissing {
     }
 
     fn event(&mut self, context: &Context<'_>, event: &Event, _findings: &mut Findings) {
-        if !matches!(event.kind, Kind::LinkCreated | Kind::LinkChanged | Kind::LinkMoved | Kind::LinkDeleted)
+        if event.kind == Kind::RouteDeleted
+            && let Some(route) = event.route.as_deref().filter(|route| route.netns == context.node.host_netns)
+            && let Some(address) = route.destination.split('/').next().and_then(|text| text.parse().ok())
+            && let Some(history) = self.histories.get_mut(&address)
         {
+            history.deletion_told = Some(Down::of(event));
+        }
+        if event.kind == Kind::EventsLost {
+            self.doubt_downs();
+        }
+        let is_of_link = matches!(
+            event.kind,
+            Kind::LinkCreated | Kind::LinkChanged | Kind::LinkProxyArp | Kind::LinkMoved | Kind::LinkDeleted
+        );
+        if !is_of_link {
             return;
         }
         let Some(link) = event.link.as_deref() else { return };
         if link.netns == context.node.host_netns {
-            match event.kind {
-                Kind::LinkChanged if link.change.iter().any(|change| change == "down") => {
-                    // Only of those that lead to pods, once the next look has found them.
-                    let down = Down { at: event.at, seq: event.seq, actor: event.actor.clone() };
-                    if link.kind.as_deref() == Some("veth") && self.downs.len() < CAPACITY {
-                        self.downs.insert(link.ifindex, down);
-                    }
-                }
-                // The next one with its index is another one.
-                Kind::LinkMoved | Kind::LinkDeleted => drop(self.downs.remove(&link.ifindex)),
-                _ => {}
-            }
+            self.note_host_link(event);
         }
         self.wake(context.now.saturating_add(SETTLE));
     }
@@ -462,7 +483,10 @@ impl Diagnosis for PodRouteMissing {
             looks: LOOKS,
             found: FoundRoute::Other,
             is_deleted: false,
+            deletion_told: None,
             went_with: None,
+            is_end_down: None,
+            set_down: None,
             is_open: true,
         };
         let subject = routed::subject(&pod.uid, address);

@@ -14,7 +14,7 @@ use super::volume_busy::mount_object;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, cni_teardown_failing, seconds};
 use super::{umount_hung, volume_busy};
 use crate::event::wording::{pod_label, target_label};
-use crate::event::{Advice, CloseReason, Confidence, Event, Pod, Severity, Target, form};
+use crate::event::{Advice, CloseReason, Confidence, Event, Pod, Severity, Shared, Target, form};
 use crate::node::kubelet::Way;
 use crate::node::pod_remains::PodOnNode;
 use crate::observation::{BootNs, Request};
@@ -70,18 +70,20 @@ impl PodStuckTerminating {
         let mut wake = |at: BootNs| next = Some(next.map_or(at, |next| next.min(at)));
         let any_failing = context.incidents.iter().any(|open| open.kind() == cni_teardown_failing::KIND);
         // Most pods have nothing that could be left: all the rest costs more with each container of the node.
-        let may_be_stuck = |pod: &PodOnNode| {
+        let may_be_stuck = |uid: &str, pod: &PodOnNode| {
             any_failing
+                || self.open.contains_key(uid)
                 || !pod.seen.mounts.is_empty()
                 || !pod.seen.processes.is_empty()
                 || pod.has_left_processes()
         };
-        for (uid, pod) in pods.iter().filter(|(_, pod)| may_be_stuck(pod)) {
+        let may_be: Vec<_> = pods.iter().filter(|(uid, pod)| may_be_stuck(uid, pod)).collect();
+        for (uid, pod) in may_be {
             let gates = Gates::of(context, uid, pod);
             let is_open = self.open.contains_key(uid);
-            // One that an earlier run found needs no time to be believed, as long as its gate is shut.
-            let Some(since) = gates.since(context.node).or(pod.over.filter(|_| is_open && gates.is_shut()))
-            else {
+            // One that is open needs no time to be believed, as long as one of its gates is shut.
+            let kept = || pod.over.filter(|_| is_open && gates.is_kept_shut());
+            let Some(since) = gates.since(context.node).or_else(kept) else {
                 continue;
             };
             let due = since.saturating_add(after);
@@ -146,7 +148,7 @@ impl PodStuckTerminating {
             ruled_out: Some(ruled_out),
             advice: Some(steps(context, &label(&target, uid), pod)),
             objects: IncidentObjects {
-                target: Some(Box::new(target)),
+                target: Some(Shared::new(target)),
                 mount: volume.map(|(volume, facts)| Box::new(mount_object(facts, volume))),
                 ..IncidentObjects::default()
             },

@@ -14,7 +14,7 @@ use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, seconds};
 use crate::escape::name;
 use crate::event::wording::actor_phrase;
-use crate::event::{Actor, Advice, CloseReason, Confidence, Event, Rbd, Severity, form, span};
+use crate::event::{Actor, Advice, CloseReason, Confidence, Event, Rbd, Severity, Shared, form, span};
 use crate::node::rbd_locks::LockCall;
 use crate::observation::{BootNs, RbdCommand};
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -38,7 +38,7 @@ const OF_KUBELET: &str = "kubelet_lock_magic_";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Lock {
     rbd: Rbd,
-    actor: Option<Box<Actor>>,
+    actor: Option<Shared<Actor>>,
     /// Since when the image is known not to be mapped.
     unmapped: Option<BootNs>,
     /// When its incident opened.

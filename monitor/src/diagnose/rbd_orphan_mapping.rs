@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::{Context, Diagnosis, ModelChange, seconds};
-use crate::event::{CloseReason, Confidence, Event, MountHolder, Rbd, Severity, Target};
+use crate::event::{CloseReason, Confidence, Event, MountHolder, Rbd, Severity, Shared, Target};
 use crate::observation::{BootNs, NsInum};
 use crate::settings::{Thresholds, Unit, thresholds};
 
@@ -50,8 +50,10 @@ pub struct ImageUse {
     pub holders: Vec<MountHolder>,
     /// Whether all were looked at who may hold it.
     pub complete: bool,
+    /// Whether runtimes tell whose they are.
+    pub is_told: bool,
     /// The pod that was last seen to use it.
-    pub last_pod: Option<Box<Target>>,
+    pub last_pod: Option<Shared<Target>>,
 }
 
 /// One that no pod uses.
@@ -68,7 +70,7 @@ struct Unused {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Said {
     summary: String,
-    last_pod: Option<Box<Target>>,
+    last_pod: Option<Shared<Target>>,
 }
 
 /// The diagnosis.
@@ -150,7 +152,10 @@ impl RbdOrphanMapping {
         Report {
             subject: subject.to_owned(),
             severity: Severity::Warning,
-            confidence: if seen.complete { Confidence::Certain } else { Confidence::Likely },
+            confidence: match seen.complete && seen.is_told && !seen.rbd.is_by_nbd() {
+                true => Confidence::Certain,
+                false => Confidence::Likely,
+            },
             summary: wording::summary(seen, last_pod.as_deref(), after),
             ruled_out: None,
             advice: Some(steps::steps(context, seen)),

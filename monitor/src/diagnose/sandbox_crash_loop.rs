@@ -13,7 +13,7 @@ use super::timers::Timers;
 use super::{Context, Diagnosis, Incidents, ModelChange, SECOND, seconds};
 use crate::escape::name;
 use crate::event::wording::{pod_label, target_label};
-use crate::event::{CloseReason, Confidence, Event, Kind, Severity, Target, form};
+use crate::event::{CloseReason, Confidence, Event, Kind, Severity, Shared, Target, form};
 use crate::node::containers::is_live;
 use crate::node::incarnations::current_sandbox;
 use crate::observation::{BootNs, ContainerFacts, ContainerState};
@@ -106,7 +106,7 @@ impl SandboxCrashLoop {
             advice: command.map(|pod| {
                 vec![advice(form::TELL_POD, "show what is known of the pod", &["kevtmon", "why", &pod])]
             }),
-            objects: IncidentObjects { target: Some(Box::new(target)), ..IncidentObjects::default() },
+            objects: IncidentObjects { target: Some(Shared::new(target)), ..IncidentObjects::default() },
             first: known.made.front().copied().unwrap_or(context.now),
             last: context.now,
             evidence: known.evidence.iter().copied().collect(),

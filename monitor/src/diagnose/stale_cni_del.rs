@@ -15,25 +15,26 @@ use super::flapping::is_own_doing;
 use super::timers::Timers;
 use super::{
     CAPACITY, Context, Diagnosis, ModelChange, SECOND, cni_teardown_failing, gateway_neighbor_lost,
-    pod_route_missing, seconds,
+    ipam_drift, pod_route_missing, seconds,
 };
-use crate::escape::name;
-use crate::event::wording::{repeated_actor_phrase, short_id};
-use crate::event::{Actor, Advice, CloseReason, Cni, Confidence, Event, Kind, Severity, Target, form};
+use crate::event::wording::short_id;
+use crate::event::{Actor, CloseReason, Cni, Confidence, Event, Kind, Severity, Shared, Target};
 use crate::node::charge::is_by_itself;
 use crate::node::cni::Sandbox;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, CniPod, NsInum};
 use crate::settings::{Thresholds, Unit, thresholds};
 use reason::Reason;
+use wording::{next_step, summary};
 
 mod reason;
+mod wording;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "stale-cni-del";
 
 /// Incidents that come of it.
-const HARMFUL: [&str; 2] = [gateway_neighbor_lost::KIND, pod_route_missing::KIND];
+const HARMFUL: [&str; 3] = [gateway_neighbor_lost::KIND, pod_route_missing::KIND, ipam_drift::KIND];
 /// Without another such call it is over, once the old sandbox is gone.
 const QUIET: BootNs = 600 * SECOND;
 /// Until then its sandbox is looked for so often.
@@ -72,7 +73,7 @@ struct Harm {
     pod: CniPod,
     /// Its current sandbox.
     sandbox: String,
-    target: Option<Box<Target>>,
+    target: Option<Shared<Target>>,
 }
 
 /// What was seen of the deletions of one sandbox.
@@ -81,7 +82,7 @@ struct Deletions {
     pod: CniPod,
     /// The newest call, and who made it.
     cni: Box<Cni>,
-    actor: Option<Box<Actor>>,
+    actor: Option<Shared<Actor>>,
     evidence: Vec<u64>,
     first: BootNs,
     last: BootNs,
@@ -91,6 +92,9 @@ struct Deletions {
     /// It opened by what a call did that had not failed: what it counts has not happened yet.
     #[serde(default)]
     has_none_failed: bool,
+    /// What it is told to have done may not be taken back.
+    #[serde(default)]
+    is_harm_told: bool,
 }
 
 impl Deletions {
@@ -122,6 +126,8 @@ impl StaleCniDel {
                 return findings.discard();
             }
         }
+        let is_retry =
+            self.deletions.get(id).is_some_and(|known| known.is_open) && cni.failed() == Some(false);
         let known = self.deletions.entry(id.clone()).or_insert_with(|| Deletions {
             pod,
             cni: Box::new(cni.clone()),
@@ -132,6 +138,7 @@ impl StaleCniDel {
             stale: None,
             is_open: false,
             has_none_failed: false,
+            is_harm_told: false,
         });
         *known.cni = cni.clone();
         known.actor.clone_from(&event.actor);
@@ -161,6 +168,10 @@ impl StaleCniDel {
         if stale {
             self.blame(context, findings);
         }
+        // Unless it has done what was feared.
+        if is_retry && self.deletions.get(id).is_some_and(|known| !known.is_harm_told) {
+            self.open(context, id, &Reason::Succeeded, findings);
+        }
     }
 
     /// A `DEL` of a newer sandbox has succeeded: what went with that is none of the harms that older ones are feared to do.
@@ -170,12 +181,16 @@ impl StaleCniDel {
             .deletions
             .iter()
             .filter(|(old, known)| known.is_open && is_same(&known.pod, pod) && made(old) < made(id));
-        for (old, _) in older {
+        for (old, known) in older {
             let text = format!(
                 "a DEL of sandbox {} itself, which is newer, succeeded: what went with that was not taken by another",
                 short_id(id)
             );
-            findings.advise(old.clone(), Some(vec![text]), vec![next_step(old)]);
+            findings.advise(
+                old.clone(),
+                Some(vec![text]),
+                vec![next_step(old, known.cni.failed() != Some(false))],
+            );
         }
     }
 
@@ -275,16 +290,17 @@ impl StaleCniDel {
         if !was_open {
             known.has_none_failed = total == 0;
         }
+        known.is_harm_told |= harm.is_some();
         findings.report(Report {
             subject: id.to_owned(),
             severity: Severity::Warning,
             confidence: if is_older { reason.confidence() } else { Confidence::Likely },
-            summary: known.summary(id, current.as_deref(), harm),
+            summary: summary(known, id, current.as_deref(), reason),
             ruled_out: reason.ruled_out(),
-            advice: Some(vec![next_step(id)]),
+            advice: Some(vec![next_step(id, reason.may_be_repeated())]),
             objects: IncidentObjects {
                 actor: known.actor.clone(),
-                target: target.map(Box::new),
+                target: target.map(Shared::new),
                 cni: Some(known.cni.clone()),
                 ..IncidentObjects::default()
             },
@@ -294,6 +310,7 @@ impl StaleCniDel {
             count: match (was_open, reason) {
                 // It may have counted calls that an earlier run of the daemon saw.
                 (true, Reason::Failed(_)) => Count::More(known.more()),
+                (true, Reason::Succeeded) => Count::More(0),
                 _ => Count::Total(total.max(1)),
             },
             found_at_start: false,
@@ -334,29 +351,6 @@ impl Deletions {
     /// How many more a failed call makes.
     fn more(&mut self) -> u64 {
         u64::from(!std::mem::take(&mut self.has_none_failed))
-    }
-
-    fn summary(&self, id: &str, current: Option<&str>, harm: Option<&Harm>) -> String {
-        let pod = format!("{}/{}", self.pod.namespace, self.pod.name);
-        let by = self.actor.as_deref().map(repeated_actor_phrase);
-        let by = by.map_or_else(String::new, |by| format!(" by {by}"));
-        let call = format!(
-            "CNI DEL of sandbox {} of pod {}{by}, which is not its current sandbox,",
-            short_id(id),
-            name(&pod)
-        );
-        match (harm, self.cni.failed()) {
-            (Some(harm), failed) => {
-                let ended = if failed == Some(true) { "failed" } else { "succeeded" };
-                let began = self.stale.map_or(harm.at, |(from, _)| from);
-                let tenths = harm.at.saturating_sub(began) / (SECOND / 10);
-                format!("{call} {ended}; {}.{} s after it began: {}", tenths / 10, tenths % 10, harm.message)
-            }
-            (None, _) => {
-                let current = current.map_or_else(String::new, |id| format!(" of sandbox {}", short_id(id)));
-                format!("{call} failed; a retry may take the network{current} away")
-            }
-        }
     }
 }
 
@@ -430,6 +424,8 @@ impl Diagnosis for StaleCniDel {
             stale: None,
             is_open: true,
             has_none_failed: false,
+            // It is not known of an earlier run of the daemon.
+            is_harm_told: true,
         };
         self.timers.set(&id, known.last.saturating_add(QUIET));
         self.deletions.insert(id.clone(), known);
@@ -437,15 +433,6 @@ impl Diagnosis for StaleCniDel {
     }
 
     saved_without_thresholds!();
-}
-
-fn next_step(id: &str) -> Advice {
-    advice(
-        form::SHOW_CALLS,
-        "show the calls for the old sandbox and how they ended; do not delete the pod meanwhile, since the next one of its \
-         name would be hit instead",
-        &["kevtmon", "events", "--kind", "cni.finished", "--container", id],
-    )
 }
 
 fn pod_of(cni: &Cni) -> Option<CniPod> {

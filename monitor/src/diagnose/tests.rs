@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::core::{Core, Output, Resume};
 use crate::event::{
-    Advice, CloseReason, Confidence, EVIDENCE_MAX, Kind, NamedProcess, Risk, Severity, Target, past,
+    Advice, CloseReason, Confidence, EVIDENCE_MAX, Kind, NamedProcess, Risk, Severity, Shared, Target, past,
 };
 use crate::observation::*;
 use crate::tests::model::Model;
@@ -15,6 +15,8 @@ use harness::*;
 mod calls;
 pub(super) mod harness;
 mod links;
+mod quotes;
+mod runtimes;
 mod volumes;
 
 /// A diagnosis that reports the given findings.
@@ -294,7 +296,7 @@ fn who_only_claims_to_be_a_pod_raises_no_more_than_a_warning() {
     };
     for (claimed, severity) in [(true, Severity::Warning), (false, Severity::Critical)] {
         let mut engine = engine();
-        let objects = IncidentObjects { target: Some(Box::new(target(claimed))), ..Default::default() };
+        let objects = IncidentObjects { target: Some(Shared::new(target(claimed))), ..Default::default() };
         let report = Report { severity: Severity::Critical, objects, ..report("pod", Vec::new()) };
         let again = Repeat {
             subject: "pod".into(),
@@ -382,7 +384,7 @@ fn the_events_of_the_stale_deletion() {
         lines(&scenario_of_the_stale_deletion()),
         [
             "20:00:00 info daemon.ready ready".to_owned(),
-            "20:21:27 info link.created veth cali9118ebbb10b created".to_owned(),
+            "20:21:27 info link.created veth cali9118ebbb10b new: it was created or moved there, unseen".to_owned(),
             "20:21:27 info container.started container k8s_POD_etcd1-0_lijiaob_3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f_0 \
              of pod lijiaob/etcd1-0 started"
                 .to_owned(),
@@ -425,26 +427,29 @@ fn the_events_of_a_volume_that_cannot_be_unmounted() {
     let held = "held by glusterfs (pid 94549) with an open file";
     let busy = format!("warning mount.busy umount of {volume} by umount (pid 30001) refused: {held}");
 
-    let trouble = format!(
-        "volume cam-pv-50g (kubernetes.io/glusterfs) of pod cam/cam1-78b6fc6bc8-cjsw5 cannot be unmounted by umount \
-         of kubelet.service: {held}, which serves a volume of pod cam/web-fddf96444-stxpf"
-    );
+    let trouble = |seen: &str| {
+        format!(
+            "volume cam-pv-50g (kubernetes.io/glusterfs) of pod cam/cam1-78b6fc6bc8-cjsw5 cannot be unmounted by umount \
+             of kubelet.service: at {seen} UTC {held}, which served a volume of pod cam/web-fddf96444-stxpf"
+        )
+    };
+    let (first, last) = (trouble("20:00:01"), trouble("20:01:04"));
     assert_eq!(
         lines(&node)[2..],
         [
             format!("20:00:01 {busy}"),
-            format!("20:00:01 info incident.opened {trouble}"),
+            format!("20:00:01 info incident.opened {first}"),
             format!("20:00:01 {busy}"),
-            format!("20:00:01 info incident.updated {trouble} (2 refused unmounts within 1 s)"),
-            format!("20:00:02 warning incident.updated {trouble} (3 refused unmounts over 1 s)"),
+            format!("20:00:01 info incident.updated {first} (2 refused attempts within 1 s)"),
+            format!("20:00:02 warning incident.updated {first} (3 refused attempts over 1 s)"),
             format!("20:00:04 {busy}"),
-            format!("20:00:04 warning incident.updated {trouble} (4 refused unmounts over 3 s)"),
+            format!("20:00:04 warning incident.updated {first} (4 refused attempts over 3 s)"),
             format!("20:01:04 {busy}"),
-            format!("20:01:04 warning incident.updated {trouble} (8 refused unmounts over 1 min)"),
+            format!("20:01:04 warning incident.updated {last} (8 refused attempts over 1 min)"),
             format!(
                 "20:02:08 info mount.released {volume} unmounted by umount (pid 30001), after 8 refused attempts"
             ),
-            format!("20:02:08 notice incident.closed resolved: {}", past::past(&trouble)),
+            format!("20:02:08 notice incident.closed resolved: {}", past::past(&last)),
         ]
     );
 }

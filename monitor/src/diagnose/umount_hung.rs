@@ -13,7 +13,7 @@ use super::timers::Timers;
 use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, target_label};
-use crate::event::{Actor, CloseReason, Confidence, Event, MountServer, Severity, Target};
+use crate::event::{Actor, CloseReason, Confidence, Event, MountServer, Severity, Shared, Target};
 use crate::observation::{BootNs, ServerState, UmountCall, UnmountedMount};
 use crate::settings::{Thresholds, Unit, thresholds};
 
@@ -32,9 +32,9 @@ pub struct Waiting {
     /// When the process started, or its call was seen first.
     pub since: BootNs,
     /// The process.
-    pub actor: Box<Actor>,
+    pub actor: Shared<Actor>,
     /// The pod whose volume it is to unmount.
-    pub target: Option<Box<Target>>,
+    pub target: Option<Shared<Target>>,
     /// The kind of file systems in whose code it waits.
     pub waits_for: Option<String>,
     /// What it is to unmount, by its arguments; none where they name several and its call does not tell which.
@@ -237,6 +237,23 @@ mod tests {
 
     fn observe(node: &mut TestNode, unmounters: Vec<Unmounter>) {
         node.observe(Fact::Unmounters { unmounters });
+    }
+
+    #[test]
+    fn what_the_kernel_says_of_the_task_that_hangs_is_quoted_and_what_it_says_of_others_is_not() {
+        let mut node = node(Resume::default());
+        let hung = unmounter(50, node.now, true);
+        observe(&mut node, vec![hung]);
+        node.run_for(31 * S);
+        for (comm, tid) in [("umount", 51), ("jbd2/rbd1-8", 50), ("umount", 50)] {
+            let text = format!("INFO: task {comm}:{tid} blocked for more than 120 seconds.");
+            let says = LogSays::HungTask { comm: comm.into(), tid };
+            node.observe(Fact::Log(Box::new(LogLine { log: "/dev/kmsg".into(), text, says })));
+        }
+        let quotes: Vec<_> = node.events.iter().filter(|event| event.kind == Kind::LogQuoted).collect();
+        let text = quotes.iter().map(|event| event.log.as_ref().unwrap().text.as_str()).collect::<Vec<_>>();
+        assert_eq!(text, ["INFO: task umount:50 blocked for more than 120 seconds."]);
+        assert_eq!(node.open()[0].evidence, [quotes[0].seq]);
     }
 
     #[test]

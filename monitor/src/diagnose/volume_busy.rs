@@ -14,18 +14,22 @@ use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
 use crate::escape::name;
 use crate::event::past::UNDETERMINED;
 use crate::event::wording::copies_phrase;
-use crate::event::{CloseReason, Event, Kind, Mount, Severity, Volume};
-use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
-use crate::observation::{BootNs, MountIdentity, Verdict};
+use crate::event::{CloseReason, Event, Kind, Mount, Volume};
+use crate::node::mounts::{BusyMount, MountKey};
+use crate::observation::{BootNs, Verdict};
 use crate::settings::{Thresholds, Unit, thresholds};
 use known::Known;
 pub(super) use known::confidence;
-use left::{Mounted, StillMounted};
-use wording::summary;
+use left::Mounted;
+use parts::{BusyPart, BusyVolume, End};
+use seen::Said;
+use wording::sentence;
 
 mod known;
 mod left;
+mod parts;
 pub(super) mod release;
+mod seen;
 mod severity;
 mod wording;
 
@@ -50,70 +54,6 @@ thresholds! {
     /// A volume that is mounted though no container of its pod has run for this time is reported, whether a refused attempt to
     /// unmount it was seen or not.
     LEFT_AFTER = "volume_busy_mounted_seconds", default 180, Unit::Seconds;
-}
-
-/// A busy volume.
-#[derive(Debug, Serialize, Deserialize)]
-struct BusyVolume {
-    first: BootNs,
-    last: BootNs,
-    severity: Severity,
-    /// Its busy mounts.
-    mounts: Vec<BusyPart>,
-    /// Attempts that the model no longer counts, of mounts that ended.
-    former: u64,
-    /// Whether one of those was only likely the mount that was busy, or more were busy than are kept.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    is_likely_gone: bool,
-    /// As in the newest report.
-    #[serde(default)]
-    summary: String,
-    /// What its state shows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    left: Option<StillMounted>,
-}
-
-/// A busy mount of a volume.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct BusyPart {
-    place: MountKey,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    identity: Option<MountIdentity>,
-    /// Attempts that an earlier incident counted.
-    before: u64,
-    /// Who holds it, as the last scan that found out saw it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    known: Option<Known>,
-}
-
-impl BusyPart {
-    /// Whether it is the mount at this place, or what is known as it.
-    fn is(&self, place: &MountKey, identity: Option<&MountIdentity>) -> bool {
-        match (&self.identity, identity) {
-            (Some(known), Some(identity)) => self.place.mntns == place.mntns && known.is_same(identity),
-            _ => self.place == *place,
-        }
-    }
-}
-
-impl BusyVolume {
-    fn attempts(&self, counted: &BusyMounts) -> u64 {
-        let here = |part: &BusyPart| {
-            let busy = counted.find(&part.place, part.identity.as_ref());
-            busy.map_or(0, |(_, busy)| busy.attempts().saturating_sub(part.before))
-        };
-        self.former + self.mounts.iter().map(here).sum::<u64>()
-    }
-}
-
-/// How a busy mount ended.
-struct End<'a> {
-    place: &'a MountKey,
-    identity: Option<&'a MountIdentity>,
-    attempts: u64,
-    /// Whether it is only likely the mount that was busy.
-    is_likely: bool,
-    reason: CloseReason,
 }
 
 /// The diagnosis.
@@ -153,30 +93,24 @@ impl VolumeBusy {
         }
         let place = MountKey::new(mount.mntns, &mount.path);
         let identity = mount.identity.as_ref();
-        let busy = self.busy.entry(subject.clone()).or_insert_with(|| BusyVolume {
-            first: event.at,
-            last: event.at,
-            severity: Severity::Info,
-            mounts: Vec::new(),
-            former: 0,
-            is_likely_gone: false,
-            summary: String::new(),
-            left: None,
-        });
+        let busy = self.busy.entry(subject.clone()).or_insert_with(|| BusyVolume::new(event.at, event.at));
         let counted = context.node.busy_mounts.find(&place, identity).map(|(_, counted)| counted);
         if let Some(part) = busy.mounts.iter_mut().find(|part| part.is(&place, identity)) {
             part.identity = identity.cloned().or(part.identity.take());
         } else if busy.mounts.len() < MOUNTS_MAX {
-            let before = counted.map_or(0, |busy| busy.attempts() - busy.recent_attempts());
-            let identity = identity.cloned();
-            busy.mounts.push(BusyPart { place: place.clone(), identity, before, known: None });
+            busy.mounts.push(BusyPart::new(place.clone(), identity.cloned(), counted));
         } else {
             busy.is_likely_gone = true;
         }
         let part = busy.mounts.iter_mut().find(|part| part.is(&place, identity));
         let known = part.and_then(|part| Known::update(&mut part.known, event));
-        let summary = summary(event, mount, volume, known.as_ref());
+        let sure = confidence(event);
+        // Of the caller, too, whose path tells which volume it is.
+        let confidence = event.actor.as_ref().map_or(sure, |actor| actor.confidence.min(sure));
+        let sentence = sentence(context.clock, (event, mount, volume), known.as_ref());
+        let summary = sentence.text(context.clock);
         busy.summary.clone_from(&summary);
+        busy.said = Some(Said { sentence, place: place.clone(), confidence });
         // Attempts between two events are known by the path of the caller, if no scan found the mount.
         for place in counted.map(|counted| counted.key.clone()).into_iter().chain([place]) {
             self.by_mount.insert(place, subject.clone());
@@ -189,14 +123,13 @@ impl VolumeBusy {
             return;
         };
         // What is known stays, with what follows from it.
-        let (is_new, sure) = (known.is_none(), confidence(event));
+        let is_new = known.is_none();
         findings.report(Report {
             severity,
-            // Of the caller, too, whose path tells which volume it is.
-            confidence: event.actor.as_ref().map_or(sure, |actor| actor.confidence.min(sure)),
+            confidence,
             summary,
             ruled_out: is_new.then(|| release::ruled_out(event, mount)),
-            advice: is_new.then(|| release::advice_for(context.node, event, mount)),
+            advice: is_new.then(|| release::advice_for(context, event, mount)),
             objects: known.map_or_else(|| IncidentObjects::of(event), |known| known.objects(event)),
             first: busy.first,
             last: busy.last,
@@ -226,10 +159,11 @@ impl VolumeBusy {
             part.identity = Some(identity.clone());
             // What was known is of where it was, and so is the advice.
             part.known = None;
+            busy.said = None;
         }
         let is_new = Known::update(&mut part.known, event).is_none();
         if is_moved || is_new {
-            findings.advise(subject.clone(), None, release::advice_for(context.node, event, mount));
+            findings.advise(subject.clone(), None, release::advice_for(context, event, mount));
         }
         if is_moved {
             let likely = if mount.confidence.is_some() { "likely " } else { "" };
@@ -295,6 +229,7 @@ impl VolumeBusy {
         };
         let part = busy.mounts.remove(index);
         busy.former += end.attempts.saturating_sub(part.before);
+        busy.former_unmounts += end.unmounts.saturating_sub(part.before_unmounts);
         busy.is_likely_gone |= end.is_likely;
         if !busy.mounts.is_empty() {
             return;
@@ -339,7 +274,7 @@ impl VolumeBusy {
             let known =
                 busy.mounts.iter().filter_map(|part| part.known.as_ref()).max_by_key(|known| known.at);
             if let Some(Known { at, mount, holders, verdict }) = known {
-                let steps = release::steps(context.node, mount, holders, Some(*verdict), *at);
+                let steps = release::steps(context, mount, holders, Some(*verdict), *at);
                 findings.advise(subject.clone(), None, steps);
             }
         }
@@ -371,7 +306,8 @@ impl Diagnosis for VolumeBusy {
                 };
                 let place = MountKey::new(mount.mntns, &mount.path);
                 let (identity, is_likely) = (mount.identity.as_ref(), mount.confidence.is_some());
-                let end = End { place: &place, identity, attempts, is_likely, reason };
+                let unmounts = parts::unmounts(mount, attempts);
+                let end = End { place: &place, identity, attempts, unmounts, is_likely, reason };
                 self.ended(&end, Some(event), findings);
             }
             _ => {}
@@ -391,6 +327,7 @@ impl Diagnosis for VolumeBusy {
                 self.left_scanned(context, *id, scanned, found, findings);
             }
             ModelChange::Refused(mount) => self.attempt(context, mount, findings),
+            ModelChange::HoldersChecked { mount, seen } => self.checked(context, mount, *seen, findings),
             ModelChange::RuntimeAvailability | ModelChange::Kubelets => {
                 self.advise(context, findings);
                 self.review_mounted(context, findings);
@@ -399,8 +336,9 @@ impl Diagnosis for VolumeBusy {
             ModelChange::MountGone(mount) => {
                 let place = MountKey::new(mount.key.mntns, mount.path());
                 let (identity, attempts) = (mount.identity.as_ref(), mount.attempts());
+                let unmounts = mount.calls().unmounts();
                 let (is_likely, reason) = (mount.is_likely, CloseReason::SubjectGone);
-                let end = End { place: &place, identity, attempts, is_likely, reason };
+                let end = End { place: &place, identity, attempts, unmounts, is_likely, reason };
                 self.ended(&end, None, findings);
             }
             _ => {}
@@ -446,21 +384,16 @@ impl Diagnosis for VolumeBusy {
             return Some(self.resume_mounted(context, event, subject));
         }
         let key = MountKey::new(mount.mntns, &mount.path);
+        let time = |text: &str| context.clock.boot_ns(text).unwrap_or(context.now);
         let busy = BusyVolume {
-            first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
-            last: context.clock.boot_ns(&incident.last_seen).unwrap_or(context.now),
             severity: incident.severity,
             // The model counts on from the attempts of the incident.
             mounts: vec![BusyPart {
-                place: key.clone(),
-                identity: mount.identity.clone(),
-                before: 0,
-                known: Known::resume(event, context.clock.boot_ns(&event.time).unwrap_or(context.now)),
+                known: Known::resume(event, time(&event.time)),
+                ..BusyPart::new(key.clone(), mount.identity.clone(), None)
             }],
-            former: 0,
-            is_likely_gone: false,
             summary: incident.summary.clone(),
-            left: None,
+            ..BusyVolume::new(time(&incident.first_seen), time(&incident.last_seen))
         };
         self.busy.insert(subject.clone(), busy);
         self.by_mount.insert(key, subject.clone());

@@ -131,7 +131,10 @@ pub mod form {
         REPLACE_ENTRY = "replace-entry", Restart,
             "nsenter -t PID -n ip neigh replace ADDRESS lladdr MAC nud permanent dev INTERFACE",
             ["gateway-neighbor-lost"];
-        SET_UP = "set-up", Restart, "ip link set INTERFACE up", ["gateway-neighbor-lost"];
+        SET_UP = "set-up", Restart, "ip link set INTERFACE up", ["gateway-neighbor-lost", "pod-route-missing"];
+        SET_UP_INSIDE = "set-up-inside", Restart, "nsenter -t PID -n ip link set dev INTERFACE up",
+            ["gateway-neighbor-lost"];
+        SET_SYSCTL = "set-sysctl", Restart, "sysctl -w SETTING", ["gateway-neighbor-lost"];
         LIST_BY_DOCKER = "list-by-docker", Read,
             "docker [--host SOCKET] ps --all --filter LABEL --filter LABEL", ["gateway-neighbor-lost"];
         LIST_BY_CRICTL = "list-by-crictl", Read,
@@ -141,7 +144,7 @@ pub mod form {
         RESTART_BY_DOCKER = "restart-by-docker", Restart, "docker [--host SOCKET] restart CONTAINER",
             ["gateway-neighbor-lost", "volume-busy", "mount-leak"];
         RESTART_BY_PODMAN = "restart-by-podman", Restart, "podman [--url SOCKET] restart CONTAINER",
-            ["gateway-neighbor-lost", "volume-busy"];
+            ["gateway-neighbor-lost", "volume-busy", "mount-leak"];
         STOP_BY_CRICTL = "stop-by-crictl", Restart, "crictl [--runtime-endpoint SOCKET] stop CONTAINER",
             ["volume-busy", "mount-leak"];
         SHOW_USERS = "show-users", Read, "kevtmon holders PATH",
@@ -154,14 +157,16 @@ pub mod form {
         UNMOUNT_INSIDE = "unmount-inside", Destructive, "nsenter -t PID -m umount PATH",
             ["volume-busy", "rbd-orphan-mapping"];
         UNMAP_IMAGE = "unmap-image", Destructive, "rbd unmap DEVICE", ["rbd-orphan-mapping"];
-        LIST_LOCKS = "list-locks", Read, "rbd lock list IMAGE", ["rbd-orphan-mapping", "rbd-lock-left"];
-        LIST_WATCHERS = "list-watchers", Read, "rbd status IMAGE", ["rbd-lock-left"];
+        UNMAP_BY_NBD = "unmap-by-nbd", Destructive, "rbd-nbd unmap DEVICE", ["rbd-orphan-mapping"];
+        LIST_LOCKS = "list-locks", Read, "rbd lock list IMAGE",
+            ["rbd-orphan-mapping", "rbd-lock-left", "rbd-locked-elsewhere"];
+        LIST_WATCHERS = "list-watchers", Read, "rbd status IMAGE", ["rbd-lock-left", "rbd-locked-elsewhere"];
         DETACH_INSIDE = "detach-inside", Destructive, "nsenter -t PID -m umount --lazy PATH", ["volume-busy"];
         RESTART_UNIT = "restart-unit", Restart, "systemctl restart UNIT", ["volume-busy", "mount-leak"];
         END_SERVER = "end-server", Destructive, "kill SERVER", ["volume-busy"];
         END_PROCESS = "end-process", Destructive, "kill PID",
             ["volume-busy", "container-undeletable", "mount-leak"];
-        END_CONTAINER = "end-container", Destructive, "kill -KILL PID", ["volume-busy"];
+        END_CONTAINER = "end-container", Destructive, "kill -KILL PID", ["volume-busy", "mount-leak"];
         REMOVE_BY_DOCKER = "remove-by-docker", Destructive, "docker [--host SOCKET] rm [--force] CONTAINER",
             ["orphan-container", "container-undeletable"];
         REMOVE_BY_CRICTL = "remove-by-crictl", Destructive,
@@ -174,10 +179,10 @@ pub mod form {
         CONTINUE_SERVER = "continue-server", Restart, "kill -CONT PID", ["umount-hung", "volume-busy"];
         TELL_POD = "tell-pod", Read, "kevtmon why POD",
             ["sandbox-crash-loop", "pod-stuck-terminating", "duplicate-pod-ip", "pod-neighbor-unreachable",
-             "pod-route-missing"];
+             "pod-route-missing", "ipam-drift"];
         SHOW_ROUTE = "show-route", Read, "ip route get ADDRESS", ["duplicate-pod-ip", "pod-neighbor-unreachable"];
         SHOW_ROUTES = "show-routes", Read, "ip [-6] route show match ADDRESS", ["pod-route-missing"];
-        ADD_ROUTE = "add-route", Restart, "ip route add ADDRESS dev INTERFACE scope link", ["pod-route-missing"];
+        ADD_ROUTE = "add-route", Restart, "ip route replace ADDRESS dev INTERFACE scope link", ["pod-route-missing"];
         SHOW_RECORD = "show-record", Read, "ip neigh show to ADDRESS dev INTERFACE", ["pod-neighbor-unreachable"];
         LIST_EFFECTS = "list-effects", Read, "kevtmon incidents --kind KIND", ["multi-pod-disruption"];
         SHOW_LINK = "show-link", Read, "ip -details link show dev INTERFACE", ["orphan-veth"];
@@ -234,7 +239,10 @@ mod tests {
         ("mount-leak/stop-by-crictl", "Debian 12 has no package of crictl; carried out where it is there"),
         ("rbd-lock-left/list-locks", "needs a Ceph cluster"),
         ("rbd-lock-left/list-watchers", "needs a Ceph cluster"),
+        ("rbd-locked-elsewhere/list-locks", "needs a Ceph cluster"),
+        ("rbd-locked-elsewhere/list-watchers", "needs a Ceph cluster"),
         ("rbd-orphan-mapping/list-locks", "needs a Ceph cluster"),
+        ("rbd-orphan-mapping/unmap-by-nbd", "needs a Ceph cluster, and rbd-nbd"),
         ("rbd-orphan-mapping/unmap-image", "needs a Ceph cluster, and a kernel with rbd"),
         ("volume-busy/delete-pod", "needs the API server of a cluster"),
         ("volume-busy/restart-unit", "needs systemd as process 1"),

@@ -5,7 +5,11 @@
 //! only if the kernel shows, for each process between, that the one above has started it ([`AncestorRef::started`]): a
 //! parent may have adopted its child. Where it may have, it is named as the parent and nothing else.
 
+pub(crate) use same_actor::{Identity, identity};
+
 use super::{Actor, AncestorRef};
+
+mod same_actor;
 
 /// Programs that carry out one command of whoever runs them, or run another program in some surroundings.
 const TOOLS: [&str; 33] = [
@@ -136,27 +140,6 @@ pub(super) fn culprit(actor: &Actor) -> Culprit<'_> {
     Culprit { run_by, ..own }
 }
 
-/// What actors have in common that are one: the same process, tools of the same one, or processes that the same one started as
-/// the same program. Ids of processes that started others are used again only long after.
-pub(crate) fn identity(actor: &Actor) -> String {
-    let culprit = culprit(actor);
-    let shell = match culprit.run_by {
-        RunBy::Shell(shell) => Some(shell),
-        _ => None,
-    };
-    if let Some(above) = culprit.user.or(shell) {
-        return format!("above/{}/{}", above.pid, above.comm);
-    }
-    let starter = actor.ancestors.first().filter(|above| above.started == Some(true));
-    match starter.filter(|above| part_of(above) != Part::Supervisor) {
-        Some(above) => {
-            let program = actor.exe.as_deref().unwrap_or(&actor.comm);
-            format!("child/{}/{}/{program}", above.pid, above.comm)
-        }
-        None => format!("process/{}/{}", actor.pid, actor.start_time_ns),
-    }
-}
-
 /// Which of its ancestors uses an actor that is a tool; `None` where it is none, or that is not certain.
 pub(crate) fn user_of_tool(actor: &Actor) -> Option<usize> {
     let program = culprit(actor).user?;
@@ -240,7 +223,7 @@ mod tests {
     use crate::event::{ActorSource, Confidence, Join};
 
     /// An actor with pid 100 and the processes above it, nearest first, with pids 99, 98, …
-    fn actor(comm: &str, exe: Option<&str>, above: &[&str]) -> Actor {
+    pub(super) fn actor(comm: &str, exe: Option<&str>, above: &[&str]) -> Actor {
         let above = (1..).zip(above).map(|(distance, comm)| AncestorRef {
             pid: 100 - distance,
             comm: (*comm).to_owned(),
@@ -291,31 +274,6 @@ mod tests {
         ] {
             assert_eq!(actor_phrase(&actor(comm, None, above)), phrase, "{comm} below {above:?}");
         }
-    }
-
-    #[test]
-    fn tools_of_one_process_are_one_actor_and_those_of_two_are_not() {
-        let ran = |pid: u32, comm: &str, above: &[&str]| Actor { pid, ..actor(comm, None, above) };
-        for above in [&["bash", "sshd"][..], &["fix-network.sh", "cron"], &["nsenter", "bash", "sshd"]] {
-            assert_eq!(identity(&ran(7, "ip", above)), identity(&ran(8, "ip", above)), "{above:?}");
-        }
-        let others = [
-            ran(7, "ip", &["bash", "sshd"]),
-            ran(7, "ip", &["nsenter", "bash", "sshd"]),
-            ran(7, "ip", &[]),
-            ran(8, "ip", &["systemd"]),
-            ran(7, "calico", &["kubelet", "systemd"]),
-            ran(7, "calico", &["containerd", "systemd"]),
-            ran(7, "cilium-cni", &["kubelet", "systemd"]),
-        ];
-        let different: std::collections::BTreeSet<String> = others.iter().map(identity).collect();
-        assert_eq!(different.len(), others.len(), "{different:?}");
-        // The kubelet runs the plugin anew for each pod.
-        let plugin = |pid| identity(&ran(pid, "calico", &["kubelet", "systemd"]));
-        assert_eq!(plugin(7), plugin(8));
-        // What adopts and starts everything is no actor.
-        let daemon = |pid| identity(&ran(pid, "felix", &["systemd"]));
-        assert_ne!(daemon(7), daemon(8));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::is_zero::is_zero;
+
 use super::{Advice, Confidence, Details, Object, Role, Severity, Visitor, span};
 
 /// A diagnosis with a lifecycle, for `incident.*`.
@@ -126,11 +128,6 @@ impl Object for Incident {
 
 fn first_episode() -> u32 {
     1
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
-fn is_zero(count: &u64) -> bool {
-    *count == 0
 }
 
 #[cfg(test)]

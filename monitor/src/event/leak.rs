@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::wording::{actor_phrase, container_label, pod_label, short_id};
-use super::{Actor, Confidence, Container, Details, Object, Pod, Role, Visitor, Volume};
+use super::{Actor, Confidence, Container, Details, Object, Pod, Role, StagedVolume, Visitor, Volume};
 use crate::escape::name;
 use crate::names::names;
 use crate::observation::{BindMount, MountIdentity, Propagation};
@@ -55,6 +55,10 @@ pub struct LeakedMount {
     pub mntns: u32,
     /// A process in that namespace.
     pub pid: u32,
+    /// Whether that is the first process of a pid namespace other than the node's: it ignores every signal that it does not
+    /// handle, but for SIGKILL.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub init: bool,
     /// File system type.
     pub fstype: String,
     /// Mount source.
@@ -64,6 +68,9 @@ pub struct LeakedMount {
     /// The pod volume that it was.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub volume: Option<Volume>,
+    /// The volume that was staged there, for all pods of the node.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub staged: Option<StagedVolume>,
     /// What of a container it was.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub part: Option<ContainerPart>,
@@ -96,6 +103,9 @@ impl LeakedMount {
         if let Some(volume) = &self.volume {
             let pod = self.pod.as_ref().map_or_else(|| name(&volume.pod_uid).into_owned(), pod_label);
             return format!("{likely}volume {} ({}) of pod {pod}", name(&volume.name), name(&volume.plugin));
+        }
+        if let Some(staged) = &self.staged {
+            return format!("{likely}{}", staged.phrase());
         }
         let part = match self.part {
             Some(ContainerPart::Root) => "the root file system",
@@ -150,6 +160,9 @@ impl Object for Vec<LeakedMount> {
             if let Some(volume) = &leak.volume {
                 visitor.pod_uid(Role::Target, &volume.pod_uid);
                 visitor.volume(Role::Object, &volume.name);
+            }
+            if let Some(name) = leak.staged.as_ref().and_then(|staged| staged.name.as_ref()) {
+                visitor.volume(Role::Object, name);
             }
             visitor.owner(Role::Target, leak.container.as_ref(), leak.pod.as_ref());
         }

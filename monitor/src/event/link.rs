@@ -29,7 +29,10 @@ pub struct Link {
     /// Whether it is administratively up; absent where unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub up: Option<bool>,
-    /// What changed: `up`, `down`, `carrier-up`, `carrier-down`, `mac`, `name`, `master`, `peer`, `netns`.
+    /// What changed: `up`, `down`, `carrier-up`, `carrier-down`, `mac`, `name`, `master`, `peer`, `netns`; of the host's
+    /// interfaces, and of all of them (`all`), also what sysctls say: `forwarding-on`, `forwarding-off`, `rp-filter-off`,
+    /// `rp-filter-strict`, `rp-filter-loose`, `ipv6-forwarding-on`, `ipv6-forwarding-off`, and, of `link.proxy_arp`, `proxy-arp-on`,
+    /// `proxy-arp-off`, `proxy-ndp-on`, `proxy-ndp-off`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub change: Vec<String>,
     /// Its new namespace, for `link.moved`.

@@ -11,25 +11,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::observation::{Source, Verdict};
 
+mod address;
 mod address_conflict;
 mod advice;
 mod charge;
 mod cni;
 mod component;
 pub(crate) mod culprit;
-pub(crate) use culprit::identity;
+pub(crate) use culprit::{Identity, identity};
 mod daemon;
 mod file_server;
 mod incident;
 mod kind;
 mod leak;
 mod link;
+mod log;
 mod mount;
 mod neighbor;
 mod object;
 pub(crate) mod past;
 mod rbd;
 mod recreation;
+mod reservation;
 mod route;
 mod sandbox;
 mod schema;
@@ -39,6 +42,7 @@ mod throttled;
 mod time;
 pub(crate) mod wording;
 
+pub use address::Address;
 pub use address_conflict::{AddressConflict, AddressedPod};
 pub use advice::{Advice, Form, NamedProcess, ProcessLink, Risk, form};
 pub use charge::{Charge, Standing};
@@ -51,15 +55,18 @@ pub use incident::{CloseReason, EVIDENCE_MAX, Incident};
 pub use kind::Severity;
 pub use leak::{ContainerPart, LEAKS_MAX, LeakedMount, leak_holder};
 pub use link::{Link, LinkPeer};
-pub use mount::{Mount, MountHolder, Serves, Unreadable, Volume};
+pub use log::Log;
+pub use mount::{Mount, MountHolder, RefusedCall, Serves, StagedVolume, Unreadable, Volume};
+pub(crate) use mount::{call_noun, refused_phrase};
 pub use neighbor::Neighbor;
 pub use object::{Details, Object, Role, Visitor};
 pub use rbd::Rbd;
 pub use recreation::{Recreation, RecreationReason, SpecHash};
+pub use reservation::Reservation;
 pub use route::Route;
 pub use sandbox::Sandbox;
 pub use schema::schema;
-pub use shared::SharedEvent;
+pub use shared::{LastParties, Shared, SharedEvent};
 pub use subject::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target, TargetProcess, UserNamespace,
 };
@@ -94,6 +101,8 @@ kind::kinds! {
     LinkCreated = "link.created",
     /// A link changed.
     LinkChanged = "link.changed",
+    /// Whether the host answers by a link for addresses that are not its own (`proxy_arp`, `proxy_ndp`) changed.
+    LinkProxyArp = "link.proxy_arp",
     /// A link went to another namespace.
     LinkMoved = "link.moved",
     /// A link is gone.
@@ -102,6 +111,10 @@ kind::kinds! {
     RouteAdded = "route.added",
     /// A pod's gateway route or route to a pod is gone.
     RouteDeleted = "route.deleted",
+    /// An address was added: a pod's, of the host's end of its pair, or its gateway on the host.
+    AddressAdded = "address.added",
+    /// Such an address is gone.
+    AddressDeleted = "address.deleted",
     /// An unmount was refused because something holds the mount.
     MountBusy = "mount.busy",
     /// A mount that was busy is unmounted.
@@ -130,6 +143,10 @@ kind::kinds! {
     RbdMapped = "rbd.mapped",
     /// A Ceph RBD image is no longer mapped.
     RbdUnmapped = "rbd.unmapped",
+    /// A log says that this node was refused a Ceph RBD image.
+    RbdAttachRefused = "rbd.attach_refused",
+    /// A log says something that belongs to an open incident.
+    LogQuoted = "log.quoted",
     /// An incident opened.
     IncidentOpened = "incident.opened",
     /// An open incident was observed again, got worse or is better understood.
@@ -170,24 +187,34 @@ pub struct Event {
     pub severity: Severity,
     /// One sentence, for people.
     pub message: String,
+    /// Whether it was found when all was read anew, and not told by the kernel as it happened: that was some time before, and
+    /// who did it was not seen.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub resync: bool,
     /// The process that did it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub actor: Option<Box<Actor>>,
+    pub actor: Option<Shared<Actor>>,
     /// The container and pod that are affected.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub target: Option<Box<Target>>,
+    pub target: Option<Shared<Target>>,
     /// The neighbor entry, for `neighbor.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub neighbor: Option<Box<Neighbor>>,
     /// The address that several pods have, for incidents of kind `duplicate-pod-ip`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub address_conflict: Option<Box<AddressConflict>>,
+    /// The reservation of an address that a pod has, for incidents of kind `ipam-drift`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reservation: Option<Box<Reservation>>,
     /// The network interface, for `link.*`, and for incidents of kind `orphan-veth`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub link: Option<Box<Link>>,
     /// The route, for `route.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub route: Option<Box<Route>>,
+    /// The address, for `address.*`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub address: Option<Box<Address>>,
     /// The call of a CNI plugin, for `cni.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cni: Option<Box<Cni>>,
@@ -204,7 +231,8 @@ pub struct Event {
     /// How long before the event its holders were found, milliseconds; absent where they were found for it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders_age_ms: Option<u64>,
-    /// Whether the holder scan was complete.
+    /// Whether all was looked at that could be the reason. Where somebody who sees the mount explains a refusal, who does not see it
+    /// is not looked at.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders_complete: Option<bool>,
     /// What the holder scan could not read; a holder may be among it.
@@ -226,9 +254,12 @@ pub struct Event {
     /// The kubelet or runtime, for `component.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub component: Option<Box<Component>>,
-    /// The Ceph RBD image, for `rbd.*` and incidents of kinds `rbd-orphan-mapping` and `rbd-lock-left`.
+    /// The Ceph RBD image, for `rbd.*` and incidents of kinds `rbd-orphan-mapping`, `rbd-locked-elsewhere` and `rbd-lock-left`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rbd: Option<Box<Rbd>>,
+    /// The line of a log, for `rbd.attach_refused` and `log.quoted`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub log: Option<Box<Log>>,
     /// What was lost or discarded, for `events.lost`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost: Option<Lost>,
@@ -259,12 +290,15 @@ impl Event {
             kind,
             severity,
             message,
+            resync: false,
             actor: None,
             target: None,
             neighbor: None,
             address_conflict: None,
+            reservation: None,
             link: None,
             route: None,
+            address: None,
             cni: None,
             sandbox: None,
             mount: None,
@@ -278,6 +312,7 @@ impl Event {
             recreation: None,
             component: None,
             rbd: None,
+            log: None,
             lost: None,
             throttled: None,
             incident: None,
@@ -313,8 +348,10 @@ impl Event {
         [
             object(self.neighbor.as_deref()),
             object(self.address_conflict.as_deref()),
+            object(self.reservation.as_deref()),
             object(self.link.as_deref()),
             object(self.route.as_deref()),
+            object(self.address.as_deref()),
             object(self.cni.as_deref()),
             object(self.sandbox.as_deref()),
             object(self.mount.as_deref()),
@@ -323,6 +360,7 @@ impl Event {
             object(self.recreation.as_deref()),
             object(self.component.as_deref()),
             object(self.rbd.as_deref()),
+            object(self.log.as_deref()),
             object(self.lost.as_ref()),
             object(self.throttled.as_deref()),
             object(self.incident.as_deref()),

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file_server;
 use super::{Confidence, Container, Details, MountServer, Object, Pod, Role, Visitor, servers_phrase};
+use crate::escape::name;
 use crate::observation::{Access, LoopDevice, MountIdentity, MountSyscall};
 
 /// A mount and the call that was made on it, for `mount.*`.
@@ -31,7 +32,8 @@ pub struct Mount {
     /// `major:minor`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub device: Option<String>,
-    /// Mount namespace of the caller, inode number.
+    /// Mount namespace of the caller, inode number; absent where it is not known.
+    #[serde(skip_serializing_if = "is_unknown", default)]
     pub mntns: u32,
     /// Which mount it is, once a scan has found it: what is mounted at the same path later is another one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -44,9 +46,15 @@ pub struct Mount {
     /// it is released or detached, how often all callers were.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub attempts: Option<u64>,
+    /// How often each system call was refused on this mount, by all callers, where that was not `syscall` alone.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub refused: Vec<RefusedCall>,
     /// The pod volume that is mounted there.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub volume: Option<Volume>,
+    /// The volume that is staged there, for all pods of the node that use it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub staged: Option<StagedVolume>,
     /// The container for which its runtime mounts it, or which has it in its directory, as the runtime tells.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub container_id: Option<String>,
@@ -60,6 +68,11 @@ pub struct Mount {
     /// Processes that serve this FUSE file system, eight at most. Absent where none was found or not all could be looked at in time.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub servers: Vec<MountServer>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_unknown(mntns: &u32) -> bool {
+    *mntns == 0
 }
 
 impl Mount {
@@ -83,6 +96,37 @@ impl Mount {
     }
 }
 
+/// How often a system call was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RefusedCall {
+    /// `umount2`, `rmdir`, …
+    pub syscall: String,
+    /// Number of calls.
+    pub attempts: u64,
+}
+
+/// `3 refused unmounts, 1 refused removal`; what is asked for by one system call or another is counted as one.
+pub(crate) fn refused_phrase(calls: &[RefusedCall]) -> String {
+    let of = |what: &str| {
+        let alike = calls.iter().filter(|call| call_noun(&call.syscall) == what);
+        match alike.map(|call| call.attempts).sum() {
+            0_u64 => None,
+            1 => Some(format!("1 refused {what}")),
+            many => Some(format!("{many} refused {what}s")),
+        }
+    };
+    ["unmount", "removal", "rename"].into_iter().filter_map(of).collect::<Vec<_>>().join(", ")
+}
+
+/// What a call asks for.
+pub(crate) fn call_noun(syscall: &str) -> &'static str {
+    match syscall {
+        "umount2" => "unmount",
+        "rename" | "renameat" | "renameat2" => "rename",
+        _ => "removal",
+    }
+}
+
 /// A kubelet pod volume, read from its path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Volume {
@@ -92,6 +136,33 @@ pub struct Volume {
     pub plugin: String,
     /// Name of the volume.
     pub name: String,
+}
+
+/// A volume that a kubelet has mounted for all pods of the node that use it, read from the path and from what the kubelet has
+/// written beside it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StagedVolume {
+    /// `kubernetes.io/rbd`, …, or the CSI driver.
+    pub plugin: String,
+    /// The last name of its directory: of the PersistentVolume, or of what the plugin has attached; absent where that is a
+    /// hash.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+    /// By what its CSI driver knows it (`volumeHandle`), where the kubelet's `vol_data.json` could be read.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub handle: Option<String>,
+}
+
+impl StagedVolume {
+    /// As sentences say it.
+    #[must_use]
+    pub fn phrase(&self) -> String {
+        let plugin = name(&self.plugin);
+        match self.name.as_ref().or(self.handle.as_ref()) {
+            Some(known) => format!("staged volume {} ({plugin})", name(known)),
+            None => format!("a staged volume of {plugin}"),
+        }
+    }
 }
 
 /// Something that the holder scan could not read.
@@ -117,6 +188,10 @@ pub struct MountHolder {
     /// Real user id, in the initial user namespace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uid: Option<u32>,
+    /// Whether it is the first process of a pid namespace other than the node's: it ignores every signal that it does not handle,
+    /// but for SIGKILL.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub init: bool,
     /// Command name; absent where there is no process.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub comm: String,
@@ -190,6 +265,9 @@ impl Object for Mount {
             visitor.pod_uid(Role::Target, &volume.pod_uid);
             visitor.volume(Role::Object, &volume.name);
         }
+        if let Some(name) = self.staged.as_ref().and_then(|staged| staged.name.as_ref()) {
+            visitor.volume(Role::Object, name);
+        }
         if let Some(device) = &self.device {
             visitor.device(Role::Object, device);
         }
@@ -210,6 +288,9 @@ impl Object for Mount {
         // What succeeded in the end was none of the attempts that were refused.
         let attempt = match (self.attempts, &self.errno) {
             (None, _) => String::new(),
+            (Some(_), None) if !self.refused.is_empty() => {
+                format!(", after {}", refused_phrase(&self.refused))
+            }
             (Some(attempts), Some(_)) => format!(", attempt {attempts}"),
             (Some(1), None) => ", refused once before".to_owned(),
             (Some(attempts), None) => format!(", refused {attempts} times before"),

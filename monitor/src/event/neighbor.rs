@@ -51,6 +51,10 @@ pub struct Neighbor {
     /// Whether its container had exited before: part of the cleanup, and no fault.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub after_exit: bool,
+    /// Whether it happened in another namespace than the one that is known by this number: one that has ended, or was not read
+    /// yet. Nothing is known of it.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub other_netns: bool,
 }
 
 impl Object for Neighbor {
@@ -68,7 +72,8 @@ impl Object for Neighbor {
         words.extend(self.ended_netns.map(|netns| format!("gone with netns {netns}")));
         words.extend(self.link_moved.then(|| "link moved to another netns".to_owned()));
         words.extend(self.after_exit.then(|| "after the container's exit".to_owned()));
-        words.push(format!("{} ({}) in netns {}", self.ifname, self.ifindex, self.netns));
+        let netns = if self.other_netns { "another netns of number" } else { "netns" };
+        words.push(format!("{} ({}) in {netns} {}", self.ifname, self.ifindex, self.netns));
         words.retain(|words| !words.is_empty());
         details.line("entry", &words.join(" · "));
     }

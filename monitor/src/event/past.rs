@@ -4,7 +4,24 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 105] = [
+const TENSES: [(&str, &str); 117] = [
+    (
+        " the host has lost its default route, which is likely why",
+        " the host had lost its default route, which was likely why",
+    ),
+    ("no process is behind it", "no process was behind it"),
+    (
+        " the host forwards nothing (net.ipv4.ip_forward is 0)",
+        " the host forwarded nothing (net.ipv4.ip_forward was 0)",
+    ),
+    (" is no longer reserved for ", " was no longer reserved for "),
+    (" may give it to another pod", " was free to give it to another pod"),
+    (" has reserved address ", " had reserved address "),
+    (
+        " was asked for on this node, is not mapped by this node's kernel, and was refused ",
+        " was asked for on this node, was not mapped by this node's kernel, and was refused ",
+    ),
+    (", which names the client at ", ", which named the client at "),
     (" is not mapped on this node, though lock ", " was not mapped on this node, though lock "),
     (" and has not been removed here for ", " and had not been removed here for "),
     (" is still mapped as ", " was still mapped as "),
@@ -17,6 +34,7 @@ const TENSES: [(&str, &str); 105] = [
     (" of this node all have the address ", " of this node all had the address "),
     ("no pod that runs here has it", "no pod that ran here had it"),
     ("its pod is gone", "its pod was gone"),
+    (" has another network namespace", " had another network namespace"),
     ("both of its ends are in ", "both of its ends were in "),
     (", its other end is in ", ", its other end was in "),
     ("this node cannot reach ", "this node could not reach "),
@@ -27,6 +45,7 @@ const TENSES: [(&str, &str); 105] = [
     (": packets take the default route by ", ": packets took the default route by "),
     (" is down", " was down"),
     ("; ARP is off on ", "; ARP was off on "),
+    (" is off on its host end ", " was off on its host end "),
     (" in the pod lacks that address", " in the pod lacked that address"),
     (" has run for ", " had run for "),
     ("and why is not known", "and why was not known"),
@@ -38,6 +57,7 @@ const TENSES: [(&str, &str); 105] = [
     (" is left of it", " was left of it"),
     ("a process is left in its control group", "a process was left in its control group"),
     (" fails again and again", " failed again and again"),
+    (") is not empty, though nothing is mounted there", ") was not empty, though nothing was mounted there"),
     (") is mounted", ") was mounted"),
     (" was found that uses it", " was found that used it"),
     (", though the host does not have ", ", though the host did not have "),
@@ -83,6 +103,7 @@ const TENSES: [(&str, &str); 105] = [
     ("what is likely ", "what was likely "),
     (" cannot be unmounted", " could not be unmounted"),
     (" cannot be removed", " could not be removed"),
+    (" cannot be renamed", " could not be renamed"),
     (": held by ", ": it was held by "),
     (" could not be removed, and is dead", " could not be removed, and was dead"),
     (": what is in the way was not found", ": what was in the way was not found"),
@@ -98,7 +119,10 @@ const TENSES: [(&str, &str); 105] = [
     ("; possibly it is held by ", "; possibly it was held by "),
     (", whose backing file is ", ", whose backing file was "),
     (": no process was found to hold it, so the kernel or a socket may", ": no process was found to hold it"),
-    (": the kernel does, or somebody now and then", ": the kernel did, or somebody now and then"),
+    (
+        ": the kernel does, or a pending call, or somebody now and then",
+        ": the kernel did, or a pending call, or somebody now and then",
+    ),
     (": whoever held it has let go", ": whoever held it had let go"),
     (
         "; no process is in that mount namespace any more, but an open file or a mount keeps it",
@@ -127,16 +151,19 @@ pub(crate) const UNDETERMINED: &str =
 const WAS_UNDETERMINED: &str = "; an unmount there had succeeded, and whether it was gone was not known";
 
 /// The same of what was checked and found healthy.
-const HEALTHY: [(&str, &str); 16] = [
+const HEALTHY: [(&str, &str); 19] = [
+    (" has it reserved for ", " had it reserved for "),
     ("none of its volumes is mounted", "none of its volumes was mounted"),
     ("no process is in ", "no process was in "),
     ("no container of any runtime is in ", "no container of any runtime was in "),
+    ("no container of its pod is in ", "no container of its pod was in "),
     ("neither is in ", "neither was in "),
     (" has the address ", " had the address "),
     ("no other pod of this node has ", "no other pod of this node had "),
     (" has succeeded", " had succeeded"),
     (" is refused for it alone", " was refused for it alone"),
     (" is up", " was up"),
+    (" is on for its host end ", " was on for its host end "),
     (" is not stopped", " was not stopped"),
     (" is in place", " was in place"),
     (" are the same", " were the same"),
@@ -292,7 +319,7 @@ mod tests {
         };
         let copy = MountHolder { access: Access::Mount, ..held[0].clone() };
         let possible = |access| MountHolder { possible: true, access, path: None, ..held[0].clone() };
-        let device = LoopDevice { name: "/dev/loop0".into(), mounts: vec!["/m".into()], devices: Vec::new() };
+        let device = LoopDevice { mounts: vec!["/m".into()], ..sample::loop_device("/dev/loop0") };
         let of_kernel =
             MountHolder { pid: 0, access: Access::Loop, loop_device: Some(device), ..held[0].clone() };
         let all = [
@@ -303,6 +330,8 @@ mod tests {
             vec![copy.clone(), copy],
             vec![possible(Access::InFlight)],
             vec![possible(Access::IoUring)],
+            vec![possible(Access::Call)],
+            vec![possible(Access::PerfEvent)],
             vec![of_kernel],
         ];
         for verdict in [

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Details, Object, Role, Visitor};
 use crate::escape::name;
-use crate::observation::{RbdExec, RbdImage};
+use crate::observation::{ImageName, RbdExec, RbdImage};
 
-/// A Ceph RBD image that the kernel has or had mapped as a block device, for `rbd.*`, or that is locked.
+/// A Ceph RBD image that is or was mapped as a block device, for `rbd.*`, or that is locked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Rbd {
     /// Pool.
@@ -23,7 +23,8 @@ pub struct Rbd {
     /// The snapshot that is mapped; absent where it is the image itself.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub snapshot: Option<String>,
-    /// The node of the device: `/dev/rbd0`; absent where the image is not mapped, for `rbd-lock-left`.
+    /// The node of the device: `/dev/rbd0`, or `/dev/nbd0` of one that `rbd-nbd` has mapped, as its arguments tell; absent where the image is not mapped, for `rbd-lock-left` and
+    /// `rbd-locked-elsewhere`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub device: Option<String>,
     /// Number of the device, `major:minor`; absent with that.
@@ -35,12 +36,16 @@ pub struct Rbd {
     /// `client4125`: the kernel's client. It is not the one that a kubelet's lock names, which is that of the program `rbd`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub client_id: Option<String>,
-    /// Address of that client, `IP:PORT/NONCE`, as in the watchers of `rbd status`; absent before Linux 4.9.
+    /// Address of that client, `IP:PORT/NONCE`, as in the watchers of `rbd status`; absent before Linux 4.9, and of `rbd-nbd`, as all
+    /// that is known of the client.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub client_addr: Option<String>,
     /// The cluster; absent before Linux 4.9.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cluster_fsid: Option<String>,
+    /// Address of the client that a log names as the one that has the image, for `rbd.attach_refused` and `rbd-locked-elsewhere`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub held_by: Option<String>,
     /// Where the host or a kubelet has it mounted outside of pods' directories, for `rbd-orphan-mapping`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub mounted_at: Vec<String>,
@@ -53,6 +58,12 @@ impl Rbd {
         let namespace = self.rados_namespace.as_ref().map_or_else(String::new, |name| format!("{name}/"));
         let snapshot = self.snapshot.as_ref().map_or_else(String::new, |name| format!("@{name}"));
         format!("{}/{namespace}{}{snapshot}", self.pool, self.image)
+    }
+
+    /// Whether `rbd-nbd` has it mapped: then its names rest on arguments of that program.
+    #[must_use]
+    pub fn is_by_nbd(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.starts_with("/dev/nbd"))
     }
 
     /// As part of a sentence: `RBD image kube/index-api-image`.
@@ -87,8 +98,14 @@ impl Object for Rbd {
             text.push_str(&format!(" at {address}"));
         }
         details.line("image", &text);
+        if self.is_by_nbd() {
+            details.line("", "mapped by rbd-nbd; its client is not known");
+        }
         if let Some(lock) = &self.lock {
             details.line("lock", lock);
+        }
+        if let Some(address) = &self.held_by {
+            details.line("", &format!("the log names the client at {address}"));
         }
         for path in &self.mounted_at {
             details.line("", &format!("mounted at {path}"));
@@ -96,23 +113,31 @@ impl Object for Rbd {
     }
 }
 
-/// An image that somebody has named to `rbd`: whether it is mapped is not said.
-impl From<&RbdExec> for Rbd {
-    fn from(exec: &RbdExec) -> Self {
+/// An image that somebody has named: whether it is mapped is not said.
+impl From<&ImageName> for Rbd {
+    fn from(name: &ImageName) -> Self {
         Self {
-            pool: exec.pool.clone(),
-            rados_namespace: exec.namespace.clone(),
-            image: exec.image.clone(),
+            pool: name.pool.clone(),
+            rados_namespace: name.namespace.clone(),
+            image: name.image.clone(),
             image_id: None,
-            snapshot: exec.snapshot.clone(),
+            snapshot: None,
             device: None,
             device_number: None,
-            lock: exec.lock.clone(),
+            lock: None,
             client_id: None,
             client_addr: None,
             cluster_fsid: None,
+            held_by: None,
             mounted_at: Vec::new(),
         }
+    }
+}
+
+/// The same of one that was named to `rbd`.
+impl From<&RbdExec> for Rbd {
+    fn from(exec: &RbdExec) -> Self {
+        Self { snapshot: exec.snapshot.clone(), lock: exec.lock.clone(), ..Self::from(&exec.name()) }
     }
 }
 
@@ -130,6 +155,7 @@ impl From<&RbdImage> for Rbd {
             client_id: image.client_id.clone(),
             client_addr: image.client_addr.clone(),
             cluster_fsid: image.cluster_fsid.clone(),
+            held_by: None,
             mounted_at: Vec::new(),
         }
     }

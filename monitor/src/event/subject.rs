@@ -31,8 +31,9 @@ pub struct Actor {
     /// Arguments, masked, cut at 4 KiB.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cmdline: Option<String>,
-    /// Start on the boot clock, nanoseconds.
+    /// Start on the boot clock, nanoseconds; absent where the kernel does not tell it without BTF.
     #[schemars(regex(pattern = "^[0-9]+$"))]
+    #[serde(skip_serializing_if = "is_unknown_start", default)]
     pub start_time_ns: String,
     /// Control group path; behind a doubled slash are names that root did not make.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -61,6 +62,10 @@ pub struct Actor {
     pub pod: Option<Pod>,
     /// How the join with a container went.
     pub join: Join,
+}
+
+fn is_unknown_start(start_time_ns: &str) -> bool {
+    matches!(start_time_ns, "" | "0")
 }
 
 /// A user namespace.
@@ -106,6 +111,11 @@ pub struct AncestorRef {
     pub pid: u32,
     /// Command name.
     pub comm: String,
+    /// Start on the boot clock, nanoseconds: with the process id it tells the process from any later one. Absent where it is not
+    /// known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schemars(regex(pattern = "^[0-9]+$"))]
+    pub start_time_ns: Option<String>,
     /// Executable.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exe: Option<String>,

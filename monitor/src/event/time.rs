@@ -18,6 +18,12 @@ impl WallClock {
         format!("{time:.9}")
     }
 
+    /// The time of the day, as in `12:00:03 UTC`.
+    #[must_use]
+    pub fn time_of_day(self, at: u64) -> String {
+        format!("{} UTC", self.text(at).get(11..19).unwrap_or_default())
+    }
+
     /// The boot time of a text; `None` if it is no time, or one before the boot.
     #[must_use]
     pub fn boot_ns(self, text: &str) -> Option<u64> {
@@ -53,6 +59,7 @@ mod tests {
         let clock = WallClock { offset_ns: 1_700_000_000_000_000_000 };
         let text = clock.text(123_456_789);
         assert_eq!(text, "2023-11-14T22:13:20.123456789Z");
+        assert_eq!(clock.time_of_day(123_456_789), "22:13:20 UTC");
         assert_eq!(clock.boot_ns(&text), Some(123_456_789));
         assert_eq!(clock.boot_ns("1999-01-01T00:00:00Z"), None);
         assert_eq!(clock.boot_ns("yesterday"), None);

@@ -205,7 +205,7 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
         let reason = match verdict {
             Verdict::ChildMount => "another file system is mounted below it",
             Verdict::Kernel => {
-                "no process was found to hold it in 10 s: the kernel does, or somebody now and then"
+                "no process was found to hold it in 10 s: the kernel does, or a pending call, or somebody now and then"
             }
             Verdict::Transient => "whoever held it has let go",
             Verdict::None => "no process was found to hold it so far",
@@ -237,7 +237,9 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
         Access::Netns => " as its network namespace",
         Access::InFlight => " with a file in a socket",
         Access::IoUring => " with a file of an io_uring",
-        Access::Loop | Access::Swap | Access::Export => "",
+        Access::Call => " with a pending system call",
+        Access::PerfEvent => " with a perf event, possibly a probe in a file",
+        Access::Loop | Access::Swap | Access::Export | Access::Uprobe => "",
     });
     // The kernel holds each thing by itself.
     let who = |holder: &MountHolder| (holder.pid, holder.path.clone().filter(|_| holder.pid == 0));
@@ -298,11 +300,15 @@ pub(crate) fn holder_label(holder: &MountHolder) -> String {
 
 /// The cause of a neighbor change as the end of a sentence; `actor_named`: the sentence ends with the actor.
 pub(crate) fn cause_phrase(neighbor: &Neighbor, actor_named: bool) -> String {
-    let exit = if neighbor.after_exit { " after its container had exited" } else { "" };
+    let circumstance = match (neighbor.after_exit, neighbor.other_netns) {
+        (true, _) => " after its container had exited",
+        (false, true) => ", in another namespace than the one known by that number",
+        (false, false) => "",
+    };
     if let Some(netns) = neighbor.ended_netns.filter(|_| !actor_named) {
         let other = if neighbor.ended_lower { "lower device" } else { "peer" };
         return format!(
-            "{exit} because the link was deleted with its {other}, whose network namespace {netns} ended"
+            "{circumstance} because the link was deleted with its {other}, whose network namespace {netns} ended"
         );
     }
     let cause = match (neighbor.cause.as_str(), actor_named) {
@@ -322,7 +328,7 @@ pub(crate) fn cause_phrase(neighbor: &Neighbor, actor_named: bool) -> String {
         ("gc", _) => " by garbage collection",
         _ => "",
     };
-    format!("{exit}{cause}")
+    format!("{circumstance}{cause}")
 }
 
 #[cfg(test)]
@@ -343,7 +349,7 @@ mod tests {
         assert_eq!(
             kernel,
             format!(
-                "no process was found to hold it in 10 s: the kernel does, or somebody now and then; {alone}"
+                "no process was found to hold it in 10 s: the kernel does, or a pending call, or somebody now and then; {alone}"
             )
         );
         let user = MountHolder { uid: Some(1000), comm: "kubelet".into(), ..copy[0].clone() };

@@ -2,17 +2,16 @@
 //! was over, comes out. Without the rests and the places of the [worker](super::worker): whoever asks waits for it.
 
 use std::io;
-use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::halves::{self, Half};
 use super::jobs::{Measured, Scan, Scanned, Terms};
 use super::progress::Progress;
 use super::{ScanRequest, own_tgid};
 use crate::error_chain::chain;
 use crate::observation::{HolderReport, NsInum};
+use crate::sources::bpf::iterators::Iterators;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Job, Readers, Unread};
 
@@ -20,27 +19,17 @@ use crate::sources::procfs::readers::{Answer, Job, Readers, Unread};
 const PART: Duration = Duration::from_millis(500);
 
 /// Scans, for at most about this time. A report to whose end there was no time says so, and has what was found until then.
-pub async fn ask(readers: &Readers, request: ScanRequest, limit: Duration) -> HolderReport {
-    // Few processes see a mount as a rule, and then a second reader would only list all of them once more.
-    if request.near_suffices || available_parallelism().is_ok_and(|processors| processors.get() == 1) {
-        return ask_of(readers, &request, Progress::default(), limit).await;
-    }
-    let [one, other] = Half::BOTH.map(|half| ask_of(readers, &request, Progress::of(Some(half)), limit));
-    let (one, other) = tokio::join!(one, other);
-    halves::joined(one, other, request.most_listed())
-}
-
-async fn ask_of(
-    readers: &Readers,
-    request: &ScanRequest,
-    mut progress: Progress,
+pub async fn ask(
+    (readers, iterators): (&Readers, Option<&Iterators>),
+    request: ScanRequest,
     limit: Duration,
 ) -> HolderReport {
+    let iterators = iterators.map(Iterators::handle);
     let end = Instant::now() + limit;
     let terms = Terms { budget: PART, in_background: false };
-    let mut found = None;
+    let (mut progress, mut found) = (Progress::default(), None);
     loop {
-        let job = Scan { request: request.clone(), progress, terms };
+        let job = Scan { request: request.clone(), progress, terms, iterators };
         let left = end.saturating_duration_since(Instant::now());
         match readers.ask(job, left).await {
             Ok(Answer { reply: Measured { found: Scanned { report, progress: left }, .. }, .. }) => {

@@ -1,28 +1,44 @@
-//! Who uses mounts on that were detached, of which nothing else is known: the ids of the mounts go in, all processes are
-//! read, and those come out that have something of them.
+//! Who uses mounts on that were detached: the ids of the mounts go in, all processes are read, and those come out that have
+//! something of them, or of a copy that went with one.
 //!
 //! No mount table shows such a mount any more, and files on it have the names that they have from its root. Descriptors and
 //! directories keep its id; where the kernel does not tell the id that is never reused, what has the other one need not
-//! be on the same mount. What is mapped of its files is not looked for.
+//! be on the same mount. Which copies it had, and which file system it is, is known from the time when it was mounted
+//! ([`Attached`]), if it was seen then.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::pins::{Extent, Pin, Rest, Visit, Visitor, describe};
-use super::searched::{ScanTargets, SearchedMount};
-use super::{Deadline, MAX_LISTED, own_directory, own_tgid};
-use crate::observation::{Access, DetachedMount, Holder, HolderReport, NsInum, Verdict};
+use super::attached::{Attached, AttachedMount};
+use super::pins::Pin;
+use super::searched::{ScanTargets, SearchedMount, answers_at_once, is_layered};
+use crate::observation::{Access, DetachedMount, Holder, HolderReport, MeantMount, NsInum, Verdict};
 use crate::sources::procfs::Proc;
-use crate::sources::procfs::dir::{Dir, is_gone};
+use crate::sources::procfs::dir::Dir;
 use crate::sources::procfs::mountinfo::Mount;
-use crate::sources::procfs::readers;
+use crate::sources::procfs::statmount::MountNamespace;
+use look::Look;
+pub(super) use mapped::first_of;
+pub(super) use progress::Progress;
+
+mod again;
+mod look;
+mod mapped;
+mod progress;
+#[cfg(test)]
+mod tests;
 
 /// What is not looked at.
-const BLIND: &str = "files of it that are only mapped, and sockets bound in it, were not looked for";
-/// What was not found out.
-const CUT: &str = "the time to look at all processes ran out";
+const BLIND: &str = "its files that wait in sockets or are registered with an io_uring, and what the kernel has of it, were not looked for";
+/// The same where its file system is not known, its files show another one, or a server may have to be asked.
+const UNMAPPED: &str = "files of it that are only mapped were not looked for";
+const UNBOUND: &str = "sockets that are bound in it were not looked for";
+/// What is not known of its copies.
+const UNSEEN: &str = "it was not seen while it was mounted, so whether copies in other mount namespaces went with it is not known";
+const NOT_ALL: &str = "not all mount namespaces could be read while it was mounted, so copies may have gone with it that are not known";
 
 /// A request who uses detached mounts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,80 +47,118 @@ pub struct DetachedRequest {
     pub id: u64,
     /// The mounts.
     pub mounts: Vec<DetachedMount>,
+    /// What was known of each.
+    #[serde(default)]
+    attached: Vec<Option<AttachedMount>>,
 }
 
-/// Answers a request: a report for each mount, with the number of its place as id.
-pub(super) fn users(proc: &Proc, request: &DetachedRequest, deadline: Deadline) -> Vec<HolderReport> {
-    let mut reports: Vec<HolderReport> = (0..).zip(&request.mounts).map(empty).collect();
-    let searched: Vec<Mount> = request.mounts.iter().map(any_name).collect();
-    let all = targets(&searched);
-    let mut visitor = Visitor::new(own_directory(proc));
-    let (own, asker) = (own_tgid(proc), readers::asker());
-    let pids = proc.pids().unwrap_or_default();
-    let others = pids.into_iter().filter(|tgid| Some(*tgid) != own && Some(*tgid) != asker);
-    for tgid in others {
-        if deadline.is_over() {
-            reports.iter_mut().for_each(|report| report.blind_spot(None, CUT));
-            break;
-        }
-        let process = match proc.dir(tgid) {
-            Ok(process) => process,
-            Err(error) if is_gone(&error) => continue,
-            Err(_) => {
-                note_unread(proc, tgid, &mut reports);
-                continue;
-            }
-        };
-        let (visit, is_all) = visit(&mut visitor, (tgid, &process), &all);
-        if !is_all {
-            reports.iter_mut().for_each(|report| report.blind_spot(None, CUT));
-        }
-        if visit.refused && process.is_there(&mut Vec::new()) {
-            note_unread(proc, tgid, &mut reports);
-        }
-        if visit.pins.is_empty() {
-            continue;
-        }
-        // One visit tells one of several mounts that the process has.
-        for (index, report) in reports.iter_mut().enumerate() {
-            let one = targets(&searched[index..=index]);
-            let (visit, _) = self::visit(&mut visitor, (tgid, &process), &one);
-            report.holders.extend(found(proc, (tgid, &process), visit, &request.mounts[index]));
-        }
+impl DetachedRequest {
+    /// About these mounts.
+    #[must_use]
+    pub fn new(id: u64, mounts: Vec<DetachedMount>) -> Self {
+        Self { id, mounts, attached: Vec::new() }
     }
+
+    pub(super) fn with(self, attached: &Attached) -> Self {
+        Self { attached: attached.of(&self.mounts), ..self }
+    }
+}
+
+/// One of the mounts, with the copies that went with it.
+struct Searched<'a> {
+    detached: &'a DetachedMount,
+    attached: Option<&'a AttachedMount>,
+    /// As ones that anything may be on, whatever its name: the id alone decides.
+    mounts: Vec<Mount>,
+}
+
+impl<'a> Searched<'a> {
+    fn new(detached: &'a DetachedMount, attached: Option<&'a AttachedMount>) -> Self {
+        let mut searched = Self { detached, attached, mounts: Vec::new() };
+        let ids: Vec<u64> = searched.all().map(|(mount, _)| mount.id).collect();
+        searched.mounts = ids.into_iter().map(|id| any_name(id, attached)).collect();
+        searched
+    }
+
+    /// The mount and its copies, these with the namespace that had them.
+    fn all(&self) -> impl Iterator<Item = (MeantMount, Option<NsInum>)> {
+        let copies = self.attached.iter().flat_map(|attached| &attached.copies);
+        let copies = copies.map(|copy| (copy.mount, Some(copy.mntns)));
+        [(self.detached.meant, None)].into_iter().chain(copies)
+    }
+
+    fn targets(&self) -> ScanTargets<'_> {
+        targets(&self.mounts)
+    }
+
+    /// Its file system, as mappings show it.
+    fn device(&self) -> Option<&'a str> {
+        // Each mapping is asked for its mount, and no server is to be waited for.
+        let is_told = |fstype: &str| !is_layered(fstype) && answers_at_once(fstype);
+        let attached = self.attached.filter(|attached| is_told(&attached.fstype));
+        attached.map(|attached| attached.device.as_str())
+    }
+
+    fn report(&self, id: u64) -> HolderReport {
+        let mut report =
+            HolderReport { complete: true, ..HolderReport::skipped(id, self.detached.path.clone()) };
+        report.blind_spot(None, BLIND);
+        match self.attached {
+            None => [UNMAPPED, UNBOUND, UNSEEN].iter().for_each(|reason| report.blind_spot(None, reason)),
+            Some(attached) => {
+                if self.device().is_none() {
+                    report.blind_spot(None, UNMAPPED);
+                }
+                if !attached.is_all {
+                    report.blind_spot(None, NOT_ALL);
+                }
+            }
+        }
+        report
+    }
+}
+
+/// What was found of each mount, and how to go on if that is not all.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Looked {
+    /// With the number of its place as id.
+    pub(super) reports: Vec<HolderReport>,
+    pub(super) progress: Option<Progress>,
+}
+
+/// Goes on to answer a request, for about so much of the processor's time.
+pub(super) fn users(proc: &Proc, request: &DetachedRequest, progress: Progress, budget: Duration) -> Looked {
+    let attached = |index: usize| request.attached.get(index).and_then(Option::as_ref);
+    let searched: Vec<Searched<'_>> = request
+        .mounts
+        .iter()
+        .enumerate()
+        .map(|(index, mount)| Searched::new(mount, attached(index)))
+        .collect();
+    let together: Vec<Mount> = searched.iter().flat_map(|searched| searched.mounts.clone()).collect();
+    let (progress, is_done) = Look::new(proc, &searched, targets(&together), progress).all(budget);
+    let mut reports = progress.found.clone();
     for report in &mut reports {
-        report.holders.truncate(MAX_LISTED);
         let is_held = report.holders.iter().any(Holder::explains);
         report.verdict = if is_held { Verdict::Processes } else { Verdict::Incomplete };
+        if !is_done {
+            report.cut();
+        }
     }
-    reports
+    Looked { reports, progress: (!is_done).then_some(progress) }
 }
 
-fn empty((id, mount): (u64, &DetachedMount)) -> HolderReport {
-    let mut report = HolderReport { complete: true, ..HolderReport::skipped(id, mount.path.clone()) };
-    report.blind_spot(None, BLIND);
-    report
-}
-
-fn note_unread(proc: &Proc, tgid: u32, reports: &mut [HolderReport]) {
-    let comm = proc.stat(tgid).map(|stat| stat.comm);
-    for report in reports {
-        report.unreadable += 1;
-        report.blind_spot(Some((tgid, comm.clone())), "it may not be read");
-    }
-}
-
-/// The mount as one that anything may be on, whatever its name: the id alone decides.
-fn any_name(mount: &DetachedMount) -> Mount {
+fn any_name(id: u64, attached: Option<&AttachedMount>) -> Mount {
+    let known = |text: fn(&AttachedMount) -> &String| attached.map(text).cloned().unwrap_or_default();
     Mount {
-        id: mount.meant.id,
+        id,
         parent: 0,
-        device: String::new(),
+        device: known(|attached| &attached.device),
         root: "/".to_owned(),
         mountpoint: "/".to_owned(),
         shared: None,
         master: None,
-        fstype: String::new(),
+        fstype: known(|attached| &attached.fstype),
         source: String::new(),
     }
 }
@@ -115,40 +169,68 @@ fn targets(mounts: &[Mount]) -> ScanTargets<'_> {
     ScanTargets { mounts, tables: BTreeMap::new() }
 }
 
-/// What a process has of them, and whether there was time for all that it has open.
-fn visit(visitor: &mut Visitor, (tgid, process): (u32, &Dir), targets: &ScanTargets<'_>) -> (Visit, bool) {
-    let mut all = visitor.links(tgid, process, targets).unwrap_or_default();
-    let mut rest = Some(Rest::DESCRIPTORS);
-    for extent in [Extent::First, Extent::Until(&Deadline::after(super::FILES_OF_ONE))] {
-        let Some(left) = rest.take() else { break };
-        if let Some((visit, left)) = visitor.files(tgid, process, targets, (left, extent)) {
-            all.pins.extend(visit.pins);
-            all.refused |= visit.refused;
-            rest = left;
-        }
-    }
-    (all, rest.is_none())
+/// Those of them that are on the mount, or on a copy that went with it.
+fn pins(process: &Dir, ns: NsInum, uses: Vec<Use>, searched: &Searched<'_>) -> Vec<Pin> {
+    let pin = |used: Use| {
+        let sure = searched.all().filter_map(|mount| used.is_on(process, ns, mount)).max()?;
+        let path = used.pin.path.as_deref().map(|path| path_on(&searched.detached.path, path));
+        Some(Pin { path, possible: !sure, ..used.pin })
+    };
+    uses.into_iter().filter_map(pin).collect()
 }
 
-/// What a process has of a mount.
-fn found(proc: &Proc, (tgid, process): (u32, &Dir), visit: Visit, mount: &DetachedMount) -> Vec<Holder> {
-    let is_it = |pin: &Pin| match (mount.meant.unique, unique(process, pin)) {
-        (Some(meant), Some(found)) => Some(meant == found),
-        _ => None,
-    };
-    let pins = visit.pins.into_iter().filter(|pin| pin.access != Access::Socket);
-    let pins = pins.filter_map(|pin| match is_it(&pin) {
-        Some(false) => None,
-        sure => {
-            let path = pin.path.as_deref().map(|path| path_on(&mount.path, path));
-            Some(Pin { path, possible: sure.is_none(), ..pin })
+/// Something that a process has of a mount.
+pub(super) struct Use {
+    pub(super) pin: Pin,
+    /// The mount that it is on.
+    pub(super) id: u64,
+    pub(super) unique: Option<u64>,
+}
+
+impl Use {
+    fn of(process: &Dir, pin: Pin) -> Option<Self> {
+        let MeantMount { id, unique } = pin.mount?;
+        let unique = unique.or_else(|| self::unique(process, &pin));
+        Some(Self { pin, id, unique })
+    }
+
+    /// Whether it is on one of the detached mounts; `None` where it is not, else how surely.
+    fn is_on(
+        &self,
+        process: &Dir,
+        ns: NsInum,
+        (meant, copy_in): (MeantMount, Option<NsInum>),
+    ) -> Option<bool> {
+        if self.id != meant.id {
+            return None;
         }
-    });
-    describe(proc, tgid, process, visit.ns, pins.collect())
+        let mut sure = match meant.unique.zip(self.unique) {
+            Some((meant, found)) if meant != found => return None,
+            both => both.is_some(),
+        };
+        // Only that of the host was seen to be detached.
+        if let Some(copy_in) = copy_in {
+            match is_attached(process, meant) {
+                Some(true) => return None,
+                known => sure &= known.is_some() && copy_in == ns,
+            }
+        }
+        Some(sure)
+    }
+}
+
+/// Whether a mount is in the namespace of a process; `None` where that cannot be seen.
+fn is_attached(process: &Dir, mount: MeantMount) -> Option<bool> {
+    let by_kernel = mount.unique.and_then(|unique| MountNamespace::of(process).ok()?.has(unique));
+    by_kernel.or_else(|| {
+        let table = process.mount_table("/", |_| true).ok()?;
+        let is_there = table.by_id(mount.id).is_some();
+        (is_there || !table.is_cut()).then_some(is_there)
+    })
 }
 
 /// The name that a file had while the mount was there.
-fn path_on(mount_point: &str, name: &str) -> String {
+pub(super) fn path_on(mount_point: &str, name: &str) -> String {
     match name.trim_start_matches('/') {
         "" => mount_point.to_owned(),
         below => format!("{}/{below}", mount_point.trim_end_matches('/')),
@@ -168,62 +250,4 @@ fn unique(process: &Dir, pin: &Pin) -> Option<u64> {
         _ => return None,
     };
     process.unique_mount_of(&CString::new(link).ok()?).ok()?
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs::File;
-    use std::os::fd::AsRawFd;
-    use std::process::{Command, Stdio};
-    use std::time::Duration;
-
-    use super::*;
-    use crate::observation::MeantMount;
-    use crate::sources::procfs::dir::{NumberName, mnt_id};
-
-    #[test]
-    fn a_name_from_the_root_of_a_mount_is_one_below_its_mount_point() {
-        assert_eq!(path_on("/v", "/"), "/v");
-        assert_eq!(path_on("/v", "/a/b"), "/v/a/b");
-    }
-
-    /// A process that has this file open as its standard input, and what `/proc` tells of the mount.
-    fn holder(file: &File) -> (std::process::Child, MeantMount) {
-        let proc = Proc::default();
-        let input = file.try_clone().unwrap();
-        let child = Command::new("sleep").arg("1000").stdin(Stdio::from(input)).spawn().unwrap();
-        let own = proc.dir(std::process::id()).unwrap();
-        let name = NumberName::new(file.as_raw_fd().try_into().unwrap());
-        let mut text = Vec::new();
-        let info = own.at(c"fdinfo").unwrap().text(name.as_c_str(), &mut text).unwrap().into_owned();
-        let link = CString::new(format!("fd/{}", file.as_raw_fd())).unwrap();
-        let unique = own.unique_mount_of(&link).unwrap();
-        (child, MeantMount { id: mnt_id(&info).unwrap(), unique })
-    }
-
-    #[test]
-    fn whoever_has_a_file_of_a_mount_is_found_by_its_id_whatever_the_file_is_called() {
-        let file = tempfile::tempfile_in("/dev/shm").unwrap();
-        let (mut child, meant) = holder(&file);
-        let mount = |meant| DetachedMount { meant, path: "/v".into() };
-        let other = MeantMount { unique: meant.unique.map(|unique| unique + 1_000_000), ..meant };
-        let request = DetachedRequest { id: 1, mounts: vec![mount(meant), mount(other)] };
-        let reports = users(&Proc::default(), &request, Deadline::after(Duration::from_secs(30)));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let of = |report: &HolderReport| {
-            let mine = report.holders.iter().find(|holder| holder.tgid == child.id());
-            mine.map(|holder| (holder.access, holder.fd, holder.possible))
-        };
-        assert_eq!(of(&reports[0]), Some((Access::Fd, Some(0), meant.unique.is_none())));
-        assert!(
-            reports[0]
-                .holders
-                .iter()
-                .all(|holder| holder.path.as_ref().is_none_or(|at| at.starts_with("/v")))
-        );
-        // Another mount that has the same id now.
-        assert!(meant.unique.is_none() || of(&reports[1]).is_none(), "{:?}", reports[1]);
-        assert!(reports.iter().all(|report| !report.complete), "mappings were not looked at");
-    }
 }

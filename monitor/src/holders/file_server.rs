@@ -5,8 +5,11 @@
 
 use std::io;
 
-use super::Deadline;
-use crate::sources::procfs::dir::{Buffer, Dir, NumberName};
+use super::mntns_index::{MAX_THREADS, survivor, task_dir, threads};
+use super::own_directory;
+use super::pins::{Extent, Tables};
+use crate::sources::procfs::Proc;
+use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 use crate::sources::procfs::root::is_root_of_node;
 
@@ -31,20 +34,22 @@ pub(super) struct Served {
 }
 
 /// Finds the file system that a process serves.
-pub(super) fn served(process: &Dir) -> Option<Served> {
+pub(super) fn served(proc: &Proc, (tgid, process): (u32, &Dir)) -> Option<Served> {
     let (mut links, mut text) = (Buffer::default(), Vec::new());
+    let survivor = survivor(tgid, process, &mut links);
+    let task = survivor.as_ref().unwrap_or(process);
     // Mount points are as the process sees them only without a chroot.
-    if process.link(c"root", &mut links).ok()? != "/" {
+    if task.link(c"root", &mut links).ok()? != "/" {
         return None;
     }
-    let table = process.mount_table("/", |_| true).ok()?;
+    let table = task.mount_table("/", |_| true).ok()?;
     if !table.iter().any(|mount| is_fuse(&mount.fstype)) {
         return None;
     }
-    let connections = connections(process, &mut links)?;
-    let cmdline = process.text(c"cmdline", &mut text).ok()?.into_owned();
+    let connections = connections(proc, (tgid, process), &mut links)?;
+    let cmdline = task.text(c"cmdline", &mut text).ok()?.into_owned();
     let (mountpoint, is_certain) = if connections.is_empty() {
-        let is_believed = is_root_of_node(process, &mut links, &mut text);
+        let is_believed = is_root_of_node(task, &mut links, &mut text);
         (named(&cmdline, &table).filter(|_| is_believed)?, false)
     } else {
         (connected(&connections, &cmdline, &table)?, true)
@@ -71,51 +76,87 @@ fn named<'c>(cmdline: &'c str, table: &MountTable) -> Option<&'c str> {
 }
 
 /// The connections that a process has open, as far as the kernel shows them; `None` without the device.
-fn connections(process: &Dir, links: &mut Buffer) -> Option<Vec<u32>> {
-    let Devices { open, .. } = devices(process, links, FDS_MAX, None).ok()?;
+fn connections(proc: &Proc, process: (u32, &Dir), links: &mut Buffer) -> Option<Vec<u32>> {
+    let Devices { open, .. } = devices(proc, process, links, Extent::First).ok()?;
     (!open.is_empty()).then(|| open.into_iter().flatten().collect())
 }
 
 /// Descriptors of the device that a process has.
+#[derive(Default)]
 struct Devices {
     /// Each with its connection where the kernel shows it (`fuse_connection` in fdinfo). One that is not mounted yet has none.
     open: Vec<Option<u32>>,
     /// Whether all descriptors of the process were looked at.
     is_whole: bool,
+    looked: usize,
 }
 
-/// Looks for the device among the first descriptors of a process.
+/// Looks for the device among the descriptors of a process, in all its tables: the first thread may have ended, which leaves the
+/// table of the process empty, and others may have one of their own. Of a holder only the first ones are looked at.
 fn devices(
-    process: &Dir,
+    proc: &Proc,
+    (tgid, process): (u32, &Dir),
     links: &mut Buffer,
-    most: usize,
-    deadline: Option<&Deadline>,
+    extent: Extent<'_>,
 ) -> io::Result<Devices> {
-    let (list, info) = (process.at(c"fd")?, process.at(c"fdinfo")?);
-    let (mut numbers, mut text) = (Vec::new(), Vec::new());
-    let (mut open, mut looked) = (Vec::new(), 0);
-    loop {
-        numbers.clear();
-        let goes_on = list.more_numbers(links, &mut numbers)?;
-        for fd in &numbers {
-            if looked >= most {
-                return Ok(Devices { open, is_whole: false });
-            }
-            looked += 1;
-            let name = NumberName::new(*fd);
-            let Ok(link) = list.link(name.as_c_str(), links) else { continue };
-            if !may_be_device(&link) {
-                continue;
-            }
-            let is_called_so = CALLED.contains(&&*link);
-            let shown = info.text(name.as_c_str(), &mut text).ok().and_then(|shown| connection(&shown));
-            open.extend((shown.is_some() || is_called_so).then_some(shown));
+    let mut found = Devices { is_whole: true, ..Devices::default() };
+    found.add_table(process, links, extent)?;
+    // Nearly all processes have one thread, or one table.
+    let mut tables: Option<Tables> = None;
+    let others = threads(tgid, process, links).into_iter().filter(|tid| *tid != tgid);
+    for (count, tid) in others.enumerate() {
+        let is_enough = match extent {
+            Extent::First => count >= MAX_THREADS,
+            Extent::Until(deadline) => count % MAX_THREADS == MAX_THREADS - 1 && deadline.is_over(),
+        };
+        if is_enough || !found.is_whole {
+            found.is_whole = false;
+            break;
         }
-        if !goes_on {
-            return Ok(Devices { open, is_whole: true });
+        let tables = tables.get_or_insert_with(|| Tables::of(tgid, own_directory(proc).is_some()));
+        if tables.is_new(tid)
+            && let Some(task) = task_dir(process, tid)
+        {
+            match found.add_table(&task, links, extent) {
+                Err(error) if !is_gone(&error) => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
         }
-        if deadline.is_some_and(Deadline::is_over) {
-            return Ok(Devices { open, is_whole: false });
+    }
+    Ok(found)
+}
+
+impl Devices {
+    fn add_table(&mut self, task: &Dir, links: &mut Buffer, extent: Extent<'_>) -> io::Result<()> {
+        let (list, info) = (task.at(c"fd")?, task.at(c"fdinfo")?);
+        let (mut numbers, mut text) = (Vec::new(), Vec::new());
+        loop {
+            numbers.clear();
+            let goes_on = list.more_numbers(links, &mut numbers)?;
+            for fd in &numbers {
+                if matches!(extent, Extent::First) && self.looked >= FDS_MAX {
+                    self.is_whole = false;
+                    return Ok(());
+                }
+                self.looked += 1;
+                let name = NumberName::new(*fd);
+                let Ok(link) = list.link(name.as_c_str(), links) else { continue };
+                if !may_be_device(&link) {
+                    continue;
+                }
+                let is_called_so = CALLED.contains(&&*link);
+                let shown = info.text(name.as_c_str(), &mut text).ok().and_then(|shown| connection(&shown));
+                self.open.extend((shown.is_some() || is_called_so).then_some(shown));
+            }
+            if !goes_on {
+                return Ok(());
+            }
+            if let Extent::Until(deadline) = extent
+                && deadline.is_over()
+            {
+                self.is_whole = false;
+                return Ok(());
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::ask::InitialNamespace;
-use super::detached::users;
+use super::detached::{self, Looked, users};
 use super::leaks::Inventory;
 use super::locate::{Located, first};
 use super::presence::presence;
@@ -14,8 +14,10 @@ use super::rbd::Look as RbdUses;
 use super::scan::{Part, scan};
 use super::still_held::still_held;
 use super::unmounters::Look as Unmounters;
+use super::volume_data;
 use super::{Deadline, DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest, thread_time};
 use crate::observation::{HolderReport, MountPresence};
+use crate::sources::bpf::iterators::IteratorHandle;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
 
@@ -56,6 +58,9 @@ pub(super) struct Scan {
     pub(super) request: ScanRequest,
     pub(super) progress: Progress,
     pub(super) terms: Terms,
+    /// What lists who can hold it, where the kernel does.
+    #[serde(default)]
+    pub(super) iterators: Option<IteratorHandle>,
 }
 
 /// What was found, and how to go on if it is not all.
@@ -75,14 +80,16 @@ impl Job for Scan {
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         measured(|| {
-            let Part { report, left } = scan(proc, &self.request, self.progress.clone(), self.terms.budget);
+            let (progress, budget) = (self.progress.clone(), self.terms.budget);
+            let Part { mut report, left } = scan(proc, &self.request, progress, budget, self.iterators);
+            report.volume_data = volume_data::beside(proc, &self.request, &report).map(Box::new);
             Scanned { report, progress: left }
         })
     }
 
     fn go_on(&mut self, note: &[u8]) {
         // What cannot be read begins anew.
-        let anew = |_| Progress::of(self.progress.half);
+        let anew = |_| Progress::default();
         self.progress = serde_json::from_slice(note).unwrap_or_else(anew);
     }
 }
@@ -148,22 +155,29 @@ impl Job for StillHeld {
     }
 }
 
-/// Finds who uses detached mounts.
+/// Finds who uses detached mounts, or goes on with it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Detached {
     pub(super) request: DetachedRequest,
+    pub(super) progress: detached::Progress,
     pub(super) terms: Terms,
 }
 
 impl Job for Detached {
     const NAME: &'static str = "detached-mounts";
-    type Reply = Measured<Vec<HolderReport>>;
+    type Reply = Measured<Looked>;
 
     fn in_background(&self) -> bool {
         self.terms.in_background
     }
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        measured(|| users(proc, &self.request, Deadline::after(self.terms.budget)))
+        measured(|| users(proc, &self.request, self.progress.clone(), self.terms.budget))
+    }
+
+    fn go_on(&mut self, note: &[u8]) {
+        // What cannot be read begins anew.
+        let anew = |_| detached::Progress::default();
+        self.progress = serde_json::from_slice(note).unwrap_or_else(anew);
     }
 }

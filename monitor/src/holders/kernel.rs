@@ -1,20 +1,23 @@
 //! What the kernel holds on a searched mount for no process: the backing files of loop devices, swap files, exports of
-//! its NFS server.
+//! its NFS server, and programs and libraries in which tracefs has a probe.
 //!
 //! The kernel gives each by a name, as this process sees it, and a name is on no mount in particular: another mount
 //! namespace has the same one, and so has what was covered when something was mounted there. Of a loop device it tells the
 //! file system as well. That decides, where only searched mounts of that file system have the name. All else is possible only.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use super::Deadline;
-use super::mntns_index::{self, MntnsIndex};
+use super::mntns_index::{self, Member, MntnsIndex, namespace as mount_namespace};
 use super::propagation::NamespaceMounts;
 use super::resolve::is_local;
 use super::searched::{ScanTargets, is_layered};
-use crate::observation::{Access, Holder, LoopDevice, NsInum};
+use crate::observation::{Access, Holder, LoopDevice, MountedElsewhere, NsInum};
 use crate::sources::loop_device::{self, Loop};
 use crate::sources::procfs::Proc;
+use crate::sources::procfs::dir::Buffer;
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below, unescape};
 
 /// Places at which a loop device is mounted that are listed.
@@ -23,6 +26,9 @@ const PLACES_MAX: usize = 8;
 const HOLDERS_MAX: usize = 256;
 /// Where the kernel lists the exports that its NFS server has in use, below /proc.
 const EXPORTS: &str = "fs/nfs/exports";
+
+/// Where the kernel lists the probes that were defined in tracefs, below /sys.
+const UPROBES: [&str; 2] = ["kernel/tracing/uprobe_events", "kernel/debug/tracing/uprobe_events"];
 
 /// All mounts that are seen.
 pub(super) struct Seen<'a> {
@@ -42,7 +48,7 @@ enum On {
     Other,
 }
 
-/// Finds all of them.
+/// Finds all of them but the probes.
 pub(super) fn holders(seen: &Seen<'_>) -> Vec<Holder> {
     let mut found = Vec::new();
     let sys = seen.proc.root().with_file_name("sys");
@@ -51,9 +57,11 @@ pub(super) fn holders(seen: &Seen<'_>) -> Vec<Holder> {
         if on == On::Other {
             continue;
         }
+        let mounts = seen.mounted_at(&device);
         let used = LoopDevice {
             name: format!("/dev/{}", device.name),
-            mounts: seen.mounted_at(&device),
+            elsewhere: if mounts.is_empty() { seen.mounted_elsewhere(&device) } else { Vec::new() },
+            mounts,
             devices: device.users(&sys),
         };
         found.push(Holder {
@@ -62,28 +70,49 @@ pub(super) fn holders(seen: &Seen<'_>) -> Vec<Holder> {
             ..Holder::of_kernel(Access::Loop, device.file)
         });
     }
-    let text = |name: &str| std::fs::read(seen.proc.root().join(name)).unwrap_or_default();
-    type Named = fn(&str) -> Option<&str>;
-    let lists = [(Access::Swap, "swaps", swap as Named), (Access::Export, EXPORTS, export as Named)];
-    for (access, file, is_named) in lists {
-        let text = text(file);
-        let text = String::from_utf8_lossy(&text);
-        let names: BTreeSet<_> = text.lines().filter_map(is_named).map(unescape).collect();
-        let names = names.into_iter().filter(|name| seen.targets.selects(name));
-        found.extend(
-            names
-                .filter(|name| seen.place(name, None) == On::Unknown)
-                .map(|name| Holder { possible: true, ..Holder::of_kernel(access, name.into_owned()) }),
-        );
-    }
+    found.extend([Access::Swap, Access::Export].into_iter().flat_map(|access| named(seen, access)));
     found.truncate(HOLDERS_MAX);
     found
+}
+
+/// Finds the probes that were defined in tracefs, whether or not somebody uses them.
+pub(super) fn probes(seen: &Seen<'_>) -> Vec<Holder> {
+    let mut found = named(seen, Access::Uprobe);
+    found.truncate(HOLDERS_MAX);
+    found
+}
+
+/// Those of a list that may be on a searched mount.
+fn named(seen: &Seen<'_>, access: Access) -> Vec<Holder> {
+    let Some((text, is_named)) = list(seen.proc, access) else { return Vec::new() };
+    let names: BTreeSet<_> = text.lines().filter_map(is_named).map(unescape).collect();
+    let names = names.into_iter().filter(|name| seen.targets.selects(name));
+    let names = names.filter(|name| seen.place(name, None) == On::Unknown);
+    let possible =
+        |name: Cow<'_, str>| Holder { possible: true, ..Holder::of_kernel(access, name.into_owned()) };
+    names.map(possible).collect()
+}
+
+/// How a line of a list names a file.
+type Named = fn(&str) -> Option<&str>;
+
+/// The kernel's list of such holders.
+fn list(proc: &Proc, access: Access) -> Option<(String, Named)> {
+    let sys = proc.root().with_file_name("sys");
+    let read = |file: PathBuf| Some(String::from_utf8_lossy(&std::fs::read(file).ok()?).into_owned());
+    match access {
+        Access::Swap => Some((read(proc.root().join("swaps"))?, swap)),
+        Access::Export => Some((read(proc.root().join(EXPORTS))?, export)),
+        Access::Uprobe => Some((UPROBES.iter().find_map(|file| read(sys.join(file)))?, uprobe)),
+        _ => None,
+    }
 }
 
 /// Why those that are only possible may be none.
 pub(super) fn doubt(access: Access) -> &'static str {
     match access {
         Access::Loop => "a loop device has a file of a name on it, and on which mount that is cannot be told",
+        Access::Uprobe => "a uprobe is in a file of a name on it, and on which mount that is nothing shows",
         Access::Swap => "a swap file has a name on it, and on which mount that is nothing shows",
         _ => "the kernel's NFS server exports a name on it, and on which mount that is nothing shows",
     }
@@ -99,6 +128,13 @@ fn swap(line: &str) -> Option<&str> {
 /// The name in a line of the list of exports.
 fn export(line: &str) -> Option<&str> {
     line.split_once('\t').map(|(name, _)| name).filter(|name| name.starts_with('/'))
+}
+
+/// The name in a line of the list of probes, as whoever defined it gave it.
+fn uprobe(line: &str) -> Option<&str> {
+    let mut words = line.split_ascii_whitespace();
+    words.next().filter(|kind| kind.starts_with(['p', 'r']))?;
+    words.next()?.rsplit_once(':').map(|(name, _)| name).filter(|name| name.starts_with('/'))
 }
 
 impl Seen<'_> {
@@ -129,7 +165,7 @@ impl Seen<'_> {
     }
 
     /// The tables of the namespaces that have no copy of the mount.
-    fn other_tables(&self, wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = MountTable> {
+    fn other_tables(&self, wanted: impl Fn(&Mount) -> bool) -> impl Iterator<Item = MountTable> {
         let known: BTreeSet<NsInum> = self.views.iter().map(|view| view.ns).collect();
         let others = self.index.namespaces.iter().filter(move |(ns, _)| !known.contains(ns));
         others.map_while(|(_, members)| (!self.deadline.is_over()).then_some(members)).filter_map(
@@ -149,20 +185,42 @@ impl Seen<'_> {
         (is_all && !self.deadline.is_over()).then_some(found)
     }
 
-    /// Where a loop device is mounted.
+    /// Where a loop device is mounted in the namespace of the mount that is searched for.
     fn mounted_at(&self, device: &Loop) -> Vec<String> {
-        let is_of = |mount: &&Mount| device.numbers.contains(&mount.device);
-        let own = self.views.iter().flat_map(|view| view.table.iter()).filter(is_of);
-        let mut places: Vec<String> = own.map(|mount| mount.mountpoint.clone()).collect();
-        if places.is_empty() {
-            let place = |table: MountTable| table.iter().find(is_of).map(|mount| mount.mountpoint.clone());
-            let numbers: Vec<String> = device.numbers.iter().map(|number| format!(" {number} ")).collect();
-            let has_one = |text: &str| numbers.iter().any(|number| text.contains(number));
-            places.extend(self.other_tables(has_one).find_map(place));
-        }
+        let own = self.targets.mounts.first().map(|searched| searched.ns);
+        let tables = self.views.iter().filter(|view| Some(view.ns) == own).map(|view| &view.table);
+        let places = tables.flat_map(MountTable::iter).filter(|mount| device.numbers.contains(&mount.device));
+        let mut places: Vec<String> = places.map(|mount| mount.mountpoint.clone()).collect();
         places.dedup();
         places.truncate(PLACES_MAX);
         places
+    }
+
+    /// The same in others, once in each: its path means something else here.
+    fn mounted_elsewhere(&self, device: &Loop) -> Vec<MountedElsewhere> {
+        let is_of = |mount: &Mount| device.numbers.contains(&mount.device);
+        let own = self.targets.mounts.first().map(|searched| searched.ns);
+        let namespaces = self.index.namespaces.iter().filter(|(ns, _)| Some(**ns) != own);
+        let in_time = namespaces.take_while(|_| !self.deadline.is_over());
+        let place = |(ns, members): (&NsInum, &Vec<Member>)| {
+            let table = mntns_index::mounts(self.proc, members.iter().copied(), is_of)?.table;
+            let path = table.iter().find(|mount| is_of(mount))?.mountpoint.clone();
+            let (pid, comm) = self.who_is_in(*ns, members)?;
+            Some(MountedElsewhere { path, mntns: *ns, pid, comm })
+        };
+        in_time.filter_map(place).take(PLACES_MAX).collect()
+    }
+
+    /// A process in this namespace, else a thread that has it alone: its process is in another one.
+    fn who_is_in(&self, ns: NsInum, members: &[Member]) -> Option<(u32, String)> {
+        let (processes, threads): (Vec<&Member>, Vec<&Member>) =
+            members.iter().partition(|member| member.tid == member.tgid);
+        let mut buffer = Buffer::default();
+        processes.into_iter().chain(threads).find_map(|member| {
+            let comm = self.proc.stat(member.tid)?.comm;
+            let now = mount_namespace(&member.dir(self.proc)?, &mut buffer).ok().flatten();
+            (now == Some(ns)).then_some((member.tid, comm))
+        })
     }
 }
 
@@ -170,9 +228,8 @@ impl Seen<'_> {
 pub(super) fn is_still(proc: &Proc, holder: &Holder) -> Option<bool> {
     let path = holder.path.as_deref()?;
     let sys = proc.root().with_file_name("sys");
-    let has = |file: &str, is_named: fn(&str) -> Option<&str>| {
-        let text = std::fs::read(proc.root().join(file)).ok()?;
-        let text = String::from_utf8_lossy(&text);
+    let has = || {
+        let (text, is_named) = list(proc, holder.access)?;
         Some(text.lines().filter_map(is_named).any(|name| unescape(name) == path))
     };
     match holder.access {
@@ -180,8 +237,8 @@ pub(super) fn is_still(proc: &Proc, holder: &Holder) -> Option<bool> {
             let name = holder.loop_device.as_ref()?.name.strip_prefix("/dev/")?;
             Some(loop_device::bound(&sys, |file| file == path).iter().any(|device| device.name == name))
         }
-        Access::Swap => has("swaps", swap),
-        Access::Export => has(EXPORTS, export).or(Some(false)),
+        Access::Swap => has(),
+        Access::Export | Access::Uprobe => has().or(Some(false)),
         _ => None,
     }
 }
@@ -243,12 +300,22 @@ mod tests {
     }
 
     #[test]
-    fn swap_files_and_exports_of_such_a_name_are_possible_holders() {
+    fn a_probe_names_its_file_before_the_place_in_it() {
+        let list = "p:uprobes/a /v/lib.so:0x0000000000001000 arg1=%di\nr:b/c /v/x:y:0x10\np:k/f do_exit\n\n";
+        let names: Vec<_> = list.lines().filter_map(uprobe).collect();
+        assert_eq!(names, ["/v/lib.so", "/v/x:y"]);
+    }
+
+    #[test]
+    fn swap_files_exports_and_probes_of_such_a_name_are_possible_holders() {
         let top = tempfile::tempdir().unwrap();
         let root = top.path().join("proc");
         std::fs::create_dir_all(root.join("fs/nfs")).unwrap();
         std::fs::write(root.join("swaps"), "Filename Type\n/v/swap file 1 0 -2\n/w/swap file 1 0 -2\n")
             .unwrap();
+        let tracefs = top.path().join("sys/kernel/tracing");
+        std::fs::create_dir_all(&tracefs).unwrap();
+        std::fs::write(tracefs.join("uprobe_events"), "p:u/a /v/lib:0x10\np:u/b /w/lib:0x10\n").unwrap();
         std::fs::write(root.join(EXPORTS), "/v\t*(ro)\n/v\t10.0.0.1(ro)\n/vv\t*(ro)\n").unwrap();
         let views = [NamespaceMounts { ns: 1, table: MountTable::parse(TABLE, "/") }];
         let mounts = vec![SearchedMount { ns: 1, mount: views[0].table.by_id(2).unwrap() }];
@@ -256,10 +323,12 @@ mod tests {
         let deadline = Deadline::at(std::time::Instant::now() + std::time::Duration::from_secs(600));
         let (proc, index) = (Proc::new(&root), MntnsIndex::default());
         let seen = Seen { proc: &proc, targets: &targets, views: &views, index: &index, deadline: &deadline };
-        let found = holders(&seen);
+        let mut found = holders(&seen);
+        found.extend(probes(&seen));
         let told: Vec<_> =
             found.iter().map(|held| (held.access, held.path.as_deref().unwrap(), held.possible)).collect();
-        assert_eq!(told, [(Access::Swap, "/v/swap", true), (Access::Export, "/v", true)]);
+        let uprobe = (Access::Uprobe, "/v/lib", true);
+        assert_eq!(told, [(Access::Swap, "/v/swap", true), (Access::Export, "/v", true), uprobe]);
         assert!(found.iter().all(|held| is_still(&proc, held) == Some(true)));
         std::fs::write(root.join("swaps"), "").unwrap();
         assert_eq!(is_still(&proc, &found[0]), Some(false));

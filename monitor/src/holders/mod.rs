@@ -10,7 +10,7 @@
 //! stays open after it was read. Containers and pods are joined by the core, by cgroup.
 //!
 //! [`scan`] tells in which order processes are looked into, and how a scan goes on whose time ran out; [`worker`] whose
-//! request comes first; [`halves`] how two readers share one scan on demand.
+//! request comes first.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,17 +22,19 @@ use crate::observation::{Holder, HolderReport, NsInum, PathOrigin};
 use crate::sources::procfs::Proc;
 
 pub use ask::{Caller, Whose, ask, initial_namespace};
+pub use attached::Attached;
 pub use detached::DetachedRequest;
 pub use presence::PresenceRequest;
 pub use still_held::StillHeldRequest;
 
 mod ask;
+mod attached;
 mod detached;
 mod file_server;
-mod halves;
 mod jobs;
 mod kernel;
 pub mod leaks;
+mod listed;
 mod locate;
 mod look;
 mod mntns_index;
@@ -53,7 +55,9 @@ mod table;
 mod target;
 #[cfg(test)]
 mod tests;
+mod turns;
 pub mod unmounters;
+mod volume_data;
 pub mod worker;
 
 pub use jobs::jobs;
@@ -63,8 +67,9 @@ pub const MAX_LISTED: usize = 256;
 /// The same of a report on demand, which nobody keeps.
 const MAX_LISTED_ON_DEMAND: usize = 4096;
 
-/// Processor time for the descriptors of one process, where only those of a detached mount are looked for.
-const FILES_OF_ONE: Duration = Duration::from_millis(100);
+/// Processor time for the descriptors of one process, until others have their turn, where only those of a detached mount are
+/// looked for.
+const FILES_OF_ONE: Duration = Duration::from_millis(10);
 
 /// A request to scan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,6 +125,12 @@ impl Deadline {
     /// However much of the processor it uses.
     fn at(latest: Instant) -> Self {
         Self { used: Duration::MAX, latest }
+    }
+
+    /// So much of the time from now on, as far as there is so much.
+    fn within(&self, budget: Duration) -> Self {
+        let part = Self::after(budget);
+        Self { used: self.used.min(part.used), latest: self.latest.min(part.latest) }
     }
 
     /// From now on there is so much at least.

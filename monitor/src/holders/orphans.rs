@@ -22,6 +22,8 @@ const TIME: Duration = Duration::from_millis(100);
 /// Mounts that one of them may have: users can have as many as the kernel lets them, and nobody needs to look through those.
 const MOUNTS_MAX: usize = 8192;
 
+const UNREAD: &str = "the mounts of a namespace without a process cannot be read";
+
 /// A process that keeps a namespace by an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Keeper {
@@ -32,9 +34,9 @@ pub(super) struct Keeper {
 /// What was found.
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
-    /// Those that have the file system of the target mounted.
+    /// Those that may matter.
     pub(super) views: Vec<NamespaceMounts>,
-    /// Those that have not.
+    /// Those that do not.
     pub(super) others: Vec<NsInum>,
     /// Whether the kernel lists them.
     is_listed: bool,
@@ -42,11 +44,12 @@ pub(super) struct Orphans {
     pub(super) missing: Option<&'static str>,
 }
 
-/// Finds them. `own`: the directory in /proc of this process; `known`: whether a namespace that was looked at before has a copy.
+/// Finds them. `own`: the directory in /proc of this process; `is_wanted`: whether one may matter that has a mount of this file
+/// system, by whether that shares or receives what is mounted on it; `known`: whether one that was looked at before does.
 pub(super) fn find(
     own: &Dir,
     index: &MntnsIndex,
-    device: &str,
+    is_wanted: impl Fn(&str, bool) -> bool,
     known: impl Fn(NsInum) -> Option<bool>,
 ) -> Orphans {
     let mut found = Orphans::default();
@@ -59,10 +62,15 @@ pub(super) fn find(
             found.missing = Some("there are more mount namespaces without a process than there was time for");
             return Ok(false);
         }
-        match namespace.table_with(device, MOUNTS_MAX) {
-            Ok(Some(table)) => found.views.push(NamespaceMounts { ns: number, table }),
+        match namespace.table_with(MOUNTS_MAX, &is_wanted) {
+            Ok(Some(table)) => {
+                if table.is_cut() {
+                    found.missing = Some(UNREAD);
+                }
+                found.views.push(NamespaceMounts { ns: number, table });
+            }
             Ok(None) => found.others.push(number),
-            Err(_) => found.missing = Some("the mounts of a namespace without a process cannot be read"),
+            Err(_) => found.missing = Some(UNREAD),
         }
         Ok(true)
     });

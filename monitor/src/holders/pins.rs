@@ -7,30 +7,38 @@
 //! for a network file system. Opens nothing that is named.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use super::Deadline;
 use super::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use super::orphans::Kept;
 use super::searched::ScanTargets;
-use super::{Deadline, file_server};
-use crate::observation::{Access, Holder, MeantMount, NsInum};
-use crate::sources::procfs::Proc;
+use crate::observation::{Access, MeantMount, NsInum};
 use crate::sources::procfs::dir::{Buffer, Dir, MAX_TEXT, is_gone};
 use crate::sources::procfs::procmap::maps_any;
-use crate::sources::procfs::readers;
 
+mod anonymous;
+mod described;
 mod descriptors;
 mod hidden;
 mod sockets;
+mod unlisted;
+mod unseen;
 
-pub(super) use descriptors::{Extent, Owner, Rest};
+use anonymous::Anonymous;
+pub(super) use described::{Described, describe, described};
+pub(super) use descriptors::{Extent, Owner, Rest, Tables};
 use descriptors::{FIRST_MAPPINGS, FIRST_MAPS};
 use hidden::Hiding;
 use sockets::Sockets;
 pub(super) use sockets::{bound_file, is_closed};
+use unlisted::Numbers;
+pub(super) use unseen::Awaited;
+use unseen::Foreseen;
 
 /// Of a line of `maps`: what is before the name, and as much of that as a link shows.
 const MAPS_LINE: usize = 80 + 4096;
@@ -65,7 +73,8 @@ pub(super) struct Visit {
     pub(super) ns: NsInum,
     /// Something of it may not be read.
     pub(super) refused: bool,
-    /// What has the name of something on a searched mount, and may be on another one of the same name.
+    /// What has the name of something on a searched mount, and may be on another one of the same name. All but sockets are
+    /// possible pins too.
     pub(super) doubts: Vec<Access>,
     /// Files that others have sent wait in a socket of it, and nothing shows on which mount they are.
     pub(super) is_sent_files: bool,
@@ -73,12 +82,28 @@ pub(super) struct Visit {
     pub(super) is_named_by_ring: bool,
     /// There was no time to look at all its sockets for them.
     pub(super) has_more_sockets: bool,
+    /// It uses a mount of the file system that no mount namespace shows.
+    pub(super) is_unlisted: bool,
+    /// There was no time to look at all that it has open for such.
+    pub(super) is_cut: bool,
+    /// A thread of it is ending, and what that has open nothing shows any more.
+    pub(super) is_ending: bool,
+    /// What a thread waits for in a system call that may use a searched mount.
+    pub(super) awaited: Option<Awaited>,
+    /// A descriptor of it may be a probe in a file.
+    pub(super) may_probe: bool,
+    /// It has mapped a ring of which it has no descriptor.
+    pub(super) has_closed_ring: bool,
+    /// There was no time to look at what all its threads do.
+    pub(super) has_more_threads: bool,
     /// Mount namespaces without a process that it has open, with the descriptors.
     pub(super) kept: Vec<(NsInum, u32)>,
     /// It has a mount namespace open of which no more is known.
     pub(super) keeps_unknown: bool,
     /// Its unix sockets, where all its descriptors were looked at and no other one can hide files.
     pub(super) sockets: Option<Vec<u32>>,
+    /// Its program when the look began, as far as that was read.
+    pub(super) exe: Option<String>,
     hiding: Hiding,
 }
 
@@ -106,26 +131,34 @@ fn on(id: io::Result<Option<u64>>, path: &str, targets: &ScanTargets<'_>, fits: 
 }
 
 impl Visit {
+    /// Records a pin, unless one of its kind is known that is no less certain.
     fn add(&mut self, pin: Pin) {
-        if !self.has(pin.access) {
-            self.pins.push(pin);
+        match self.pins.iter_mut().find(|known| known.access == pin.access) {
+            Some(known) if known.possible && !pin.possible => *known = pin,
+            Some(_) => {}
+            None => self.pins.push(pin),
         }
     }
 
     fn has(&self, access: Access) -> bool {
-        self.pins.iter().any(|pin| pin.access == access)
+        self.pins.iter().any(|pin| pin.access == access && !pin.possible)
     }
 
     /// Records a pin, or a doubt whether it is one.
     fn decide(&mut self, on: On, access: Access, path: &str, held: impl FnOnce(u64) -> MeantMount) {
         match on {
-            On::Searched(_) if self.has(access) => {}
-            On::Searched(id) => {
-                self.pins.push(Pin { mount: Some(held(id)), ..Pin::of(access, path.to_owned()) });
+            On::Searched(id) => self.add(Pin { mount: Some(held(id)), ..Pin::of(access, path.to_owned()) }),
+            On::Unknown if !self.doubts.contains(&access) => {
+                self.doubts.push(access);
+                self.add(Pin { possible: true, ..Pin::of(access, path.to_owned()) });
             }
-            On::Unknown if !self.doubts.contains(&access) => self.doubts.push(access),
             On::Unknown | On::Other => {}
         }
+    }
+
+    /// Whether all was read, and nothing found that may be on a searched mount.
+    pub(super) fn has_nothing(&self) -> bool {
+        self.pins.is_empty() && self.doubts.is_empty() && !self.refused
     }
 
     /// Records that something could not be read, unless it does not exist.
@@ -141,6 +174,11 @@ pub(super) struct Visitor {
     buffer: Buffer,
     text: Vec<u8>,
     sockets: Sockets,
+    numbers: Numbers,
+    foreseen: Foreseen,
+    anonymous: Anonymous,
+    /// Processes that are none of a user.
+    kernel_threads: BTreeSet<u32>,
     /// The directory of this process in /proc, if that shows the ids of our own pid namespace.
     own: Option<PathBuf>,
     /// Which namespaces open files are looked at for.
@@ -152,6 +190,7 @@ struct Main {
     tid: u32,
     /// Its directory, if it is not the first one.
     dir: Option<Dir>,
+    /// None of a process that ends.
     exe: io::Result<String>,
 }
 
@@ -161,17 +200,18 @@ impl Visitor {
         Self { own, ..Self::default() }
     }
 
-    /// Looks at what is quick: executable, and the directories of the first threads. `None` when it ended, and for a
-    /// kernel thread.
+    /// Looks at what is quick: executable, and the directories of the first threads. `None` when it has ended, and for
+    /// a kernel thread.
     pub(super) fn links(&mut self, tgid: u32, process: &Dir, targets: &ScanTargets<'_>) -> Option<Visit> {
         let Main { dir, exe, .. } = self.main(tgid, process)?;
         let main = dir.as_ref().unwrap_or(process);
         let mut visit = Visit::default();
         visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
-        if let Some(exe) = visit.read(exe)
-            && let Some(on) = on_mount(c"exe", &exe, main, visit.ns, targets)
-        {
-            visit.decide(on, Access::Exe, &exe, |id| targets.held(id, main, c"exe"));
+        if let Some(exe) = visit.read(exe) {
+            if let Some(on) = on_mount(c"exe", &exe, main, visit.ns, targets) {
+                visit.decide(on, Access::Exe, &exe, |id| targets.held(id, main, c"exe"));
+            }
+            visit.exe = Some(exe);
         }
         self.directories(main, visit.ns, targets, &mut visit);
         let tids = threads(tgid, process, &mut self.buffer);
@@ -193,6 +233,7 @@ impl Visitor {
         let mut visit = Visit::default();
         let main = self.main(tgid, process);
         let mut tables = self.tables(main.as_ref().map_or(tgid, |main| main.tid));
+        visit.exe = main.as_ref().and_then(|main| main.exe.as_ref().ok().cloned());
         let main = main.as_ref().and_then(|main| main.dir.as_ref()).unwrap_or(process);
         visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
         let mut tids = threads(tgid, process, &mut self.buffer);
@@ -225,6 +266,7 @@ impl Visitor {
         let mut visit = Visit::default();
         visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
         let mut left = rest.clone();
+        visit.exe = exe.as_ref().ok().cloned();
         let owner = Owner { tgid, tid };
         if !self.all_descriptors(owner, (process, main), targets, (&mut left, extent), &mut visit) {
             return Some((visit, Some(left)));
@@ -241,11 +283,21 @@ impl Visitor {
         Some((visit, Some(left).filter(Rest::is_any)))
     }
 
+    /// The thread that has the files of a process, where its id is one for the kernel.
+    pub(super) fn main_thread(&mut self, tgid: u32, process: &Dir) -> Option<u32> {
+        self.own.as_ref()?;
+        self.main(tgid, process).map(|main| main.tid)
+    }
+
     fn main(&mut self, tgid: u32, process: &Dir) -> Option<Main> {
         let exe = process.link(c"exe", &mut self.buffer).map(Cow::into_owned);
         if !exe.as_ref().is_err_and(is_gone) {
             return Some(Main { tid: tgid, dir: None, exe });
         }
+        if self.is_kernel_thread(tgid, process) {
+            return None;
+        }
+        let mut ending = self.has_root(process).then_some((tgid, None));
         let others = threads(tgid, process, &mut self.buffer).into_iter().filter(|tid| *tid != tgid);
         for tid in others.take(MAX_THREADS) {
             let Some(thread) = task_dir(process, tid) else { continue };
@@ -253,8 +305,17 @@ impl Visitor {
             if !exe.as_ref().is_err_and(is_gone) {
                 return Some(Main { tid, dir: Some(thread), exe });
             }
+            if ending.is_none() && self.has_root(&thread) {
+                ending = Some((tid, Some(thread)));
+            }
         }
-        None
+        // Who ends has no program any more, and its files and directories until they are given back, in this order.
+        let (tid, dir) = ending?;
+        Some(Main { tid, dir, exe })
+    }
+
+    fn has_root(&mut self, task: &Dir) -> bool {
+        !task.link(c"root", &mut self.buffer).is_err_and(|error| is_gone(&error))
     }
 
     fn thread(&mut self, process: &Dir, tid: u32, targets: &ScanTargets<'_>, visit: &mut Visit) {
@@ -292,7 +353,9 @@ impl Visitor {
         }
         let ns = visit.ns;
         let is_all = main.lines(c"maps", (most, MAPS_LINE), |line, _| {
-            let Some((path, device)) = mapped_file(line).filter(|(path, _)| targets.selects(path)) else {
+            let Some((shown, device)) = mapped_file(line) else { return ControlFlow::Continue(()) };
+            let names = [Cow::Borrowed(shown), Cow::Owned(file_name(shown))];
+            let Some(path) = names.iter().find(|path| targets.selects(path)).map(|path| &**path) else {
                 return ControlFlow::Continue(());
             };
             if Some(path) == exe {
@@ -302,7 +365,7 @@ impl Visitor {
             let id = id.map_or(Ok(None), |name| targets.mount_id(ns, main, &name, path));
             let on = on(id, path, targets, || targets.maps(ns, path, device));
             let is_searched = matches!(on, On::Searched(_));
-            visit.decide(on, Access::Mmap, &file_name(path), |id| MeantMount { id, unique: None });
+            visit.decide(on, Access::Mmap, path, |id| MeantMount { id, unique: None });
             if is_searched { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         visit.read(is_all).unwrap_or(true)
@@ -310,22 +373,23 @@ impl Visitor {
 }
 
 /// The name of a mapped file as the links of a process show it: in the text its line breaks are escaped, and nothing else is.
-fn file_name(mapped: &str) -> String {
+pub(super) fn file_name(mapped: &str) -> String {
     mapped.replace("\\012", "\n")
 }
 
-/// Whether a process maps a file of this name, of a file system that fits; `None` where it has more mappings than are read.
+/// Whether a process maps a file of this name, of a file system that fits; `None` where it has more mappings than are read, or
+/// maps files of other names there, of which it may have been one.
 pub(super) fn maps_file(process: &Dir, name: &str, fits: impl Fn(&str) -> bool) -> io::Result<Option<bool>> {
-    let mut is_found = false;
+    let (mut is_found, mut is_other) = (false, false);
     let is_all = process.lines(c"maps", (MAX_TEXT, MAPS_LINE), |line, is_cut| {
-        let is_it = |(path, device): (&str, &str)| {
+        if let Some((path, _)) = mapped_file(line).filter(|(_, device)| fits(device)) {
             let path = file_name(path);
-            fits(device) && (path == name || is_cut && path.starts_with(name))
-        };
-        is_found = mapped_file(line).is_some_and(is_it);
+            is_found = path == name || is_cut && path.starts_with(name);
+            is_other = true;
+        }
         if is_found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
-    Ok(is_all.then_some(is_found))
+    Ok((is_found || is_all && !is_other).then_some(is_found))
 }
 
 /// Whether a link of a task leads to a searched mount; `None` where its name alone says that it does not.
@@ -336,7 +400,7 @@ fn on_mount(link: &CStr, path: &str, task: &Dir, ns: NsInum, targets: &ScanTarge
 }
 
 /// The link below a process' directory that leads to what a line of its `maps` maps.
-fn map_file(line: &str) -> Option<CString> {
+pub(super) fn map_file(line: &str) -> Option<CString> {
     let (start, end) = line.split(' ').next()?.split_once('-')?;
     let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).ok());
     CString::new(format!("map_files/{:x}-{:x}", start?, end?)).ok()
@@ -352,57 +416,13 @@ pub(super) fn mapped_file(line: &str) -> Option<(&str, &str)> {
     Some((&line[head.len() + 1..], device))
 }
 
-/// Whether a process, by its parent and its program, is another reader of whoever asks: until it is there it has the open files
-/// that it was started with.
-fn is_reader(ppid: u32, exe: Option<&str>) -> bool {
-    let own = || std::fs::read_link("/proc/self/exe");
-    readers::asker() == Some(ppid) && own().is_ok_and(|own| own.to_str() == exe && exe.is_some())
-}
-
-/// Describes a process and lists what it pins.
-pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: Vec<Pin>) -> Vec<Holder> {
-    if pins.is_empty() {
-        return Vec::new();
-    }
-    let Some(stat) = proc.stat(tgid) else { return Vec::new() };
-    let (exe, cmdline, cgroup) = (proc.exe(tgid), proc.cmdline(tgid), proc.cgroup(tgid));
-    if is_reader(stat.ppid, exe.as_deref()) {
-        return Vec::new();
-    }
-    let uid = proc.uid(tgid);
-    let served = file_server::served(process);
-    // The description was read by id: it is this process' only if that was there until now.
-    if !process.is_there(&mut Vec::new()) {
-        return Vec::new();
-    }
-    let holder = |Pin { access, path, fd, tid, possible, mount }| Holder {
-        tgid,
-        comm: stat.comm.clone(),
-        cmdline: cmdline.clone(),
-        exe: exe.clone(),
-        access,
-        path,
-        fd,
-        tid,
-        start_ns: Some(stat.start_ns),
-        uid,
-        cgroup: cgroup.clone(),
-        mntns: Some(ns),
-        serves: served.as_ref().map(|served| served.mountpoint.clone()),
-        serves_for_certain: served.as_ref().is_some_and(|served| served.is_certain),
-        possible,
-        mount,
-        loop_device: None,
-    };
-    pins.into_iter().map(holder).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
     use crate::holders::searched::SearchedMount;
+    use crate::sources::procfs::Proc;
     use crate::sources::procfs::mountinfo::MountTable;
 
     #[test]
@@ -432,7 +452,9 @@ mod tests {
             maps_file(&process, wanted, |device| device == "00:09").unwrap()
         };
         assert_eq!(maps("/v/a\\012b", "/v/a\nb"), Some(true));
-        assert_eq!(maps("/v/a", "/v/b"), Some(false));
+        assert_eq!(maps("/v/a (deleted)", "/v/a"), None, "it has another name now");
+        assert_eq!(maps("/v/a\n7f20-7f30 r-xp 0 00:0a 7 /v/b", "/v/a"), Some(true));
+        assert_eq!(maps_file(&process, "/v/a", |_| false).unwrap(), Some(false));
         let long = format!("/{}", "x".repeat(10_000));
         assert_eq!(maps(&long, &long[..4000]), Some(true));
         assert_eq!(maps(&format!("{long}\n").repeat(7000), "/v/b"), None, "not all of it is read");
@@ -460,6 +482,10 @@ mod tests {
         assert_eq!(decided(error(libc::ENOENT), true), On::Other);
         let mut visit = Visit::default();
         visit.decide(On::Unknown, Access::Cwd, "/v", |id| MeantMount { id, unique: None });
-        assert_eq!((&visit.pins[..], &visit.doubts[..]), (&[][..], &[Access::Cwd][..]));
+        let possible = Pin { possible: true, ..Pin::of(Access::Cwd, "/v".to_owned()) };
+        assert_eq!((&visit.pins[..], &visit.doubts[..]), (&[possible][..], &[Access::Cwd][..]));
+        visit.decide(On::Searched(2), Access::Cwd, "/v", |id| MeantMount { id, unique: None });
+        visit.decide(On::Unknown, Access::Cwd, "/v", |id| MeantMount { id, unique: None });
+        assert_eq!(visit.pins.iter().map(|pin| pin.possible).collect::<Vec<_>>(), [false]);
     }
 }

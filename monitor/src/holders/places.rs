@@ -126,6 +126,11 @@ impl<T> Places<T> {
         }
     }
 
+    /// How many wait for which this holds.
+    pub(super) fn count(&self, which: impl Fn(Kind, &T) -> bool) -> usize {
+        self.waiting.iter().filter(|waiting| which(waiting.kind, &waiting.work)).count()
+    }
+
     /// Whether anything waits for which this holds.
     pub(super) fn any(&self, which: impl Fn(Rank, Kind) -> bool) -> bool {
         self.waiting.iter().any(|waiting| which(waiting.share.rank, waiting.kind))

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::halves::Half;
 use super::orphans::Keeper;
 use super::pins::Rest;
+use super::propagation::PeerGroups;
+use super::scan::LookedAt;
 use crate::observation::{HolderReport, NsInum};
 
 /// What is looked at, in this order. What is quick is looked at of every process before what there may be very much of:
@@ -18,6 +19,8 @@ pub(super) enum Stage {
     /// Links of processes in the namespace of the mount, before the mounts of others are read.
     #[default]
     Own,
+    /// Their first files, where there is no time for the mounts of all others: whoever has very many keeps nobody else unread.
+    OwnFiles,
     /// Links of processes whose namespace sees the mount, or a copy that the unmount would take along.
     Near,
     /// Their first files.
@@ -32,12 +35,17 @@ pub(super) enum Stage {
     Rest,
     /// What no list of open files shows.
     Hidden,
+    /// What is open on mounts that no mount namespace shows.
+    Unlisted,
+    /// What nothing in /proc names.
+    Unseen,
 }
 
 impl Stage {
     /// All of them.
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::Own,
+        Self::OwnFiles,
         Self::Near,
         Self::NearFiles,
         Self::Far,
@@ -45,7 +53,14 @@ impl Stage {
         Self::Crowds,
         Self::Rest,
         Self::Hidden,
+        Self::Unlisted,
+        Self::Unseen,
     ];
+
+    /// Whether it is about the namespace of the mount alone.
+    pub(super) fn is_own(self) -> bool {
+        matches!(self, Self::Own | Self::OwnFiles)
+    }
 
     /// Whether it is about the processes that see neither the mount nor a copy.
     pub(super) fn is_far(self) -> bool {
@@ -54,21 +69,25 @@ impl Stage {
 
     /// Whether it is for nothing once a holder was found.
     pub(super) fn is_last_resort(self) -> bool {
-        self.is_far() || self == Self::Hidden
+        self.is_far() || self >= Self::Hidden
     }
 }
 
 /// How far a scan came.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Progress {
-    /// Which processes it is about; all without that.
-    pub(super) half: Option<Half>,
     /// What was found; none until the mount is found.
     pub(super) found: Option<Box<HolderReport>>,
-    /// Mount namespaces that were read, and whether they have a copy of the mount.
+    /// Mount namespaces that were read, and whether they have a copy of the mount, or what its unmount could propagate to.
     pub(super) namespaces: BTreeMap<NsInum, bool>,
+    /// The peer groups that were seen in them.
+    pub(super) groups: PeerGroups,
+    /// Mounts of the file system that they show, by their numbers.
+    pub(super) shown: BTreeSet<u64>,
     /// Processes that may not be read, and were counted.
     pub(super) unreadable: BTreeSet<u32>,
+    /// Processes that there were when it began.
+    pub(super) listed: BTreeSet<u32>,
     /// Where it is.
     pub(super) stage: Stage,
     /// Processes that this stage is done with.
@@ -77,6 +96,9 @@ pub(super) struct Progress {
     pub(super) crowds: BTreeMap<u32, u32>,
     /// What was left of the files of processes.
     pub(super) rest: BTreeMap<u32, Rest>,
+    /// Tables of very many descriptors in which nothing was found.
+    #[serde(default)]
+    pub(super) tables: LookedAt,
     /// Whether what the kernel holds was looked at.
     pub(super) is_kernel_done: bool,
     /// By mount namespace without a process: who keeps it.
@@ -86,16 +108,6 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Nothing yet, of these processes.
-    pub(super) fn of(half: Option<Half>) -> Self {
-        Self { half, ..Self::default() }
-    }
-
-    /// Whether it is about a process.
-    pub(super) fn is_about(&self, tgid: u32) -> bool {
-        self.half.is_none_or(|half| half.has(tgid))
-    }
-
     /// Whether it is known that a process hides nothing from the lists of open files.
     pub(super) fn hides_nothing(&self, tgid: u32) -> bool {
         self.sockets.get(&tgid).is_some_and(Vec::is_empty)

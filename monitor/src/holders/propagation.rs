@@ -1,14 +1,20 @@
-//! Where an unmount propagates: the mount and the tables of all namespaces go in; the copies that the kernel
-//! would unmount along with it come out, and those that it would not.
+//! Where an unmount propagates: the mount and the tables of all namespaces go in; what the kernel would unmount along with it
+//! comes out, and the copies that it would not.
 //!
 //! An unmount propagates from the mount below the target to that one's peers and slaves, and to theirs, at
-//! the same place of each (`propagate_mount_busy`, fs/pnode.c). It is refused when one of the copies found
-//! there is in use. A copy that it does not propagate to keeps the file system alive, but refuses nothing.
+//! the same place of each (`propagate_mount_busy`, fs/pnode.c). It is refused when what is mounted there is in use: as a rule
+//! a copy, but whoever has a namespace of his own can unmount that and mount something else in its place. A copy that it does
+//! not propagate to keeps the file system alive, but refuses nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
 
 use crate::observation::NsInum;
 use crate::sources::procfs::mountinfo::{Mount, MountTable};
+
+/// Peer groups that are remembered: a user can make as many as he likes.
+const GROUPS_MAX: usize = 1 << 14;
 
 /// The mounts of one namespace.
 #[derive(Debug)]
@@ -17,7 +23,7 @@ pub(super) struct NamespaceMounts {
     pub(super) table: MountTable,
 }
 
-/// A copy of the target.
+/// A copy of the target, or what is mounted where there would be one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MountCopy<'a> {
     pub(super) ns: NsInum,
@@ -26,62 +32,126 @@ pub(super) struct MountCopy<'a> {
     pub(super) propagated: bool,
 }
 
-/// Every other mount of the same directory of the same file system, or what else `touches` it. The first view is the
-/// target's own.
+/// All that were found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Copies<'a> {
+    pub(super) found: Vec<MountCopy<'a>>,
+    /// Whether of one of them it cannot be told whether the unmount propagates to it: it receives from a peer group of which no
+    /// mount is seen.
+    pub(super) is_unclear: bool,
+}
+
+/// Where the target sits, on a mount that shares what happens there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct AttachPoint {
+    /// Of the mount below: its file system, and its peer group.
+    device: String,
+    group: u64,
+    /// Path within that file system.
+    path: String,
+}
+
+impl AttachPoint {
+    /// `None` where the mount below is private, so that no unmount on it reaches any other.
+    pub(super) fn of(target: &Mount, table: &MountTable) -> Option<Self> {
+        let below = table.attachment(target)?;
+        let (device, group) = (below.parent.device.clone(), below.parent.shared?);
+        Some(Self { device, group, path: below.path })
+    }
+
+    /// Whether what happens there may reach a mount of this file system, by whether it shares or receives what is mounted on it.
+    pub(super) fn may_reach(&self, device: &str, propagates: bool) -> bool {
+        propagates && device == self.device
+    }
+
+    /// The mounts of a table that sit at the same place of a mount which it may reach.
+    pub(super) fn mounts<'t>(&self, table: &'t MountTable) -> Vec<(&'t Mount, &'t Mount)> {
+        let may_reach = |mount: &&Mount| self.may_reach(&mount.device, mount.propagates());
+        let below: BTreeMap<u64, &Mount> =
+            table.iter().filter(may_reach).map(|mount| (mount.id, mount)).collect();
+        let sits = |mount: &'t Mount| {
+            let parent = below.get(&mount.parent).copied().filter(|parent| parent.id != mount.id)?;
+            (mount.place_on(parent)? == self.path).then_some((mount, parent))
+        };
+        table.iter().filter_map(sits).collect()
+    }
+}
+
+/// The peer groups of the file system on which the target sits, each with the one that it receives from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PeerGroups(BTreeMap<u64, Option<u64>>);
+
+impl PeerGroups {
+    /// Adds those of a table. False where there are too many.
+    pub(super) fn add(&mut self, at: &AttachPoint, table: &MountTable) -> bool {
+        for mount in table.iter().filter(|mount| mount.device == at.device) {
+            if let Some(shared) = mount.shared {
+                if self.0.len() >= GROUPS_MAX && !self.0.contains_key(&shared) {
+                    return false;
+                }
+                self.0.insert(shared, mount.master);
+            }
+        }
+        true
+    }
+
+    /// Whether a mount gets what happens in a group; `None` where a group in between is not seen.
+    fn receives(&self, mount: &Mount, from: u64) -> Option<bool> {
+        if mount.shared == Some(from) {
+            return Some(true);
+        }
+        let mut next = mount.master;
+        for _ in 0..=self.0.len() {
+            match next {
+                None => return Some(false),
+                Some(group) if group == from => return Some(true),
+                Some(group) => next = *self.0.get(&group)?,
+            }
+        }
+        None
+    }
+}
+
+/// Every other mount of the same directory of the same file system, or what else `touches` it, and whatever else an unmount
+/// propagates to. The first view is the target's own.
 pub(super) fn copies<'a>(
     views: &'a [NamespaceMounts],
+    (at, groups): (Option<&AttachPoint>, &PeerGroups),
     target: &Mount,
     touches: impl Fn(&Mount) -> bool,
-) -> Vec<MountCopy<'a>> {
-    let attachment = views.first().and_then(|view| view.table.attachment(target));
-    let groups = attachment
-        .as_ref()
-        .and_then(|attachment| attachment.parent.shared)
-        .map(|group| receivers(group, views));
-    let mut copies = Vec::new();
+) -> Copies<'a> {
+    let mut copies = Copies::default();
     for view in views {
-        for mount in view.table.iter().filter(|mount| mount.id != target.id && touches(mount)) {
-            let propagated = match (&groups, &attachment, view.table.attachment(mount)) {
-                (Some(groups), Some(attachment), Some(other)) => {
-                    let member = |group: Option<u64>| group.is_some_and(|group| groups.contains(&group));
-                    other.path == attachment.path
-                        && !has_children(&view.table, mount)
-                        && other.parent.device == attachment.parent.device
-                        && (member(other.parent.shared) || member(other.parent.master))
-                }
-                _ => false,
-            };
-            copies.push(MountCopy { ns: view.ns, mount, propagated });
+        let mut reached: BTreeSet<u64> = BTreeSet::new();
+        for (at, (mount, parent)) in
+            at.iter().flat_map(|at| at.mounts(&view.table).into_iter().map(move |on| (at, on)))
+        {
+            if mount.id == target.id || has_children(&view.table, mount) {
+                continue;
+            }
+            match groups.receives(parent, at.group) {
+                Some(true) => drop(reached.insert(mount.id)),
+                Some(false) => {}
+                None => copies.is_unclear = true,
+            }
+        }
+        for mount in view.table.iter().filter(|mount| mount.id != target.id) {
+            let propagated = reached.contains(&mount.id);
+            if propagated || touches(mount) {
+                copies.found.push(MountCopy { ns: view.ns, mount, propagated });
+            }
         }
     }
     copies
 }
 
-/// Whether something is mounted on a copy, other than one mount that covers all of it: the unmount leaves it alone then,
-/// and who uses it refuses nothing.
+/// Whether something is mounted on what an unmount would reach, other than one mount that covers all of it: the unmount leaves
+/// it alone then, and who uses it refuses nothing.
 fn has_children(table: &MountTable, mount: &Mount) -> bool {
     let mut children = table.children(mount.id);
     match (children.next(), children.next()) {
         (Some(only), None) => only.mountpoint != mount.mountpoint,
         (first, _) => first.is_some(),
-    }
-}
-
-/// The peer groups that receive what happens in this one.
-fn receivers(group: u64, views: &[NamespaceMounts]) -> BTreeSet<u64> {
-    let mut groups = BTreeSet::from([group]);
-    loop {
-        let before = groups.len();
-        for mount in views.iter().flat_map(|view| view.table.iter()) {
-            if let (Some(shared), Some(master)) = (mount.shared, mount.master)
-                && groups.contains(&master)
-            {
-                groups.insert(shared);
-            }
-        }
-        if groups.len() == before {
-            return groups;
-        }
     }
 }
 
@@ -96,8 +166,15 @@ mod tests {
             .map(|(ns, text)| NamespaceMounts { ns, table: MountTable::parse(text, "/") })
             .collect();
         let target = views[0].table.by_id(2).unwrap();
-        let copies = copies(&views, target, |mount| mount.is_copy_of(target));
-        copies.iter().map(|copy| (copy.mount.id, copy.propagated)).collect()
+        let (at, mut groups) = (AttachPoint::of(target, &views[0].table), PeerGroups::default());
+        for (at, view) in at.iter().flat_map(|at| views.iter().map(move |view| (at, view))) {
+            assert!(groups.add(at, &view.table));
+        }
+        let copies = copies(&views, (at.as_ref(), &groups), target, |mount| mount.is_copy_of(target));
+        let mut found: Vec<_> = copies.found.iter().map(|copy| (copy.mount.id, copy.propagated)).collect();
+        // Stands for what is not clear.
+        found.extend(copies.is_unclear.then_some((0, false)));
+        found
     }
 
     const SHARED: &str = "1 0 8:1 / / rw shared:1 - ext4 d rw\n2 1 0:9 / /vol rw shared:2 - tmpfs t rw\n";
@@ -154,7 +231,35 @@ mod tests {
 
     #[test]
     fn a_mount_of_another_directory_of_the_file_system_is_no_copy() {
-        let sub = "10 0 8:1 / / rw master:1 - ext4 d rw\n11 10 0:9 /sub /vol rw - tmpfs t rw\n";
+        let sub = "10 0 8:1 / / rw master:1 - ext4 d rw\n11 10 0:9 /sub /else rw - tmpfs t rw\n";
         assert_eq!(propagated(&[SHARED, sub]), []);
+        assert_eq!(propagated(&[SHARED, &sub.replace("/else", "/vol")]), [(11, true)], "but reached, as any");
+    }
+
+    #[test]
+    fn what_somebody_has_mounted_in_the_place_of_his_copy_gets_the_unmount_whatever_it_is() {
+        let parent = "10 0 8:1 / / rw master:1 - ext4 d rw\n";
+        let own = format!("{parent}11 10 0:50 / /vol rw - tmpfs own rw\n");
+        assert_eq!(propagated(&[SHARED, &own]), [(11, true)]);
+        // Only what is directly there, whatever covers it.
+        let covered = format!("{own}12 11 0:51 / /vol rw - tmpfs cover rw\n");
+        assert_eq!(propagated(&[SHARED, &covered]), [(11, true)]);
+        let beneath = format!("{own}12 11 0:9 / /vol rw - tmpfs t rw\n");
+        assert_eq!(propagated(&[SHARED, &beneath]), [(11, true), (12, false)], "the copy was put on it");
+        let nested = format!("{own}12 11 0:51 / /vol/in rw - tmpfs in rw\n");
+        assert_eq!(propagated(&[SHARED, &nested]), [], "the unmount leaves it alone");
+        for other in ["11 10 0:50 / /volume rw - tmpfs own rw\n", "11 10 0:50 / / rw - tmpfs own rw\n"] {
+            assert_eq!(propagated(&[SHARED, &format!("{parent}{other}")]), []);
+        }
+        let private = "10 0 8:1 / / rw - ext4 d rw\n11 10 0:50 / /vol rw - tmpfs own rw\n";
+        assert_eq!(propagated(&[SHARED, private]), []);
+    }
+
+    #[test]
+    fn where_the_group_that_a_mount_receives_from_is_not_seen_that_is_not_taken_for_none() {
+        let last = "20 0 8:1 / / rw master:5 - ext4 d rw\n21 20 0:9 / /vol rw - tmpfs t rw\n";
+        assert_eq!(propagated(&[SHARED, last]), [(21, false), (0, false)]);
+        let elsewhere = "30 0 8:1 / / rw shared:5 - ext4 d rw\n";
+        assert_eq!(propagated(&[SHARED, last, elsewhere]), [(21, false)], "a group of its own");
     }
 }

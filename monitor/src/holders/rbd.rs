@@ -1,6 +1,6 @@
-//! Who uses the Ceph RBD images that are mapped: mounts of the device or a partition of it in any mount namespace, the device
+//! Who uses the Ceph RBD images that are mapped, by the kernel or by `rbd-nbd`: mounts of the device or a partition of it in any mount namespace, the device
 //! itself where it is bound somewhere or open, and what the kernel uses it for. By numbers of devices, which no mount namespace
-//! and no name hides.
+//! and no name hides; a file system that has none shows its device by name.
 //!
 //! Looked at from time to time while any image is mapped, and at once when the images change.
 
@@ -10,19 +10,24 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::sleep_until;
 
 use super::mntns_index::{Member, MntnsIndex, mounts};
 use super::orphans;
 use super::pins::{Pin, describe};
 use super::{Deadline, own_directory, own_tgid};
-use crate::observation::{Access, Fact, Holder, NsInum, RbdImage, RbdUse, RbdUses};
+use crate::clock::at_beat;
+use crate::observation::{Access, Fact, Holder, NsInum, RbdImage, RbdNumber, RbdUse, RbdUses};
 use crate::sources::procfs::Proc;
-use crate::sources::procfs::dir::{Buffer, Dir, NumberName};
+use crate::sources::procfs::dir::{Buffer, Dir};
 use crate::sources::procfs::mountinfo::{Mount, MountTable};
 use crate::sources::procfs::readers::{Answer, Job, Readers};
 use crate::sources::procfs::root::is_initial_userns;
 use crate::sources::{Sender, observed_now, rbd};
+
+mod descriptors;
+
+use descriptors::{Descriptors, Mounts};
 
 /// How often is looked while images are mapped.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -34,8 +39,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const BUDGET: Duration = Duration::from_millis(500);
 /// Holders of one image that are told.
 const HOLDERS_MAX: usize = 64;
-/// Descriptors of one process that are looked at.
-const DESCRIPTORS_MAX: usize = 4096;
 /// Members of a namespace of which the oldest is looked for.
 const MEMBERS_LOOKED_AT: usize = 16;
 
@@ -85,7 +88,7 @@ async fn look_again(
         }
         let pause = if is_all_used { INTERVAL } else { OFTEN };
         tokio::select! {
-            () = sleep(pause), if number > 0 => {}
+            () = sleep_until(at_beat(pause)), if number > 0 => {}
             changed = images.changed() => {
                 if changed.is_err() {
                     return;
@@ -106,39 +109,50 @@ fn is_in_pod(holders: &[Holder]) -> bool {
 /// A device that is looked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Device {
-    number: u32,
+    number: RbdNumber,
     /// `major:minor` of it and its partitions.
     devices: Vec<String>,
     /// Block devices that are made of it.
     users: Vec<String>,
+    /// Whether it is, or a partition of it, one of the devices of a file system that has no device number.
+    has_pool: bool,
 }
+
+/// Their super block has a number of no device (`get_anon_bdev`), and the kernel's own name of one of their devices as the source.
+const POOLS: [&str; 2] = ["btrfs", "bcachefs"];
 
 impl Device {
     fn of(sysfs: &Path, image: &RbdImage) -> Self {
-        let users = rbd::users(sysfs, image);
-        Self { number: image.number, devices: rbd::devices(sysfs, image), users }
+        Self {
+            number: image.number,
+            devices: rbd::devices(sysfs, image),
+            users: rbd::users(sysfs, image),
+            has_pool: rbd::has_pool(sysfs, image),
+        }
     }
 
     fn node(&self) -> String {
-        format!("rbd{}", self.number)
+        self.number.to_string()
     }
 
     /// Whether a mount is of its file system, or has the node of the device bound.
     fn is_of(&self, mount: &Mount) -> bool {
         let is_node = || mount.root.strip_prefix('/').is_some_and(|root| self.is_node(root));
-        self.devices.contains(&mount.device) || mount.fstype == "devtmpfs" && is_node()
+        self.devices.contains(&mount.device)
+            || mount.fstype == "devtmpfs" && is_node()
+            || self.is_pool_of(mount)
+    }
+
+    /// Whether a mount is of a file system without a device number that has it as a device. bcachefs shows all its devices.
+    fn is_pool_of(&self, mount: &Mount) -> bool {
+        let mut names = mount.source.split(':').filter_map(|name| name.strip_prefix("/dev/"));
+        POOLS.contains(&mount.fstype.as_str()) && names.any(|name| self.is_node(name))
     }
 
     /// Whether this is the name of its node, or that of a partition.
     fn is_node(&self, name: &str) -> bool {
         let rest = name.strip_prefix(&self.node());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
-    }
-
-    /// Whether the text of a mount table may have such a mount.
-    fn may_be_in(&self, table: &str) -> bool {
-        let has = |word: &str| table.contains(&format!(" {word} "));
-        self.devices.iter().any(|device| has(device)) || table.contains(&format!(" /{}", self.node()))
     }
 }
 
@@ -178,36 +192,51 @@ impl Look {
             omitted: 0,
             devices: device.users.clone(),
             swap: is_swap(device),
+            unlocated: false,
         };
         let mut found = RbdUses { uses: self.devices.iter().map(new).collect(), ..RbdUses::default() };
         let Ok(index) = MntnsIndex::build(proc, &deadline) else { return found };
         found.complete = index.finished && index.unreadable.is_empty();
+        let mut pools = vec![BTreeSet::new(); self.devices.len()];
+        let mut mounts = Mounts::default();
         for (ns, members) in sorted(proc, &index) {
             if deadline.is_over() {
                 found.complete = false;
                 found.unread.insert(ns);
                 continue;
             }
-            self.namespace(proc, ns, members, &mut found);
+            let Some(table) = self.namespace(proc, (ns, members), &mut found, &mut pools) else { continue };
+            mounts.add(&table);
         }
-        self.orphans(proc, &index, &mut found);
+        self.orphans(proc, &index, &mut found, &pools);
+        for ((device, used), pools) in self.devices.iter().zip(&mut found.uses).zip(&pools) {
+            used.unlocated = device.has_pool && pools.is_empty();
+        }
         let host = host(proc);
         found.host = host.filter(|host| index.namespaces.contains_key(host) && !found.unread.contains(host));
-        self.descriptors(proc, &index, &deadline, &mut found);
+        Descriptors::of(&self.devices, mounts).look(proc, &index, &deadline, &mut found);
         found
     }
 
-    fn namespace(&self, proc: &Proc, ns: NsInum, members: &[Member], found: &mut RbdUses) {
-        let wanted = |table: &str| self.devices.iter().any(|device| device.may_be_in(table));
-        let Some(shown) = mounts(proc, members.iter().copied(), wanted) else {
+    /// The mounts of a namespace. `pools`: of each device the numbers of its file systems that have none of a device.
+    fn namespace(
+        &self,
+        proc: &Proc,
+        (ns, members): (NsInum, &[Member]),
+        found: &mut RbdUses,
+        pools: &mut [BTreeSet<String>],
+    ) -> Option<MountTable> {
+        let Some(shown) = mounts(proc, members.iter().copied(), |_| true) else {
             found.complete = false;
             found.unread.insert(ns);
-            return;
+            return None;
         };
         if shown.hidden_from.is_some() {
             found.complete = false;
         }
-        for (device, found) in self.devices.iter().zip(&mut found.uses) {
+        for ((device, found), pools) in self.devices.iter().zip(&mut found.uses).zip(pools) {
+            let of_pools = shown.table.iter().filter(|mount| device.is_pool_of(mount));
+            pools.extend(of_pools.map(|mount| mount.device.clone()));
             let pins = pins(device, &shown.table);
             if !pins.is_empty() {
                 let described =
@@ -217,81 +246,24 @@ impl Look {
                 add(found, holders.unwrap_or_else(|| pins.into_iter().map(|pin| alone(ns, pin)).collect()));
             }
         }
+        Some(shown.table)
     }
 
     /// Namespaces without a process: what keeps them is not looked for.
-    fn orphans(&self, proc: &Proc, index: &MntnsIndex, found: &mut RbdUses) {
+    fn orphans(&self, proc: &Proc, index: &MntnsIndex, found: &mut RbdUses, pools: &[BTreeSet<String>]) {
         let Some(own) = own_directory(proc).and(own_tgid(proc)).and_then(|own| proc.dir(own).ok()) else {
             return;
         };
-        for (device, used) in self.devices.iter().zip(&mut found.uses) {
-            for number in &device.devices {
-                let orphans = orphans::find(&own, index, number, |_| None);
+        for ((device, used), pools) in self.devices.iter().zip(&mut found.uses).zip(pools) {
+            for number in device.devices.iter().chain(pools) {
+                let is_of = |device: &str, _| device == number;
+                let orphans = orphans::find(&own, index, is_of, |_| None);
                 found.complete &= orphans.missing.is_none();
                 for view in &orphans.views {
                     add(used, pins(device, &view.table).into_iter().map(|pin| alone(view.ns, pin)).collect());
                 }
             }
         }
-    }
-
-    /// Who has the node of a device open that no pod has mounted: of the others it makes no difference.
-    fn descriptors(&self, proc: &Proc, index: &MntnsIndex, deadline: &Deadline, found: &mut RbdUses) {
-        let unused: Vec<usize> = (0..self.devices.len())
-            .filter(|at| found.uses.get(*at).is_some_and(|used| !is_in_pod(&used.holders)))
-            .collect();
-        if unused.is_empty() {
-            return;
-        }
-        let mut buffers = (Buffer::default(), Buffer::default());
-        for (ns, members) in &index.namespaces {
-            for member in members.iter().filter(|member| member.tid == member.tgid) {
-                if deadline.is_over() {
-                    found.complete = false;
-                    return;
-                }
-                let Ok(process) = proc.dir(member.tgid) else { continue };
-                let Ok(open) = self.open_in(&process, &mut buffers) else {
-                    found.complete &= !process.is_there(&mut Vec::new());
-                    continue;
-                };
-                let (open, is_all) = open;
-                found.complete &= is_all;
-                for at in unused.iter().filter(|at| open.iter().any(|(found, _)| found == *at)) {
-                    let of_it = open.iter().filter(|(found, _)| found == at).map(|(_, pin)| pin.clone());
-                    let holders = describe(proc, member.tgid, &process, *ns, of_it.take(1).collect());
-                    if let Some(used) = found.uses.get_mut(*at) {
-                        add(used, holders);
-                    }
-                }
-            }
-        }
-    }
-
-    /// The devices that a process has open, with how, and whether all of its descriptors were looked at.
-    fn open_in(
-        &self,
-        process: &Dir,
-        buffers: &mut (Buffer, Buffer),
-    ) -> std::io::Result<(Vec<(usize, Pin)>, bool)> {
-        let list = process.at(c"fd")?;
-        let mut numbers = Vec::new();
-        list.numbers(&mut buffers.0, &mut numbers)?;
-        let is_all = numbers.len() <= DESCRIPTORS_MAX;
-        let mut open = Vec::new();
-        for fd in numbers.into_iter().take(DESCRIPTORS_MAX) {
-            let name = NumberName::new(fd);
-            let Ok(link) = list.link(name.as_c_str(), &mut buffers.1) else { continue };
-            // Only below such a directory is asked what it is: no server has to answer there.
-            if !link.contains("/dev/") {
-                continue;
-            }
-            let path = link.into_owned();
-            let Ok(Some(number)) = list.block_device(name.as_c_str()) else { continue };
-            let at = self.devices.iter().position(|device| device.devices.contains(&number));
-            open.extend(at.map(|at| (at, Pin { fd: Some(fd), ..Pin::of(Access::Fd, path) })));
-        }
-        Ok((open, is_all))
     }
 }
 

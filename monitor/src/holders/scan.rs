@@ -1,26 +1,28 @@
 //! One scan: in which order everything is looked at, what was found, and where it goes on if its time is over.
 //!
 //! Each part begins with the list of processes and the mount tables, and goes on with the [`Stage`] at which the last
-//! one stopped. Within a stage it goes by turns of the users whose processes they are.
+//! one stopped. Within a stage it goes by turns of those whose processes they are.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::file_server::{Serving, serving};
+use super::listed::Listed;
 use super::locate::{self, best_members};
-use super::mntns_index::{self, MntnsIndex, Seen};
-use super::orphans::Keeper;
-use super::pins::{Extent, Rest, Visit, Visitor, describe};
+use super::mntns_index::{MntnsIndex, Seen};
+use super::pins::Visitor;
 use super::progress::{Progress, Stage};
-use super::propagation::{self, MountCopy, NamespaceMounts};
+use super::propagation::{self, Copies, MountCopy, NamespaceMounts};
 use super::scope::Scope;
 use super::searched::{ScanTargets, SearchedMount};
-use super::{Deadline, PresenceRequest, ScanRequest, own_directory, own_tgid, presence};
+use super::turns::Turns;
+use super::{Deadline, ScanRequest, own_directory, own_tgid};
 use crate::clock::boot_now;
-use crate::observation::{Holder, HolderReport, MountPresence, NsInum, Verdict};
+use crate::observation::{Holder, HolderReport, NsInum, Verdict};
+use crate::sources::bpf::iterators::IteratorHandle;
 use crate::sources::procfs::Proc;
-use crate::sources::procfs::dir::{Dir, is_gone};
+use crate::sources::procfs::dir::is_gone;
 use crate::sources::procfs::mountinfo::{Mount, is_below, is_fuse};
 use crate::sources::procfs::readers;
 
@@ -28,15 +30,22 @@ use crate::sources::procfs::readers;
 const LIST_MAX: Duration = Duration::from_secs(10);
 /// However long the lists took, and the mount tables, a quarter of the time is for what comes then.
 const STAGES_MIN: u32 = 4;
+/// Processes of which it is foreseen at once what their threads do.
+const FORESEEN: usize = 256;
 /// How often it is written down how far it came, in case that a process hangs the reader.
 const NOTE_EVERY: Duration = Duration::from_millis(100);
 
 mod doubts;
+mod newcomers;
+mod process;
 mod room;
+mod shared;
+mod verdict;
+mod views;
 mod wanted;
 mod without_process;
 
-use room::Room;
+pub(super) use shared::LookedAt;
 use wanted::{NEAR_ALONE, wants_all};
 
 /// What a part of a scan found, and how to go on if it is not done.
@@ -51,9 +60,16 @@ pub(super) struct Part {
 /// The report is not complete when there is more to do, and when a process that may see the mount could not be read: as
 /// root without `CAP_SYS_PTRACE` all of them, and even with it some that a security module protects.
 #[must_use]
-pub(super) fn scan(proc: &Proc, request: &ScanRequest, progress: Progress, budget: Duration) -> Part {
+pub(super) fn scan(
+    proc: &Proc,
+    request: &ScanRequest,
+    progress: Progress,
+    budget: Duration,
+    iterators: Option<IteratorHandle>,
+) -> Part {
     let started = Instant::now();
     let mut scan = Scan::new(proc, request, progress, started);
+    scan.listed = iterators.and_then(Listed::new);
     let outcome = scan.run(request, budget);
     scan.finish(outcome, started)
 }
@@ -61,7 +77,12 @@ pub(super) fn scan(proc: &Proc, request: &ScanRequest, progress: Progress, budge
 pub(super) struct Scan<'p> {
     proc: &'p Proc,
     visitor: Visitor,
+    /// What the kernel lists itself.
+    listed: Option<Listed>,
     own: Option<u32>,
+    turns: Turns,
+    /// A process, and its thread whose table of descriptors was looked at to its end.
+    table: Option<(u32, u32)>,
     /// Whether somebody wants to know who holds it though no unmount was refused.
     on_demand: bool,
     /// Whether all holders are looked for, rather than the reason why it is busy.
@@ -104,7 +125,10 @@ impl<'p> Scan<'p> {
         Self {
             proc,
             visitor: Visitor::new(own_directory(proc)),
+            listed: None,
             own,
+            turns: Turns::default(),
+            table: None,
             on_demand: request.on_demand,
             wants_all: wants_all(request, progress.stage, &report),
             most_listed: request.most_listed(),
@@ -119,9 +143,18 @@ impl<'p> Scan<'p> {
     /// `None` when no scan is possible.
     fn run(&mut self, request: &ScanRequest, budget: Duration) -> Option<Outcome> {
         let all = Deadline::after(budget);
-        let index = MntnsIndex::build(self.proc, &self.deadline).ok()?;
+        let mut index = match &self.listed {
+            Some(listed) => MntnsIndex::of(&listed.tasks),
+            None => MntnsIndex::build(self.proc, &self.deadline).ok()?,
+        };
+        if !request.on_demand {
+            index.add_asker(self.proc);
+        }
         if !index.finished {
             self.report.blind_spot(None, "there are too many processes to list them in time");
+        }
+        if self.progress.listed.is_empty() {
+            self.progress.listed.clone_from(&index.listed);
         }
         let members = best_members(&index, request, self.own);
         let (seen, target) = match self.report.mount.clone() {
@@ -146,11 +179,14 @@ impl<'p> Scan<'p> {
             self.report.mount = Some(target.facts(request.mntns, unique));
         }
         let path = if request.on_demand { self.report.path.clone() } else { target.mountpoint.clone() };
-        let scope = Scope::new(&target, &path);
+        let scope = Scope::new(&target, &path).in_table(&seen.table);
         let place = &scope.searched().mountpoint;
         let children = seen.table.children(target.id).filter(|child| is_below(&child.mountpoint, place));
         let children = children.map(|child| child.mountpoint.clone());
         self.report.child_mounts = children.take(self.most_listed).collect();
+        if let Some(listed) = &mut self.listed {
+            listed.look_for(&target);
+        }
         self.deadline = all;
         self.deadline.allow(budget / STAGES_MIN);
         self.note();
@@ -180,29 +216,33 @@ impl<'p> Scan<'p> {
     ) -> Outcome {
         let target = scope.target;
         let own = NamespaceMounts { ns: request.mntns, table: seen.table };
-        let mut is_done = true;
-        if self.progress.stage == Stage::Own {
-            let mounts = vec![SearchedMount { ns: own.ns, mount: scope.searched() }];
-            let targets = ScanTargets { mounts, tables: BTreeMap::from([(own.ns, &own.table)]) };
-            let tgids = self.processes_of(index, |ns| ns == request.mntns);
-            is_done = self.stage(index, &tgids, &tgids, &targets);
-        }
+        let mut is_done = self.progress.stage != Stage::Own || self.own_stage(index, &own, scope);
         let (views, has_all) = match is_done {
             true => self.views(own, index, scope),
             false => (vec![own], false),
         };
-        let copies = propagation::copies(&views, target, |mount| scope.touches(mount));
+        if is_done && !has_all && self.progress.stage.is_own() {
+            self.progress.enter(Stage::OwnFiles);
+            self.deadline.allow(budget / STAGES_MIN);
+            self.own_stage(index, &views[0], scope);
+        }
+        let reach = (scope.at.as_ref(), &self.progress.groups);
+        let Copies { found: copies, is_unclear } =
+            propagation::copies(&views, reach, target, |mount| scope.touches(mount));
         if has_all {
+            if is_unclear {
+                self.report.blind_spot(None, doubts::UNSEEN_GROUP);
+            }
             self.count_unreadable(index, scope);
             self.deadline.allow(budget / STAGES_MIN);
             is_done = self.stages(request, index, &views, scope, &copies);
         }
         let is_done = is_done && has_all;
         let is_due = is_done || self.report.servers.is_empty();
-        if is_fuse(&target.fstype) && is_due && self.tells_common() {
+        if is_fuse(&target.fstype) && is_due {
             self.deadline.allow(budget / STAGES_MIN);
-            let order = |tgids| index.by_turns(tgids);
-            let Serving { servers, is_unserved } = serving(self.proc, target, order, &self.deadline);
+            let Serving { servers, is_unserved } =
+                serving(self.proc, target, &mut self.turns, &self.deadline);
             (self.report.servers, self.report.unserved) = (servers, is_unserved);
         }
         Outcome {
@@ -213,6 +253,14 @@ impl<'p> Scan<'p> {
             },
             is_done,
         }
+    }
+
+    /// Does what is left of a stage about the namespace of the mount; false when there is no time for all of it.
+    fn own_stage(&mut self, index: &MntnsIndex, own: &NamespaceMounts, scope: &Scope<'_>) -> bool {
+        let mounts = vec![SearchedMount { ns: own.ns, mount: scope.searched() }];
+        let targets = ScanTargets { mounts, tables: BTreeMap::from([(own.ns, &own.table)]) };
+        let tgids = self.processes_of(index, |ns| ns == own.ns);
+        self.stage(index, &tgids, &tgids, &targets)
     }
 
     /// Goes through the stages; false when there is no time for all of them.
@@ -229,18 +277,24 @@ impl<'p> Scan<'p> {
         let mut mounts = vec![SearchedMount { ns: request.mntns, mount: scope.searched() }];
         mounts.extend(others.iter().map(|(ns, mount)| SearchedMount { ns: *ns, mount }));
         let has_copies = mounts.len() > 1;
+        if let Some(listed) = &mut self.listed {
+            listed.add(&mounts);
+        }
         let targets =
             ScanTargets { mounts, tables: views.iter().map(|view| (view.ns, &view.table)).collect() };
-        if self.tells_common() {
-            self.look_at_kernel(index, views, &targets);
-        }
+        self.look_at_kernel(index, views, &targets);
         let searched: BTreeSet<NsInum> = targets.mounts.iter().map(|searched| searched.ns).collect();
         let near = self.processes_of(index, |ns| searched.contains(&ns));
         let mut far = self.processes_of(index, |ns| !searched.contains(&ns));
         far.retain(|tgid| !near.contains(tgid));
         let begun = self.progress.stage;
         for stage in Stage::ALL.into_iter().skip_while(|stage| *stage < begun) {
-            if stage == Stage::Own {
+            if stage.is_own() {
+                continue;
+            }
+            // What is found then is possible only.
+            let is_known = self.report.is_explained() || !self.report.child_mounts.is_empty();
+            if matches!(stage, Stage::Unlisted | Stage::Unseen) && is_known {
                 continue;
             }
             if stage.is_last_resort() && self.is_explained() {
@@ -251,7 +305,7 @@ impl<'p> Scan<'p> {
             }
             // None of those who see it holds it, or all are wanted anyway.
             self.wants_all |= self.on_demand && stage.is_far();
-            let was_own = self.progress.stage == Stage::Own;
+            let was_own = self.progress.stage.is_own();
             let done = std::mem::take(&mut self.progress.done);
             self.progress.enter(stage);
             if stage == begun {
@@ -262,8 +316,15 @@ impl<'p> Scan<'p> {
             }
             let all: BTreeSet<u32>;
             let tgids = match stage {
-                Stage::Hidden => {
+                Stage::Hidden | Stage::Unlisted => {
+                    self.visitor.show(self.progress.shown.iter().copied());
                     all = near.union(&far).copied().collect();
+                    &all
+                }
+                // Who ends has no mount namespace any more.
+                Stage::Unseen => {
+                    self.look_at_probes(index, views, &targets);
+                    all = self.listed_processes(index);
                     &all
                 }
                 stage if stage.is_far() => &far,
@@ -273,50 +334,10 @@ impl<'p> Scan<'p> {
                 return false;
             }
         }
-        true
-    }
-
-    /// The target's namespace, and all others in which its file system is mounted; whether there was time for all.
-    fn views(
-        &mut self,
-        own: NamespaceMounts,
-        index: &MntnsIndex,
-        scope: &Scope<'_>,
-    ) -> (Vec<NamespaceMounts>, bool) {
-        let target = scope.target;
-        let device = format!(" {} ", target.device);
-        let mut room = Room::new(&own, scope);
-        let (mut views, mut is_whole, mut looked) = (vec![own], true, false);
-        for (ns, members) in &index.namespaces {
-            let known = self.progress.namespaces.get(ns).copied();
-            if *ns == views[0].ns || known == Some(false) {
-                continue;
-            }
-            // What is needed again is read however long it takes, and one that is new: else a scan would not get on.
-            if known.is_none() && std::mem::replace(&mut looked, true) && self.deadline.is_over() {
-                is_whole = false;
-                continue;
-            }
-            let shown =
-                mntns_index::mounts(self.proc, members.iter().copied(), |text| text.contains(&device));
-            let Some(shown) = shown else { continue };
-            if known.is_none() {
-                self.doubt_what_is_hidden(&shown, target);
-            }
-            let mut table = shown.table;
-            let mut has_copy = table.iter().any(|mount| scope.touches(mount));
-            if has_copy && !room.take(&mut table, scope) {
-                has_copy = false;
-                self.report.blind_spot(None, "more mounts show its file system than are looked at");
-            }
-            self.progress.namespaces.insert(*ns, has_copy);
-            if has_copy {
-                views.push(NamespaceMounts { ns: *ns, table });
-            }
-            self.note_in_time();
+        if self.report.child_mounts.is_empty() {
+            self.look_at_newcomers(&targets);
         }
-        views.extend(self.orphans(index, scope));
-        (views, is_whole)
+        true
     }
 
     /// Does what is left of a stage; false when there is no time for all of it.
@@ -329,10 +350,7 @@ impl<'p> Scan<'p> {
     ) -> bool {
         let stage = self.progress.stage;
         let left: Vec<u32> = match stage {
-            Stage::Crowds => {
-                let crowded = index.crowded.iter().copied();
-                crowded.filter(|tgid| self.progress.is_about(*tgid)).collect()
-            }
+            Stage::Crowds => index.crowded.clone(),
             Stage::Rest => self.progress.rest.keys().copied().collect(),
             _ => tgids.iter().copied().collect(),
         };
@@ -342,12 +360,19 @@ impl<'p> Scan<'p> {
         let is_done = |tgid: &u32| {
             self.progress.done.contains(tgid) || stage == Stage::Hidden && self.progress.hides_nothing(*tgid)
         };
-        let left: Vec<u32> = left.filter(|tgid| !is_done(tgid)).collect();
+        let mut left: Vec<u32> = left.filter(|tgid| !is_done(tgid)).collect();
+        if let Some(listed) = &mut self.listed {
+            left.retain(|tgid| listed.may_hold(stage, *tgid));
+        }
+        let left = self.turns.order(self.proc, left, &self.deadline);
         let mut looked = false;
-        for tgid in index.by_turns(left) {
+        for (count, tgid) in left.iter().copied().enumerate() {
             // One at least, so that each part gets on.
             if std::mem::replace(&mut looked, true) && self.deadline.is_over() {
                 return false;
+            }
+            if stage == Stage::Unseen && count % FORESEEN == 0 {
+                self.foresee(left.iter().skip(count).take(FORESEEN), targets);
             }
             let is_near = near.contains(&tgid);
             let process = match self.proc.dir(tgid) {
@@ -369,96 +394,10 @@ impl<'p> Scan<'p> {
         true
     }
 
-    /// Does what the stage has to do with one process; false when there was no time for all of it.
-    fn look(&mut self, tgid: u32, process: &Dir, targets: &ScanTargets<'_>, is_near: bool) -> bool {
-        let deadline = self.deadline;
-        let (visit, is_done) = match self.progress.stage {
-            Stage::Own | Stage::Near | Stage::Far => (self.visitor.links(tgid, process, targets), true),
-            Stage::NearFiles | Stage::FarFiles => {
-                let found = self.visitor.files(tgid, process, targets, (Rest::ALL, Extent::First));
-                let (mut visit, rest) = found.map_or((None, None), |(visit, rest)| (Some(visit), rest));
-                self.progress.rest.extend(rest.map(|rest| (tgid, rest)));
-                let sockets = visit.as_mut().and_then(|visit| visit.sockets.take());
-                self.progress.sockets.extend(sockets.map(|sockets| (tgid, sockets)));
-                (visit, true)
-            }
-            Stage::Crowds => {
-                let after = self.progress.crowds.get(&tgid).copied().unwrap_or_default();
-                let mut rest = self.progress.rest.get(&tgid).cloned().unwrap_or(Rest::NONE);
-                let (visit, at) = self.visitor.crowd((tgid, after), process, targets, (&mut rest, &deadline));
-                self.progress.rest.extend(rest.is_any().then_some((tgid, rest)));
-                self.progress.crowds.extend(at.map(|at| (tgid, at)));
-                (Some(visit), at.is_none())
-            }
-            Stage::Rest => {
-                let Some(rest) = self.progress.rest.get(&tgid).cloned() else { return true };
-                let found = self.visitor.files(tgid, process, targets, (rest, Extent::Until(&deadline)));
-                let (visit, rest) = found.map_or((None, None), |(visit, rest)| (Some(visit), rest));
-                let is_done = rest.is_none();
-                self.progress.rest.extend(rest.map(|rest| (tgid, rest)));
-                (visit, is_done)
-            }
-            Stage::Hidden => {
-                let known = self.progress.sockets.get(&tgid).map(Vec::as_slice);
-                let of_rings = is_near.then_some(targets);
-                (self.visitor.hidden((tgid, process), known, of_rings, &deadline), true)
-            }
-        };
-        if let Some(visit) = visit {
-            self.take(tgid, process, visit, is_near);
-        }
-        is_done
-    }
-
-    fn take(&mut self, tgid: u32, process: &Dir, visit: Visit, near: bool) {
-        self.doubt(tgid, process, &visit, near);
-        for (ns, fd) in visit.kept {
-            self.progress.keepers.entry(ns).or_insert(Keeper { tgid, fd });
-        }
-        let known =
-            |access| self.report.holders.iter().any(|holder| holder.tgid == tgid && holder.access == access);
-        let new = visit.pins.into_iter().filter(|pin| !known(pin.access)).collect();
-        for holder in describe(self.proc, tgid, process, visit.ns, new) {
-            if self.report.holders.len() < self.most_listed {
-                self.report.holders.push(holder);
-            } else {
-                self.report.holders_omitted += 1;
-            }
-        }
-    }
-
-    pub(super) fn verdict(&mut self, is_done: bool, tgid: u32) -> Verdict {
-        let mut certain = self.report.holders.iter().filter(|holder| holder.explains()).peekable();
-        let is_held = certain.peek().is_some();
-        if certain.any(|holder| !holder.access.is_kernel()) {
-            return Verdict::Processes;
-        }
-        if !self.report.child_mounts.is_empty() {
-            return Verdict::ChildMount;
-        }
-        if is_held {
-            return Verdict::Kernel;
-        }
-        if !is_done {
-            return Verdict::Incomplete;
-        }
-        let still = self.report.mount.as_ref().and_then(|mount| {
-            let (id, mntns, identity) = (self.report.id, mount.mntns, mount.identity()?);
-            let request = PresenceRequest { id, mntns, tgid, identity, at: None };
-            Some(presence::presence(self.proc, &request, self.deadline))
-        });
-        match still {
-            Some(MountPresence { present: Some(true), .. }) if self.report.complete => match self.on_demand {
-                true => Verdict::None,
-                false => Verdict::Kernel,
-            },
-            Some(MountPresence { present: Some(false), .. }) => Verdict::Transient,
-            Some(MountPresence { reason: Some(reason), .. }) => {
-                self.report.blind_spot(None, &reason);
-                Verdict::Incomplete
-            }
-            _ => Verdict::Incomplete,
-        }
+    /// What the threads of these do, for [`Stage::Unseen`].
+    fn foresee<'t>(&mut self, tgids: impl Iterator<Item = &'t u32>, targets: &ScanTargets<'_>) {
+        let processes = tgids.filter_map(|tgid| Some((*tgid, self.proc.dir(*tgid).ok()?)));
+        self.visitor.foresee(processes, targets, &self.deadline);
     }
 
     /// Writes down how far it came, now and then.

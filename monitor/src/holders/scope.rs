@@ -5,14 +5,16 @@
 
 use std::borrow::Cow;
 
-use super::propagation::MountCopy;
+use super::propagation::{AttachPoint, MountCopy};
 use crate::observation::NsInum;
-use crate::sources::procfs::mountinfo::Mount;
+use crate::sources::procfs::mountinfo::{Mount, MountTable};
 
 /// A mount, or a part of it.
 #[derive(Debug)]
 pub(super) struct Scope<'t> {
     pub(super) target: &'t Mount,
+    /// Where it sits, if all of it is searched for and an unmount may reach other mounts.
+    pub(super) at: Option<AttachPoint>,
     part: Option<Part>,
 }
 
@@ -33,7 +35,30 @@ impl<'t> Scope<'t> {
             narrowed: Mount { mountpoint: path.to_owned(), ..target.clone() },
             within: joined(&target.root, below),
         });
-        Self { target, part }
+        Self { target, at: None, part }
+    }
+
+    /// With where it sits in its mount table.
+    pub(super) fn in_table(self, table: &MountTable) -> Self {
+        let at = if self.part.is_none() { AttachPoint::of(self.target, table) } else { None };
+        Self { at, ..self }
+    }
+
+    /// Whether a namespace with such a mount may have something that matters: of the file system of the target, or reached by
+    /// what happens where that sits.
+    pub(super) fn may_be_near(&self, mount: &Mount) -> bool {
+        self.may_be_near_of(&mount.device, mount.propagates())
+    }
+
+    /// The same by the file system of a mount, and whether it shares or receives what is mounted on it.
+    pub(super) fn may_be_near_of(&self, device: &str, propagates: bool) -> bool {
+        device == self.target.device || self.at.as_ref().is_some_and(|at| at.may_reach(device, propagates))
+    }
+
+    /// Whether a table shows something of it, or what is mounted where an unmount of it could propagate to.
+    pub(super) fn matters(&self, table: &MountTable) -> bool {
+        let is_reached = |at: &AttachPoint| !at.mounts(table).is_empty();
+        table.iter().any(|mount| self.touches(mount)) || self.at.as_ref().is_some_and(is_reached)
     }
 
     /// The target as it is searched for: with the path of what counts as its mount point.
@@ -65,6 +90,7 @@ impl<'t> Scope<'t> {
     pub(super) fn of_other<'m>(&self, copy: &MountCopy<'m>) -> Option<(NsInum, Cow<'m, Mount>)> {
         let mount = match &self.part {
             Some(part) => part.of(copy.mount, self.target)?,
+            // Whatever it is, who uses it refuses the unmount.
             None => Cow::Borrowed(Some(copy.mount).filter(|_| copy.propagated)?),
         };
         Some((copy.ns, mount))
@@ -103,7 +129,6 @@ fn joined(above: &str, below: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sources::procfs::mountinfo::MountTable;
 
     const TABLE: &str = "1 0 8:1 / / rw - ext4 d rw\n2 1 8:1 /srv/data /pod rw - ext4 d rw\n\
          3 1 8:1 /srv/data/in /in rw - ext4 d rw\n4 1 8:1 /srv/database /no rw - ext4 d rw\n\

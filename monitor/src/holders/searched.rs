@@ -95,6 +95,14 @@ impl ScanTargets<'_> {
         self.mounts.iter().any(|searched| unix_sockets::device(&searched.mount.device) == Some(device))
     }
 
+    /// The numbers of the file system of the target; `None` where its files show other ones, or only a part of it is searched for.
+    pub(super) fn own_device(&self) -> Option<[u32; 2]> {
+        let target = self.mounts.first().filter(|target| !self.is_part(target))?;
+        let (major, minor) = target.mount.device.split_once(':')?;
+        let numbers = [major.parse().ok()?, minor.parse().ok()?];
+        (!is_layered(&target.mount.fstype)).then_some(numbers)
+    }
+
     /// The numbers of the file systems of the searched mounts; `None` where mappings of their files show other ones.
     pub(super) fn file_systems(&self) -> Option<Vec<(u32, u32)>> {
         let number = |searched: &SearchedMount<'_>| {
@@ -120,7 +128,7 @@ impl ScanTargets<'_> {
 
 /// File systems on which statx(2) for no attribute asks no server. NFS only looks at its cache (`nfs_weak_revalidate`).
 pub(super) fn answers_at_once(fstype: &str) -> bool {
-    is_local(fstype) || is_fuse(fstype) || matches!(fstype, "nfs" | "nfs4")
+    is_local(fstype) || is_fuse(fstype) || matches!(fstype, "nfs" | "nfs4" | "proc")
 }
 
 /// Whether files of this type can show another device than their mount.

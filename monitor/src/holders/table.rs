@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::observation::{HolderReport, TableMark};
 use crate::sources::bpf::MountTables;
+use crate::sources::bpf::iterators::{IteratorHandle, Iterators};
 
-/// What reads the state of mount tables, once the programs are loaded.
+/// What reads the state of mount tables, and what lists tasks and their files, once the programs are loaded.
 #[derive(Default)]
-pub(super) struct Tables(OnceLock<MountTables>);
+pub(super) struct Tables(OnceLock<MountTables>, OnceLock<Iterators>);
 
 impl std::fmt::Debug for Tables {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -63,6 +64,16 @@ impl Tables {
     pub(super) fn set(&self, tables: MountTables) {
         // There is one set of programs.
         let _ = self.0.set(tables);
+    }
+
+    pub(super) fn set_iterators(&self, iterators: Iterators) {
+        // As above.
+        let _ = self.1.set(iterators);
+    }
+
+    /// What lists who can hold a mount, for a reader.
+    pub(super) fn iterators(&self) -> Option<IteratorHandle> {
+        self.1.get().map(Iterators::handle)
     }
 
     /// Number of the last change of the table; `None` where it cannot be had.

@@ -8,10 +8,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 
 use super::file_server::server_of;
-use crate::clock::boot_now;
+use crate::clock::{at_beat, boot_now};
 use crate::observation::{Ancestor, Fact, TaskFacts, TaskKey, TaskPlace, UnmountedMount, Unmounter};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir};
@@ -21,6 +21,7 @@ use crate::sources::procfs::root::is_root_of_node;
 use crate::sources::programs::named;
 use crate::sources::{Sender, observed_now};
 use calls::Call;
+pub(super) use calls::path as path_of_call;
 
 mod arguments;
 mod calls;
@@ -71,7 +72,7 @@ async fn follow(readers: Readers, tx: Sender) {
         }
         let pause = if told.as_ref().is_some_and(|told| !told.is_empty()) { OFTEN } else { INTERVAL };
         tokio::select! {
-            () = sleep(pause) => {}
+            () = sleep_until(at_beat(pause)) => {}
             () = tx.closed() => return,
         }
     }

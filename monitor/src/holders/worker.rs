@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
+use super::attached::Attached;
 use super::jobs::{self, Measured, Scanned, Terms};
 use super::locate::Located;
 use super::look::{Look, look};
@@ -22,26 +23,29 @@ use super::{DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::error_chain::chain;
 use crate::observation::{Fact, HolderReport, MountPresence, Rank, Share, Verdict};
 use crate::sources::bpf::MountTables;
+use crate::sources::bpf::iterators::Iterators;
 use crate::sources::procfs::readers::{Answer, BlockingReaders, Readers};
 use crate::sources::{Sender, observed_now};
-
-/// Work that took one part is followed by nineteen parts of rest: 5 % of a core.
-const REST_FACTOR: u32 = 19;
+use detached::Detached;
+use rest::{Rest, rest_after};
 
 /// Longest wait for the answer of a reader, which notices by itself when its time is over. One that hangs is replaced.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Requests whether a mount is still there that wait; all of them together are worth a few scans.
 const LOOKS_MAX: usize = 1024;
-/// The part of its time that a scan has which begins before the rest is over.
-const HASTE_FACTOR: u32 = 4;
+/// What is left of scans, with what they found: unlike a scan that has not begun it may be large.
+const LEFT_MAX: usize = 32;
+/// The same of looks at detached mounts, of which another one may begin every ten seconds: they leave scans their places, and
+/// each other the time.
+const DETACHED_LEFT_MAX: usize = 4;
 /// A scan that goes on for longer is ended with what it found.
 const SCAN_MAX: Duration = Duration::from_secs(300);
 
 /// What scanning may cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Scans that wait.
+    /// Scans that wait, and have not begun: as of all volumes of a node that is drained.
     pub queue: usize,
     /// Processor time for one scan, until it gives way and goes on later.
     pub budget: Duration,
@@ -54,7 +58,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         let (budget, max_rest) = (Duration::from_secs(1), Duration::from_secs(10));
-        Self { queue: 32, budget, max_rest, max_wait: Duration::from_secs(2) }
+        Self { queue: 256, budget, max_rest, max_wait: Duration::from_secs(2) }
     }
 }
 
@@ -70,6 +74,7 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     tables: Tables,
+    attached: Attached,
 }
 
 /// Which of the two threads: neither waits for what the other one does.
@@ -94,7 +99,7 @@ enum Work {
     Scan(Box<Scan>),
     Presence(PresenceRequest),
     StillHeld(StillHeldRequest),
-    Detached(DetachedRequest),
+    Detached(Box<Detached>),
 }
 
 /// A scan, and how far it came.
@@ -129,8 +134,8 @@ struct State {
     ended: bool,
 }
 
-/// Starts the threads; each request that is taken is answered by one `Fact::Holders` or `Fact::MountPresence`, and by more
-/// where a scan goes on.
+/// Starts the threads; each request that is taken is answered by one `Fact::Holders`, `Fact::MountPresence` or
+/// `Fact::DetachedUsers`, and by more where a scan goes on.
 ///
 /// # Errors
 /// When a thread cannot be started, or outside of a runtime.
@@ -161,6 +166,17 @@ impl Scanner {
         self.shared.tables.set(tables);
     }
 
+    /// From now on the kernel's own lists tell who can hold a mount.
+    pub fn set_iterators(&self, iterators: Iterators) {
+        self.shared.tables.set_iterators(iterators);
+    }
+
+    /// Where it is told what the host has mounted.
+    #[must_use]
+    pub fn attached(&self) -> Attached {
+        self.shared.attached.clone()
+    }
+
     /// Queues a request whether a mount is still there; never blocks. Returns what [`Self::request`] returns.
     #[must_use]
     pub fn presence(&self, request: PresenceRequest, share: Share) -> Option<Fact> {
@@ -176,7 +192,8 @@ impl Scanner {
     /// Queues a request who uses detached mounts; never blocks. Returns what [`Self::request`] returns.
     #[must_use]
     pub fn detached(&self, request: DetachedRequest, share: Share) -> Option<Fact> {
-        self.queue(Work::Detached(request), share)
+        let request = request.with(&self.shared.attached);
+        self.queue(Work::Detached(Box::new(request.into())), share)
     }
 
     fn queue(&self, work: Work, share: Share) -> Option<Fact> {
@@ -199,7 +216,15 @@ impl Drop for Scanner {
 impl State {
     fn add(&mut self, share: Share, work: Work, scans: usize) -> Option<Work> {
         let kind = work.kind();
-        let max = if kind == Kind::Look { LOOKS_MAX } else { scans };
+        let max = match kind {
+            Kind::Look => LOOKS_MAX,
+            Kind::Continuation => LEFT_MAX.min(scans),
+            Kind::Few | Kind::Scan => scans,
+        };
+        let is_left = |kind, work: &Work| kind == Kind::Continuation && matches!(work, Work::Detached(_));
+        if is_left(kind, &work) && self.places.count(is_left) >= DETACHED_LEFT_MAX {
+            return Some(work);
+        }
         self.places.add(share, kind, work, max)
     }
 
@@ -217,61 +242,6 @@ impl State {
         if rank != Rank::Other && (kind == Kind::Continuation || leaves && !waits()) {
             self.rest.go_on = now + rest_after(took, limits.max_rest);
         }
-    }
-}
-
-/// Until when it rests, but for what needs none.
-#[derive(Debug, Clone, Copy)]
-struct Rest {
-    /// After work for the host.
-    host: Instant,
-    /// The same, before a scan of the host that has not begun.
-    begin: Instant,
-    /// Before a scan of the host goes on. Not prolonged by others that begin meanwhile, or it never would.
-    go_on: Instant,
-    /// After any work.
-    all: Instant,
-}
-
-impl Default for Rest {
-    fn default() -> Self {
-        Self::new(Instant::now())
-    }
-}
-
-impl Rest {
-    fn new(now: Instant) -> Self {
-        Self { host: now, begin: now, go_on: now, all: now }
-    }
-
-    fn is_over(self, rank: Rank, kind: Kind, now: Instant) -> bool {
-        self.until(rank, kind).is_none_or(|until| until <= now)
-    }
-
-    fn until(self, rank: Rank, kind: Kind) -> Option<Instant> {
-        match (rank, kind) {
-            (Rank::Other, _) => Some(self.all),
-            (_, Kind::Scan) => Some(self.begin),
-            (_, Kind::Continuation) => Some(self.go_on),
-            (_, Kind::Few | Kind::Look) => None,
-        }
-    }
-
-    /// Adds the rest after work.
-    fn add(&mut self, rank: Rank, took: Duration, limits: &Limits, now: Instant) {
-        let rest = rest_after(took, limits.max_rest);
-        let longer = |until: Instant| (until.max(now) + rest).min(now + limits.max_rest);
-        self.all = longer(self.all);
-        if rank != Rank::Other {
-            self.host = longer(self.host);
-            self.begin = self.host.min(now + limits.max_wait);
-        }
-    }
-
-    /// The time for work that is begun now.
-    fn budget(self, rank: Rank, kind: Kind, limits: &Limits, now: Instant) -> Duration {
-        let is_early = rank != Rank::Other && kind == Kind::Scan && self.host > now;
-        if is_early { limits.budget / HASTE_FACTOR } else { limits.budget }
     }
 }
 
@@ -353,6 +323,7 @@ impl Work {
     fn kind(&self) -> Kind {
         match self {
             Self::Scan(scan) if scan.begun.is_some() => Kind::Continuation,
+            Self::Detached(look) if look.has_begun() => Kind::Continuation,
             Self::Scan(_) | Self::Detached(_) => Kind::Scan,
             Self::StillHeld(_) => Kind::Few,
             Self::Locate(_) | Self::Presence(_) => Kind::Look,
@@ -371,15 +342,7 @@ impl Work {
                     Err(error) => Self::StillHeld(request).undone(&chain(&error)),
                 }
             }
-            Self::Detached(request) => {
-                match readers.ask(jobs::Detached { request: request.clone(), terms }, PATIENCE) {
-                    Ok(Answer { reply: Measured { found: reports, took }, .. }) => {
-                        let reply = Fact::DetachedUsers { id: request.id, reports };
-                        Done { reply: Some(reply), took, left: None }
-                    }
-                    Err(error) => Self::Detached(request).undone(&chain(&error)),
-                }
-            }
+            Self::Detached(look) => look.carry_out(readers, terms),
             Self::Presence(PresenceRequest { at: Some(at), id, identity, .. }) => {
                 let found =
                     look(readers, tables, &at, terms).map(|look| (look.leads_to(id, &identity), look.took));
@@ -411,7 +374,7 @@ impl Work {
                 report.blind_spot(None, reason);
                 Fact::Holders(Box::new(report))
             }
-            Self::Detached(request) => Fact::DetachedUsers { id: request.id, reports: Vec::new() },
+            Self::Detached(look) => look.unanswered(reason),
             Self::Presence(request) => Fact::MountPresence(MountPresence::unknown(request.id, reason)),
         }
     }
@@ -462,7 +425,8 @@ impl Scan {
     fn carry_out(mut self: Box<Self>, readers: &BlockingReaders, tables: &Tables, terms: Terms) -> Done {
         let located = mem::take(&mut self.located);
         let begun = *self.begun.get_or_insert_with(Instant::now);
-        let job = jobs::Scan { request: self.request.clone(), progress: self.progress.clone(), terms };
+        let (request, progress) = (self.request.clone(), self.progress.clone());
+        let job = jobs::Scan { request, progress, terms, iterators: tables.iterators() };
         match readers.ask(job, PATIENCE) {
             Ok(Answer { reply: Measured { found: Scanned { mut report, progress }, took }, .. }) => {
                 let left = progress.filter(|_| begun.elapsed() < SCAN_MAX);
@@ -491,10 +455,7 @@ impl Scan {
     }
 }
 
-/// Rest after a scan that used this much of the processor.
-fn rest_after(took: Duration, longest: Duration) -> Duration {
-    took.saturating_mul(REST_FACTOR).min(longest)
-}
-
+mod detached;
+mod rest;
 #[cfg(test)]
 mod tests;

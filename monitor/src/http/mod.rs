@@ -22,6 +22,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use crate::capabilities::{self, Capability};
 use crate::queue::lower_thread_priority;
 use pace::{PAUSE, Pace};
 use places::{Place, Places};
@@ -70,6 +71,8 @@ pub struct Limits {
     pub blocking_threads: usize,
     /// Time that open connections get to complete when the server stops.
     pub shutdown: Duration,
+    /// Capabilities that answers need. Its threads give up all others: they read what anybody sends.
+    pub capabilities: &'static [Capability],
 }
 
 /// Answers requests.
@@ -118,6 +121,9 @@ impl Server {
         let (stop, stopped) = oneshot::channel();
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             lower_thread_priority();
+            if let Err(error) = capabilities::keep(limits.capabilities) {
+                tracing::warn!(%error, "a thread that serves clients keeps all capabilities");
+            }
             runtime.block_on(serve(listeners, limits, Arc::new(handler), stopped));
             runtime.shutdown_background();
         })?;

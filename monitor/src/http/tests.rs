@@ -63,6 +63,7 @@ impl Rig {
             connection: CONNECTION_TIME,
             blocking_threads: 1,
             shutdown: Duration::ZERO,
+            capabilities: &[],
         };
         Self {
             addresses,

@@ -8,7 +8,7 @@ use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError, lock};
-use crate::diagnose::{IncidentObjects, KINDS, severities};
+use crate::diagnose::{IncidentObjects, KINDS, is_optional, severities};
 use crate::escape::Escaped;
 use crate::event::{Actor, Event, Incident, Kind, Severity};
 
@@ -94,7 +94,7 @@ impl IncidentMetrics {
     }
 
     fn export_zeros(&self) {
-        for kind in KINDS {
+        for kind in KINDS.into_iter().filter(|kind| !is_optional(kind)) {
             self.total.with_label_values(&[kind]);
         }
         self.show(&BTreeMap::new());
@@ -109,8 +109,9 @@ impl IncidentMetrics {
 
     fn show(&self, known: &BTreeMap<String, Shown>) {
         self.open.reset();
-        for kind in KINDS {
-            for severity in severities(kind).iter().copied() {
+        for kind in KINDS.into_iter().filter(|kind| !is_optional(kind)) {
+            // Series are few, and of what only informs nobody is woken.
+            for severity in severities(kind).iter().copied().filter(|severity| *severity > Severity::Info) {
                 self.open.with_label_values(&[kind, severity.name()]);
             }
         }

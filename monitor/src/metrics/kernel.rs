@@ -17,6 +17,8 @@ pub enum KernelMetric {
     GatewaySets,
     /// Calls refused because a mount is busy, by `syscall`.
     MountBusy,
+    /// Calls that returned as if a mount were busy or gone, without a sign that the kernel said so, by `syscall`.
+    MountUnproven,
     /// Records over the budget of their source, by `lane`.
     Throttled,
     /// CNI plugins that were executed by others than root of the node, or in another mount namespace than the host's or a
@@ -43,6 +45,7 @@ pub(super) struct KernelMetrics {
     pub(super) neighbor_deletions: IntCounterVec,
     pub(super) gateway_sets: IntCounterVec,
     pub(super) mount_busy: IntCounterVec,
+    pub(super) mount_unproven: IntCounterVec,
     pub(super) throttled: IntCounterVec,
     pub(super) cni_ignored: IntCounterVec,
     /// Events that the daemon knew, and that were over the budget of an unprivileged account.
@@ -65,7 +68,12 @@ impl KernelMetrics {
             )?,
             mount_busy: registrar.counters(
                 "kevtmon_kernel_mount_busy_total",
-                "Calls refused because a mount is busy, counted in the kernel.",
+                "Calls refused because a mount is busy, counted in the kernel; not those by 32-bit or x32 system calls, and by io_uring.",
+                &["syscall"],
+            )?,
+            mount_unproven: registrar.counters(
+                "kevtmon_kernel_mount_unproven_total",
+                "Calls that returned as if a mount were busy or unmounted, of which it is not known that the kernel said so, counted in the kernel.",
                 &["syscall"],
             )?,
             throttled: registrar.counters(
@@ -94,13 +102,19 @@ impl KernelMetrics {
         self.neighbor_deletions.reset();
         self.gateway_sets.reset();
         self.mount_busy.reset();
+        self.mount_unproven.reset();
         self.throttled.reset();
         self.cni_ignored.reset();
         for count in counts {
+            // Those have a series once there are any: there are none on a node that is well.
+            if count.metric == KernelMetric::MountUnproven && count.value == 0 {
+                continue;
+            }
             let metric = match count.metric {
                 KernelMetric::NeighborDeletions => &self.neighbor_deletions,
                 KernelMetric::GatewaySets => &self.gateway_sets,
                 KernelMetric::MountBusy => &self.mount_busy,
+                KernelMetric::MountUnproven => &self.mount_unproven,
                 KernelMetric::Throttled => &self.throttled,
                 KernelMetric::CniIgnored => &self.cni_ignored,
             };

@@ -48,7 +48,7 @@ impl FamilyMetrics for LinkMetrics {
             Kind::LinkCreated => count("created"),
             Kind::LinkMoved => count("moved"),
             Kind::LinkDeleted => count("deleted"),
-            Kind::LinkChanged => link.change.iter().for_each(|change| count(change)),
+            Kind::LinkChanged | Kind::LinkProxyArp => link.change.iter().for_each(|change| count(change)),
             _ => {}
         }
     }

@@ -15,8 +15,10 @@ const REPEATED: &str = "repeated";
 const CGROUP: &str = "cgroup";
 /// Removals of `/`, `.` and `..`.
 const NAMELESS: &str = "nameless";
+/// Unmounts that succeeded while too many waited.
+const MISSED: &str = "missed";
 
-/// Refused calls that emit no event of their own.
+/// Calls for a busy mount that emit no event of their own.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct IgnoredRefusals {
     /// Attempts of one caller between the 1st, 2nd, 4th, 8th, …
@@ -25,6 +27,8 @@ pub struct IgnoredRefusals {
     pub cgroup: u64,
     /// Removals and renames of paths that end in no name.
     pub nameless: u64,
+    /// Unmounts that succeeded while too many waited.
+    pub missed: u64,
 }
 
 pub(super) struct MountMetrics {
@@ -46,7 +50,7 @@ impl MountMetrics {
         busy.with_label_values(&[MountSyscall::Umount2.name()]);
         let busy_ignored = registrar.counters(
             "kevtmon_mount_busy_ignored_total",
-            "Calls refused because a mount is busy that emit no event of their own.",
+            "Calls refused because a mount is busy, and unmounts of such a mount, that emit no event of their own.",
             &["reason"],
         )?;
         for reason in [REPEATED, CGROUP, NAMELESS] {
@@ -58,7 +62,7 @@ impl MountMetrics {
             scans: registrar.histogram(
                 "kevtmon_holders_scan_seconds",
                 "Duration of a scan for the holders of a mount.",
-                &[0.02, 0.1, 0.5, 2.0, 10.0],
+                &[0.02, 0.1, 0.5, 2.0],
             )?,
             scans_skipped: registrar.counters(
                 "kevtmon_holders_scans_skipped_total",
@@ -71,8 +75,11 @@ impl MountMetrics {
     }
 
     pub(super) fn set_ignored(&self, totals: IgnoredRefusals) {
-        let IgnoredRefusals { repeated, cgroup, nameless } = totals;
-        for (reason, total) in [(REPEATED, repeated), (CGROUP, cgroup), (NAMELESS, nameless)] {
+        let IgnoredRefusals { repeated, cgroup, nameless, missed } = totals;
+        // Those have a series once there are any: there are none on a node that is well.
+        let missed = Some((MISSED, missed)).filter(|(_, total)| *total > 0);
+        let others = [(REPEATED, repeated), (CGROUP, cgroup), (NAMELESS, nameless)];
+        for (reason, total) in others.into_iter().chain(missed) {
             let counter = self.busy_ignored.with_label_values(&[reason]);
             counter.inc_by(total.saturating_sub(counter.get()));
         }

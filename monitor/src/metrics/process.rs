@@ -21,7 +21,7 @@ pub trait ProcessReader: Send + Sync {
 /// What this process uses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Usage {
-    /// Time on all processors, user and system, in seconds.
+    /// Time on all processors, user and system, in seconds, and that of all it has executed.
     pub cpu_seconds: f64,
     /// Resident memory in bytes.
     pub resident_bytes: u64,
@@ -91,8 +91,10 @@ impl ProcessMetrics {
         Ok(Self {
             own,
             self_pins,
-            cpu: registrar
-                .float_counter("process_cpu_seconds_total", "User and system time used in seconds.")?,
+            cpu: registrar.float_counter(
+                "process_cpu_seconds_total",
+                "User and system time used in seconds, that of the readers of /proc included.",
+            )?,
             resident: registrar.gauge("process_resident_memory_bytes", "Resident memory in bytes.")?,
             virtual_memory: registrar.gauge("process_virtual_memory_bytes", "Virtual memory in bytes.")?,
             open_fds: registrar.gauge("process_open_fds", "Open file descriptors.")?,
@@ -114,8 +116,8 @@ impl ProcessMetrics {
         }
         if let Some(usage) = self.own.usage() {
             let set = |gauge: &IntGauge, value| gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-            self.cpu.reset();
-            self.cpu.inc_by(usage.cpu_seconds);
+            // One that ends while they are added up is missing: that is no reset.
+            self.cpu.inc_by((usage.cpu_seconds - self.cpu.get()).max(0.0));
             set(&self.resident, usage.resident_bytes);
             set(&self.virtual_memory, usage.virtual_bytes);
             set(&self.open_fds, usage.open_fds);

@@ -7,7 +7,9 @@ use prometheus::IntGaugeVec;
 
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError, lock};
-use crate::observation::{Access, BootNs, Fact, Observation, RbdExec, RbdImage, RbdImages, RbdUse, RbdUses};
+use crate::observation::{
+    Access, BootNs, Fact, Observation, RbdExec, RbdImage, RbdImages, RbdNumber, RbdUse, RbdUses,
+};
 
 /// An image is wanted this long after somebody has asked for it.
 const WANTED_NS: BootNs = 600 * 1_000_000_000;
@@ -23,7 +25,7 @@ pub(super) struct RbdMetrics {
     mounted: Series,
     wanted: Series,
     /// By number: what names an image.
-    known: Mutex<BTreeMap<u32, Labels>>,
+    known: Mutex<BTreeMap<RbdNumber, Labels>>,
     /// When each was asked for last.
     asked: Mutex<BTreeMap<Labels, BootNs>>,
 }
@@ -58,7 +60,7 @@ impl RbdMetrics {
         Ok(Self {
             mapped: Series::new(registrar.gauges(
                 "kevtmon_rbd_image_mapped",
-                "1 for each Ceph RBD image that the kernel of this node has mapped.",
+                "1 for each Ceph RBD image that is mapped on this node, by the kernel's client or by rbd-nbd.",
                 &LABELS,
             )?),
             mounted: Series::new(registrar.gauges(
@@ -80,7 +82,7 @@ impl RbdMetrics {
     fn images(&self, found: &RbdImages) {
         let mut known = lock(&self.known);
         // What could not be read may still be mapped: it stays until that is known.
-        let keeps = |number: &u32| found.omitted > 0 || found.unread.contains(number);
+        let keeps = |number: &RbdNumber| found.omitted > 0 || found.unread.contains(number);
         let before: BTreeSet<Labels> = known.values().cloned().collect();
         known.retain(|number, _| keeps(number));
         known.extend(found.images.iter().map(|image| (image.number, labels(image))));
@@ -154,21 +156,23 @@ mod tests {
     use crate::observation::{Holder, RbdCommand, Source, TaskKey, TaskRef};
 
     fn image(number: u32, name: &str) -> RbdImage {
-        RbdImage { number, pool: "kube".into(), image: name.into(), ..RbdImage::default() }
+        RbdImage { number: number.into(), pool: "kube".into(), image: name.into(), ..RbdImage::default() }
     }
 
     fn images(images: &[RbdImage], unread: &[u32]) -> Fact {
-        Fact::RbdImages(RbdImages { images: images.to_vec(), unread: unread.to_vec(), omitted: 0 })
+        let unread = unread.iter().map(|number| (*number).into()).collect();
+        Fact::RbdImages(RbdImages { images: images.to_vec(), unread, omitted: 0 })
     }
 
     fn mounted(numbers: &[u32]) -> Fact {
         let holder = Holder::of_kernel(Access::Mount, "/mnt".into());
         let used = |number: &u32| RbdUse {
-            number: *number,
+            number: (*number).into(),
             holders: vec![holder.clone()],
             omitted: 0,
             devices: Vec::new(),
             swap: false,
+            unlocated: false,
         };
         Fact::RbdUses(RbdUses { uses: numbers.iter().map(used).collect(), ..RbdUses::default() })
     }
@@ -217,7 +221,18 @@ mod tests {
             context: None,
         };
         let (pool, image) = ("kube".to_owned(), image.to_owned());
-        RbdExec { actor, command, pool, namespace: None, image, snapshot: None, lock: None, shared: false }
+        RbdExec {
+            actor,
+            command,
+            pool,
+            namespace: None,
+            image,
+            snapshot: None,
+            device: None,
+            nbd: false,
+            lock: None,
+            shared: false,
+        }
     }
 
     fn asked(command: RbdCommand, image: &str) -> Fact {

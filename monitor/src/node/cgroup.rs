@@ -121,8 +121,12 @@ pub fn most_specific<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Option
 /// The container id of [`identify`] alone, which is asked for with every event.
 #[must_use]
 pub fn container_id(path: &str) -> Option<&str> {
+    let mut parent = "";
     segments(parts(without_mark(path)).0)
-        .map_while(|segment| (!is_user_manager(segment)).then(|| container(segment)))
+        .map_while(|segment| {
+            let above = std::mem::replace(&mut parent, segment);
+            (!is_user_manager(segment)).then(|| container(above, segment))
+        })
         .find_map(|inner| inner.map(|(id, _)| id))
 }
 
@@ -143,7 +147,7 @@ pub fn identify(path: &str) -> CgroupIdentity {
         if is_unit(segment) {
             identity.unit = Some(segment.to_owned());
         }
-        let inner = container(segment);
+        let inner = container(parent, segment);
         if let Some((id, word)) = inner {
             identity.container_id = Some(id.to_owned());
             identity.runtime = Runtime::from_prefix(if word.is_empty() { parent } else { word });
@@ -169,12 +173,13 @@ pub fn account(path: &str) -> &str {
 /// The same, where the path tells it.
 #[must_use]
 pub fn owner(path: &str) -> Option<&str> {
-    let is_owner = |segment: &&str| {
-        container(segment).is_some()
+    let is_owner = |parent: &str, segment: &str| {
+        container(parent, segment).is_some()
             || is_user_slice(segment)
             || is_unit(segment) && !segment.ends_with(".slice")
     };
-    parts(path).0.split('/').find(is_owner)
+    let mut parent = "";
+    parts(path).0.split('/').find(|segment| is_owner(std::mem::replace(&mut parent, segment), segment))
 }
 
 /// Whether it is the slice of one user, with all sessions and services of that user.
@@ -194,8 +199,12 @@ fn is_user_manager(segment: &str) -> bool {
 }
 
 /// The container id of one segment and its prefix: `ID`, `crio-ID`, `docker-ID.scope`, and
-/// `X.slice:cri-containerd:ID`, which runc makes of a systemd name when it drives cgroupfs.
-fn container(segment: &str) -> Option<(&str, &str)> {
+/// `X.slice:cri-containerd:ID`, which runc makes of a systemd name when it drives cgroupfs. A bare id right below `libpod_parent`
+/// is that of a pod of podman's.
+fn container<'s>(parent: &str, segment: &'s str) -> Option<(&'s str, &'s str)> {
+    if parent == "libpod_parent" && is_id(segment) {
+        return None;
+    }
     let stem = segment.strip_suffix(".scope").unwrap_or(segment);
     let (word, id) = match stem.rsplit_once([':', '-']) {
         Some((head, id)) => (head.rsplit_once(':').map_or(head, |(_, word)| word), id),
@@ -299,6 +308,8 @@ mod tests {
         ("/machine.slice/libpod-{A}.scope/container", ["{A}", "-", "libpod-{A}.scope", "podman"]),
         ("/machine.slice/libpod-conmon-{A}.scope", ["-", "-", "libpod-conmon-{A}.scope", "-"]),
         ("/libpod_parent/libpod-{A}", ["{A}", "-", "-", "podman"]),
+        ("/libpod_parent/{B}/libpod-{A}", ["{A}", "-", "-", "podman"]),
+        ("/libpod_parent/{B}", ["-", "-", "-", "-"]),
         ("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope",
             ["-", "-", "user@1000.service", "-"]),
         ("/system.slice/nerdctl-{A}.scope", ["{A}", "-", "nerdctl-{A}.scope", "containerd"]),

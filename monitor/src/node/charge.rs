@@ -196,7 +196,7 @@ pub fn of_target(target: &Target) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::UserNamespace;
+    use crate::event::{Shared, UserNamespace};
     use crate::tests::sample;
 
     fn of(change: impl FnOnce(&mut Event)) -> (Standing, String) {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn unowned(event: &mut Event) {
-        event.target = Some(Box::new(Target::unknown(Join::Ok)));
+        event.target = Some(Shared::new(Target::unknown(Join::Ok)));
         let actor = event.actor.as_mut().unwrap();
         (actor.container, actor.pod) = (None, None);
         event.neighbor.as_mut().unwrap().gateway = Some(false);
@@ -251,7 +251,7 @@ mod tests {
             charge(&event, &mut Accounts::default()).account.to_string()
         };
         let uid = of_call(&|_| {});
-        let target = sample::cni().target.unwrap();
+        let target = sample::cni().target.unwrap().into_inner();
         assert_eq!(uid, target.pod.unwrap().uid);
         // The next sandbox of the pod.
         let next = of_call(&|event| {
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(of(foreign).0, Standing::Foreign);
         let unknown = |event: &mut Event| {
             unowned(event);
-            (event.actor, event.target) = (None, Some(Box::new(Target::unknown(Join::Missed))));
+            (event.actor, event.target) = (None, Some(Shared::new(Target::unknown(Join::Missed))));
         };
         assert_eq!(of(unknown), (Standing::Foreign, UNKNOWN.to_owned()));
         let daemon = sample::daemon(crate::event::Severity::Info);

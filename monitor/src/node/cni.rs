@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{Actor, Cni};
+use crate::event::{Actor, Cni, Shared};
 use crate::observation::{BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod, NsInum};
 
 mod sandboxes;
@@ -62,13 +62,13 @@ pub struct Call {
     /// What its first plugin was executed for.
     pub first: CniExec,
     /// The process of the plugin that [stands for the call](Call::has_better), or of the one that failed.
-    pub actor: Box<Actor>,
+    pub actor: Shared<Actor>,
     /// The path of the former; of the first one, if there is none here.
     #[serde(default)]
     plugin: Option<String>,
     /// The newest plugin after the first.
     #[serde(default)]
-    newest: Option<(Process, Box<Actor>)>,
+    newest: Option<(Process, Shared<Actor>)>,
     /// Paths of its plugins.
     pub plugins: Vec<String>,
     /// When it began.
@@ -103,6 +103,9 @@ pub struct Sandbox {
     pub added: Option<BootNs>,
     /// Whether one has succeeded.
     pub is_added: bool,
+    /// Path of the plugin that stands for the last one that has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plugin: Option<String>,
     /// Its network namespace, as the last `ADD` named it.
     pub netns: Option<NsInum>,
     /// Calls of `DEL` that failed since one succeeded.
@@ -153,7 +156,7 @@ impl CniCalls {
                 && call.plugins.len() < PLUGINS_MAX
         };
         if let Some(call) = self.open.iter_mut().find(is_next) {
-            let actor = Box::new(actor());
+            let actor = Shared::new(actor());
             if call.has_better(&exec.plugin) {
                 (call.plugin, call.actor) = (Some(exec.plugin.clone()), actor.clone());
             }
@@ -173,7 +176,7 @@ impl CniCalls {
         self.note_start(at, &exec);
         self.open.push(Call {
             id: self.last_id,
-            actor: Box::new(actor()),
+            actor: Shared::new(actor()),
             plugin: None,
             newest: None,
             plugins: vec![exec.plugin.clone()],
@@ -273,7 +276,9 @@ impl CniCalls {
         let Some(id) = &call.first.container_id else { return };
         let sandbox = self.sandbox(at, id);
         match call.first.command {
-            CniCommand::Add if !failed => sandbox.is_added = true,
+            CniCommand::Add if !failed => {
+                (sandbox.is_added, sandbox.plugin) = (true, Some(call.named_plugin().to_owned()));
+            }
             CniCommand::Del => {
                 (sandbox.deleted_at, sandbox.is_deleted) = (Some(at), !failed);
                 if stale {
@@ -322,6 +327,13 @@ impl CniCalls {
         };
         let deleted_at = self.get(id).and_then(|known| known.deleted_at);
         self.open.iter().any(is_its) || deleted_at.is_some_and(|deleted| deleted.saturating_add(window) >= at)
+    }
+
+    /// The call under way for a network namespace, if it is the only one.
+    #[must_use]
+    pub fn only_call_in(&self, netns: NsInum) -> Option<&Call> {
+        let mut calls = self.open.iter().filter(|call| call.netns == Some(netns));
+        calls.next().filter(|_| calls.next().is_none())
     }
 
     /// Whether another sandbox of a pod than this one is being deleted.

@@ -49,6 +49,9 @@ struct KnownContainer {
     /// The sources that another one has overruled, with what they reported last.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     overruled: Vec<Overruled>,
+    /// Its network namespace has ended, and no source has told yet that it has exited.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    outlives_netns: bool,
 }
 
 /// What a source reports of a container, to the contrary of what counts.
@@ -176,30 +179,37 @@ impl Containers {
     }
 
     /// The container that a network namespace belongs to. A running one takes precedence, then the pod's sandbox, then
-    /// the one that created the namespace over those that joined it.
+    /// the one that created the namespace over those that joined it, then the one that
+    /// started last, or of those that have exited the one that did last.
     #[must_use]
     pub fn in_netns(&self, netns: NsInum) -> Option<&ContainerFacts> {
         self.ids_in(netns)
             .filter_map(|id| self.known.get(id))
             .max_by_key(|known| {
                 let facts = &known.facts;
+                let is_running = known.removed.is_none() && is_live(facts.state);
                 (
-                    known.removed.is_none() && is_live(facts.state),
+                    is_running,
                     facts.is_sandbox(),
                     !facts.joined_netns,
+                    known.removed.is_none(),
+                    if is_running { known.started } else { Some(known.changed.1) },
                     facts.id.as_str(),
                 )
             })
             .map(|known| &known.facts)
     }
 
+    /// The running containers in a network namespace.
+    pub fn living_in(&self, netns: NsInum) -> impl Iterator<Item = &ContainerFacts> {
+        let known = self.ids_in(netns).filter_map(|id| self.known.get(id));
+        known.filter(|known| known.removed.is_none() && is_live(known.facts.state)).map(|known| &known.facts)
+    }
+
     /// Whether a network namespace has other running containers than this one.
     #[must_use]
     pub fn is_shared(&self, netns: NsInum, id: &str) -> bool {
-        let others = self.ids_in(netns).filter(|other| *other != id);
-        others
-            .filter_map(|other| self.known.get(other))
-            .any(|known| known.removed.is_none() && is_live(known.facts.state))
+        self.living_in(netns).any(|other| other.id != id)
     }
 
     /// Network namespaces of running containers, each with the container that it belongs to.
@@ -258,6 +268,7 @@ impl Containers {
         let mut sources = Vec::new();
         let mut overruled = Vec::new();
         let (mut from, mut started) = (None, None);
+        let mut outlives_netns = false;
         if let Some(mut old) = self.known.remove(&facts.id) {
             if old.is_ahead_of(&source, read) || old.is_overruled(&source, &facts) {
                 note(&mut old.sources, source);
@@ -290,6 +301,7 @@ impl Containers {
             facts.incarnation = facts.incarnation.or(old.facts.incarnation);
             facts.own_mounts = facts.own_mounts.or(old.facts.own_mounts);
             // The namespaces of an exited process cannot be read any more; the container keeps those it had.
+            outlives_netns = old.outlives_netns && facts.netns.is_none();
             facts.netns = facts.netns.or(old.facts.netns);
             facts.mntns = facts.mntns.or(old.facts.mntns);
             if facts.addresses.is_empty() {
@@ -300,12 +312,20 @@ impl Containers {
         if is_live(facts.state) && !from.is_some_and(is_live) {
             started = (live || from.is_some()).then_some(at);
         }
+        if outlives_netns && !is_live(facts.state) {
+            (facts.netns, outlives_netns) = (None, false);
+        }
         if let Some(netns) = facts.netns {
+            if is_live(facts.state) && !from.is_some_and(is_live) && !facts.joined_netns {
+                // It has made it: that of the others was another one with this number.
+                self.forget_exited(netns);
+            }
             self.by_netns.insert((netns, facts.id.clone()));
         }
         let transition = Transition { id: facts.id.clone(), from, to: Some(facts.state) };
+        let changed = (source, read);
         let known =
-            KnownContainer { facts, removed: None, started, sources, changed: (source, read), overruled };
+            KnownContainer { facts, removed: None, started, sources, changed, overruled, outlives_netns };
         self.known.insert(transition.id.clone(), Box::new(known));
         (transition.from != transition.to).then_some(transition)
     }
@@ -324,6 +344,11 @@ impl Containers {
         known.changed = (source.to_owned(), at);
         let from = Some(std::mem::replace(&mut known.facts.state, ContainerState::Exited));
         known.facts.tgid = None;
+        if std::mem::take(&mut known.outlives_netns)
+            && let Some(netns) = known.facts.netns.take()
+        {
+            self.by_netns.remove(&(netns, id.to_owned()));
+        }
         Some(Transition { id: id.to_owned(), from, to: None })
     }
 
@@ -385,8 +410,20 @@ impl Containers {
         }
     }
 
-    /// Detaches exited containers from a namespace that was destroyed, since its inode number can be reused.
+    /// Detaches containers from a namespace that was destroyed, since its inode number can be reused: one that runs as far as its
+    /// source has told yet, once it is told that it does not.
     pub fn forget_netns(&mut self, netns: NsInum) {
+        self.forget_exited(netns);
+        let running: Vec<String> = self.ids_in(netns).cloned().collect();
+        for id in running {
+            if let Some(known) = self.known.get_mut(&id) {
+                known.outlives_netns = true;
+            }
+        }
+    }
+
+    /// The same of those alone that have exited.
+    pub fn forget_exited(&mut self, netns: NsInum) {
         let ids: Vec<String> = self.ids_in(netns).cloned().collect();
         for id in ids {
             let known = self.known.get_mut(&id).filter(|known| !is_live(known.facts.state));

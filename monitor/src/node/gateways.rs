@@ -322,6 +322,7 @@ mod tests {
             device_lladdr: None,
             actor: None,
             netlink_port: None,
+            netns_cookie: None,
             netns_of_user: false,
         }
     }

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::volume;
-use crate::event::Volume;
+use crate::event::{StagedVolume, Volume};
 use crate::observation::{BootNs, KubeletFacts, KubeletNamespace, NsInum};
 
 /// The mount namespace of a kubelet that is not the host's is believed for this time after it was looked up: when the
@@ -85,11 +85,22 @@ impl Kubelets {
         let Some((read, facts)) = &self.reported else {
             return volume::of_path(path);
         };
-        let is_current = at <= read.saturating_add(NAMESPACE_RETENTION_NS);
-        let namespaces = facts.namespaces.iter().filter(|known| known.mntns == mntns);
-        let roots = namespaces.filter(|known| is_current || !known.of_kubelet).flat_map(|known| &known.roots);
-        roots.into_iter().find_map(|root| volume::below(root, path))
+        roots(*read, facts, at, mntns).find_map(|root| volume::below(root, path))
     }
+
+    /// The volume that is staged at a path, as a process of this mount namespace sees it at this time.
+    #[must_use]
+    pub fn staged(&self, at: BootNs, mntns: NsInum, path: &str) -> Option<StagedVolume> {
+        let (read, facts) = self.reported.as_ref()?;
+        roots(*read, facts, at, mntns).find_map(|root| volume::staged_below(root, path))
+    }
+}
+
+/// The root directories of kubelets that were known in a mount namespace at a time.
+fn roots(read: BootNs, facts: &KubeletFacts, at: BootNs, mntns: NsInum) -> impl Iterator<Item = &String> {
+    let is_current = at <= read.saturating_add(NAMESPACE_RETENTION_NS);
+    let namespaces = facts.namespaces.iter().filter(move |known| known.mntns == mntns);
+    namespaces.filter(move |known| is_current || !known.of_kubelet).flat_map(|known| &known.roots)
 }
 
 /// How a command gets into a mount namespace.

@@ -1,97 +1,71 @@
-//! Who did what to interfaces, until the message comes that tells what happened.
-//!
-//! The kernel sends the message after the act, and each act that is told apart has one of its kind. An interface may be set
-//! down by several before the first message is read: then nobody is named.
+//! Who did what to interfaces, routes and addresses, until the message comes that tells what happened.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use super::acts::{ACTS_MAX, Act as _, Acts, KEPT_NS, RoutedAct};
 use crate::event::Confidence;
-use crate::observation::{BootNs, LinkAct, LinkOp, NsInum, TaskRef};
-
-/// Acts that wait for their message. What is displaced has no actor.
-const ACTS_MAX: usize = 1024;
-/// Of one namespace, so that no container displaces those of others.
-const ACTS_OF_NETNS_MAX: usize = 64;
-/// A message that comes later than this has none.
-const KEPT_NS: u64 = 10_000_000_000;
-/// Namespaces of which it is kept how many acts are missing.
-const NAMESPACES_MAX: usize = 1024;
+use crate::observation::{BootNs, LinkAct, LinkOp, LlAddr, LladdrAct, NsInum, TaskRef};
 
 /// The acts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkActs {
+    #[serde(flatten)]
+    acts: Acts<LinkAct>,
+    /// New hardware addresses.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
-    waiting: VecDeque<Waiting>,
-    /// When the last message was read: each act of before is known by then, and one that is not may have been told already.
+    addressed: VecDeque<(BootNs, LladdrAct)>,
+    /// What was done to routes and addresses.
     #[serde(default)]
-    told: BootNs,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    missing: BTreeMap<NsInum, Missing>,
-}
-
-/// What is missing of the acts in a namespace.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-struct Missing {
-    /// As the last act had it.
-    count: u32,
-    /// Until then an act may be taken for another one on the same interface that is missing, whose message is still to come.
-    doubted_until: BootNs,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Waiting {
-    at: BootNs,
-    act: LinkAct,
-    /// Others of this namespace may be missing.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    is_after_loss: bool,
+    pub routes: Acts<RoutedAct>,
 }
 
 impl LinkActs {
     /// Keeps an act.
     pub fn put(&mut self, at: BootNs, act: LinkAct) {
-        if at <= self.told {
-            // Its own message may be still to come.
-            return self.miss(at, act.netns, Some(act.missing));
-        }
-        self.waiting.retain(|waiting| waiting.at.saturating_add(KEPT_NS) >= at);
-        let of_it = |waiting: &Waiting| waiting.act.netns == act.netns;
-        if self.waiting.iter().filter(|waiting| of_it(waiting)).count() >= ACTS_OF_NETNS_MAX {
-            let oldest = self.waiting.iter().position(of_it);
-            oldest.and_then(|oldest| self.waiting.remove(oldest));
-            self.miss(at, act.netns, None);
-        }
-        if self.waiting.len() >= ACTS_MAX
-            && let Some(displaced) = self.waiting.pop_front()
-        {
-            self.miss(at, displaced.act.netns, None);
-        }
-        let known = self.missing.get(&act.netns).copied().unwrap_or_default();
-        if known.count != act.missing {
-            self.miss(at, act.netns, Some(act.missing));
-        }
-        let is_after_loss = self.missing.get(&act.netns).is_some_and(|known| at < known.doubted_until);
-        self.waiting.push_back(Waiting { at, act, is_after_loss });
+        self.acts.put(at, act);
     }
 
-    /// An act in a namespace is missing, one that was not reported (then `count` are) or not kept.
-    fn miss(&mut self, at: BootNs, netns: NsInum, count: Option<u32>) {
-        for waiting in self.waiting.iter_mut().filter(|waiting| waiting.act.netns == netns) {
-            waiting.is_after_loss = true;
+    /// Keeps who gave an interface another hardware address. Of those with which no neighbor entry goes nothing is known.
+    pub fn put_lladdr(&mut self, at: BootNs, act: LladdrAct) {
+        // Of several entries that went along, each tells of it.
+        if at <= self.acts.told || self.addressed.iter().any(|(_, known)| *known == act) {
+            return;
         }
-        if self.missing.len() >= NAMESPACES_MAX && !self.missing.contains_key(&netns) {
-            self.missing.pop_first();
+        self.addressed.retain(|(known, _)| known.saturating_add(KEPT_NS) >= at);
+        let of_it = |(_, known): &(BootNs, LladdrAct)| known.netns == act.netns;
+        if self.addressed.iter().filter(|known| of_it(known)).count() >= LinkAct::OF_NETNS_MAX {
+            let oldest = self.addressed.iter().position(of_it);
+            oldest.and_then(|oldest| self.addressed.remove(oldest));
         }
-        let known = self.missing.entry(netns).or_default();
-        known.count = count.unwrap_or(known.count);
-        known.doubted_until = known.doubted_until.max(at.saturating_add(KEPT_NS));
+        if self.addressed.len() >= ACTS_MAX {
+            self.addressed.pop_front();
+        }
+        self.addressed.push_back((at, act));
+    }
+
+    /// Who gave an interface this hardware address before `at`, if one program did.
+    pub fn take_lladdr(
+        &mut self,
+        at: BootNs,
+        netns: NsInum,
+        ifindex: u32,
+        lladdr: &LlAddr,
+    ) -> Option<TaskRef> {
+        let is_it = |(known, act): &(BootNs, LladdrAct)| {
+            *known <= at && (act.netns, act.ifindex, &act.lladdr) == (netns, ifindex, lladdr)
+        };
+        let (taken, rest): (Vec<_>, Vec<_>) = self.addressed.drain(..).partition(is_it);
+        self.addressed = rest.into();
+        let mut actors = taken.into_iter().map(|(_, act)| act.actor);
+        let first = actors.next()?;
+        actors.all(|actor| actor.key == first.key).then_some(first)
     }
 
     /// Each act of before a message that was read then is taken to be known.
     pub fn set_told(&mut self, at: BootNs) {
-        self.told = self.told.max(at);
+        self.acts.set_told(at);
     }
 
     /// Who did this before `at`, if one program did, and how certain that is; what was done then is forgotten.
@@ -102,35 +76,28 @@ impl LinkActs {
         ifindex: u32,
         op: LinkOp,
     ) -> Option<(TaskRef, Confidence)> {
-        let is_it = |waiting: &Waiting| {
-            waiting.at <= at
-                && (waiting.act.netns, waiting.act.ifindex, waiting.act.op) == (netns, ifindex, op)
-        };
-        let (taken, rest): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(is_it);
-        self.waiting = rest.into();
-        let doubtful = taken.iter().any(|waiting| waiting.is_after_loss);
-        let mut actors = taken.into_iter().map(|waiting| waiting.act.actor);
-        let first = actors.next()?;
-        let is_one = actors.all(|actor| actor.key == first.key);
-        let confidence = if doubtful { Confidence::Likely } else { Confidence::Certain };
-        is_one.then_some((first, confidence))
+        self.acts.take(at, |act| (act.netns, act.ifindex, act.op) == (netns, ifindex, op))
     }
 
     /// Forgets what was done in a namespace, which was read anew or is gone.
     pub fn forget(&mut self, netns: NsInum) {
-        self.waiting.retain(|waiting| waiting.act.netns != netns);
+        self.acts.forget(netns);
+        self.addressed.retain(|(_, act)| act.netns != netns);
+        self.routes.forget(netns);
     }
 
     /// The same with how many acts of it are missing.
     pub fn forget_namespace(&mut self, netns: NsInum) {
         self.forget(netns);
-        self.missing.remove(&netns);
+        self.acts.forget_namespace(netns);
+        self.routes.forget_namespace(netns);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::acts::NAMESPACES_MAX;
     use crate::observation::TaskKey;
 
     const S: u64 = 1_000_000_000;
@@ -211,21 +178,56 @@ mod tests {
     }
 
     #[test]
+    fn who_changed_a_hardware_address_is_named_for_that_one_alone_and_nobody_of_two() {
+        let lladdr = |last: u8| LlAddr(vec![2, 0, 0, 0, 0, last]);
+        let act = |tgid: u32, last: u8| LladdrAct {
+            netns: 1,
+            ifindex: 2,
+            lladdr: lladdr(last),
+            actor: act(tgid, 1, 2, LinkOp::Closed, 0).actor,
+        };
+        let mut acts = LinkActs::default();
+        let taken = |acts: &mut LinkActs, at, last| {
+            acts.take_lladdr(at, 1, 2, &lladdr(last)).map(|task| task.key.tgid)
+        };
+        acts.put_lladdr(S, act(7, 1));
+        acts.put_lladdr(S, act(7, 1));
+        assert_eq!(taken(&mut acts, 2 * S, 9), None, "another address");
+        assert_eq!(taken(&mut acts, S - 1, 1), None, "it came later than what is told");
+        assert_eq!(taken(&mut acts, 2 * S, 1), Some(7));
+        assert_eq!(taken(&mut acts, 2 * S, 1), None);
+        acts.put_lladdr(3 * S, act(7, 1));
+        acts.put_lladdr(3 * S, act(8, 1));
+        assert_eq!(taken(&mut acts, 4 * S, 1), None, "two did");
+        acts.set_told(5 * S);
+        acts.put_lladdr(5 * S, act(7, 1));
+        assert_eq!(taken(&mut acts, 6 * S, 1), None, "its message was read already");
+        acts.put_lladdr(6 * S, act(7, 1));
+        acts.forget(1);
+        assert_eq!(taken(&mut acts, 7 * S, 1), None);
+        for number in 0..10_000 {
+            let number = u32::try_from(number).unwrap();
+            acts.put_lladdr(8 * S, LladdrAct { netns: number / 100, ifindex: number, ..act(7, 1) });
+        }
+        assert!(acts.addressed.len() <= ACTS_MAX);
+    }
+
+    #[test]
     fn what_no_message_tells_is_forgotten_and_one_namespace_displaces_nothing_of_others() {
         let mut acts = LinkActs::default();
         acts.put(S, act(7, 1, 2, LinkOp::Opened, 0));
         for ifindex in 0..10_000 {
             acts.put(S, act(8, 3, ifindex, LinkOp::Closed, 0));
         }
-        assert_eq!(acts.waiting.len(), ACTS_OF_NETNS_MAX + 1);
+        assert_eq!(acts.acts.lengths().0, LinkAct::OF_NETNS_MAX + 1);
         assert_eq!(taken(&mut acts, S, 1, LinkOp::Opened), Some((7, Confidence::Certain)));
         acts.put(12 * S, act(7, 1, 2, LinkOp::Opened, 0));
-        assert_eq!(acts.waiting.len(), 1);
+        assert_eq!(acts.acts.lengths().0, 1);
         for netns in 0..10_000 {
             acts.put(12 * S, act(8, netns, 2, LinkOp::Closed, 1));
         }
-        assert_eq!((acts.waiting.len(), acts.missing.len()), (ACTS_MAX, NAMESPACES_MAX));
+        assert_eq!(acts.acts.lengths(), (ACTS_MAX, NAMESPACES_MAX));
         acts.forget_namespace(9_999);
-        assert_eq!((acts.waiting.len(), acts.missing.len()), (ACTS_MAX - 1, NAMESPACES_MAX - 1));
+        assert_eq!(acts.acts.lengths(), (ACTS_MAX - 1, NAMESPACES_MAX - 1));
     }
 }

@@ -12,9 +12,12 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize};
 
 use crate::observation::{BootNs, MountIdentity, MountSyscall, NsInum, PathOrigin, UmountAttempt};
+pub use calls::RefusedCalls;
 use index::Index;
 
+mod calls;
 mod index;
+mod missed;
 #[cfg(test)]
 mod tests;
 
@@ -87,12 +90,18 @@ pub struct BusyMount {
     /// Whether that is only likely the mount that was busy.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_likely: bool,
+    /// Whether an unmount of it succeeded that had no room to wait: that one may have taken it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub missed: bool,
     /// Who is charged for it.
     pub account: Account,
     /// The path as a caller gave it, and where that starts from; until a scan has found the mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given: Option<Box<GivenPath>>,
     total: u64,
+    /// The same by system call; not in older recordings.
+    #[serde(default, skip_serializing_if = "RefusedCalls::is_empty")]
+    calls: RefusedCalls,
     /// Recent attempts.
     callers: Vec<(Caller, u64)>,
     /// Recent attempts of all others.
@@ -116,9 +125,11 @@ impl BusyMount {
             key,
             identity: None,
             is_likely: false,
+            missed: false,
             account,
             given: None,
             total: 0,
+            calls: RefusedCalls::default(),
             callers,
             others,
             last: 0,
@@ -135,6 +146,21 @@ impl BusyMount {
     #[must_use]
     pub fn recent_attempts(&self) -> u64 {
         self.others + self.callers.iter().map(|(_, attempts)| attempts).sum::<u64>()
+    }
+
+    /// Refused attempts since the mount became busy, by system call.
+    #[must_use]
+    pub fn calls(&self) -> &RefusedCalls {
+        &self.calls
+    }
+
+    /// Refused unmounts since the mount became busy that are not recent. Those of callers that share a count are taken for
+    /// recent ones.
+    #[must_use]
+    pub fn former_unmounts(&self) -> u64 {
+        let of_callers = self.callers.iter().filter(|(caller, _)| caller.syscall.is_umount());
+        let recent = self.others + of_callers.map(|(_, attempts)| attempts).sum::<u64>();
+        self.calls.unmounts().saturating_sub(recent)
     }
 
     /// When the last attempt was refused.
@@ -275,6 +301,7 @@ impl BusyMounts {
         let Some(busy) = self.mounts.get_mut(&id) else { return 1 };
         busy.last = busy.last.max(at);
         busy.total += 1;
+        busy.calls.add(caller.syscall, 1);
         busy.count(caller, 1)
     }
 
@@ -291,10 +318,11 @@ impl BusyMounts {
             Some(_) => {
                 // Another one is at the path now. What was counted between two scans stays with the first.
                 busy.total = busy.total.saturating_sub(1);
+                busy.calls.take_one(caller.syscall);
                 if let Some((_, count)) = busy.callers.iter_mut().find(|(known, _)| *known == caller) {
                     *count = count.saturating_sub(1);
                 }
-                let (account, last) = (busy.account.clone(), busy.last);
+                let (account, last, missed) = (busy.account.clone(), busy.last, busy.missed);
                 self.remove_path(key);
                 let place = MountKey::new(key.mntns, &found.mount_point);
                 let other = match self.find(&place, Some(found)).filter(|(_, other)| other.identity.is_some())
@@ -305,6 +333,7 @@ impl BusyMounts {
                 self.add_path(key, other);
                 self.refused(last, other, caller);
                 self.set_identity(other, found.clone());
+                self.note_missed(other, missed);
                 return other;
             }
             None => {}
@@ -344,8 +373,10 @@ impl BusyMounts {
         let Some(merged) = self.remove(from) else { return };
         if let Some(busy) = self.mounts.get_mut(&into) {
             busy.total += merged.total;
+            busy.calls.merge(&merged.calls);
             busy.last = busy.last.max(merged.last);
             busy.others += merged.others;
+            busy.missed |= merged.missed;
             for (caller, attempts) in merged.callers {
                 busy.count(caller, attempts);
             }
@@ -376,20 +407,20 @@ impl BusyMounts {
         busy.callers.iter().find(|(known, _)| *known == caller).map_or(busy.others, |(_, count)| *count)
     }
 
-    /// Adds a busy mount of which an earlier run of the daemon has told: the number of attempts, and the time of the last.
+    /// Adds a busy mount of which an earlier run of the daemon has told: the attempts, and the time of the last.
     pub fn resume(
         &mut self,
         key: MountKey,
         identity: Option<MountIdentity>,
         account: Account,
-        (attempts, last): (u64, BootNs),
+        (calls, last): (RefusedCalls, BootNs),
     ) {
         let id = self.entry(&key, account);
         if let Some(identity) = identity {
             self.set_identity(id, identity);
         }
         if let Some(busy) = self.mounts.get_mut(&id) {
-            busy.total = attempts;
+            (busy.total, busy.calls) = (calls.total(), calls);
             busy.last = last;
         }
     }

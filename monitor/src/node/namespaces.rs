@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gateways::{Gateway, Gateways, KnownEntry, READ_DURATION_NS};
 use super::routing::{InUse, is_default, is_selected};
+use crate::is_zero::is_zero;
 use crate::observation::{
     AddressFacts, BootNs, LinkFacts, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum,
     RouteFacts, RuleFacts,
@@ -79,7 +80,7 @@ pub struct Namespace {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     dead_gateways: BTreeSet<(u32, IpAddr)>,
     /// Further ones, so that which of them are in use is not known until the next snapshot.
-    #[serde(default, skip_serializing_if = "moves::is_zero")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     routes_omitted: usize,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rules: Vec<RuleFacts>,
@@ -90,7 +91,7 @@ pub struct Namespace {
     #[serde(default, skip_serializing_if = "InUse::is_empty", with = "crate::pairs")]
     shared: InUse,
     /// Until when they were others, or others were before them.
-    #[serde(default, skip_serializing_if = "moves::is_zero")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     ranked_since: BootNs,
     /// Recent default gateways, with the time of their removal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -149,7 +150,7 @@ pub struct Namespace {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     unseen: Vec<(BootNs, BootNs)>,
     /// Moves that ended before are not kept.
-    #[serde(default, skip_serializing_if = "moves::is_zero")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     moves_since: BootNs,
     /// Links that have just lost their peer or lower device, or gone, as they were before, with the time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

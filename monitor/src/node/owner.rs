@@ -67,7 +67,7 @@ pub fn owner(names: &impl Names, cgroup: Option<&str>) -> CgroupOwner {
             pod: uid.map(|uid| names.pod(uid)),
             unit: identity.unit,
             // Without a runtime the cgroup is the only information there is.
-            join: if names.runtimes() == RuntimeAvailability::None { Join::Ok } else { Join::Missed },
+            join: if names.runtimes().is_any() { Join::Missed } else { Join::Ok },
         },
     }
 }

@@ -181,6 +181,12 @@ impl PodOnNode {
         self.seen.mounts.iter().filter_map(move |mount| Some((volume(mount)?, mount)))
     }
 
+    /// Its volumes whose directories are not empty, though nothing is mounted there.
+    pub fn filled(&self) -> impl Iterator<Item = Volume> {
+        let volumes = self.seen.filled.iter().filter_map(|path| volume::of_path(path));
+        volumes.filter(|volume| volume.pod_uid == self.seen.uid)
+    }
+
     /// What tells that it does not run.
     #[must_use]
     pub fn witness(&self, node: &NodeView<'_>) -> Witness {

@@ -1,23 +1,35 @@
-//! The Ceph RBD images that the kernel has mapped.
+//! The Ceph RBD images that are mapped.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::observation::{RbdImage, RbdImages};
+use crate::observation::{RbdImage, RbdImages, RbdNumber};
 
 /// All of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MappedImages {
     /// By number; `None` where one is there of which nothing could be read yet.
-    images: BTreeMap<u32, Option<RbdImage>>,
+    images: BTreeMap<RbdNumber, Option<RbdImage>>,
     /// Whether any look was made.
     was_read: bool,
     /// Whether all that are mapped are among them, at the last look.
     is_whole: bool,
     /// By number: the uid of the pod that was last seen to use it.
-    pods: BTreeMap<u32, String>,
+    pods: BTreeMap<RbdNumber, String>,
+    /// What an earlier run saw of images that were not found yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    previous: Vec<LastUser>,
+}
+
+/// An image that is mapped, and the pod that was last seen to use it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastUser {
+    /// The image.
+    pub image: RbdImage,
+    /// Uid of the pod.
+    pub pod: String,
 }
 
 /// How the images differ from those before.
@@ -30,6 +42,21 @@ pub struct Changes {
 }
 
 impl MappedImages {
+    /// Before the first look, with what an earlier run saw.
+    #[must_use]
+    pub fn after(previous: Vec<LastUser>) -> Self {
+        Self { previous, ..Self::default() }
+    }
+
+    /// Who was last seen to use which, for the next run.
+    #[must_use]
+    pub fn last_users(&self) -> Vec<LastUser> {
+        let user = |(number, pod): (&RbdNumber, &String)| {
+            Some(LastUser { image: self.get(*number)?.clone(), pod: pod.clone() })
+        };
+        self.pods.iter().filter_map(user).chain(self.previous.iter().cloned()).collect()
+    }
+
     /// Replaces what was known.
     pub fn replace(&mut self, found: RbdImages) -> Changes {
         let mut changes = Changes::default();
@@ -52,6 +79,9 @@ impl MappedImages {
                 None if is_first => {}
                 None => changes.mapped.push(image.clone()),
             }
+            for LastUser { pod, .. } in self.previous.extract_if(.., |known| known.image.is_same(&image)) {
+                self.pods.entry(image.number).or_insert(pod);
+            }
             self.images.insert(image.number, Some(image));
         }
         if let Some(beyond) = beyond {
@@ -61,6 +91,10 @@ impl MappedImages {
         self.is_whole = found.omitted == 0 && self.images.values().all(Option::is_some);
         for image in &changes.unmapped {
             self.pods.remove(&image.number);
+        }
+        if self.is_whole {
+            // What was not found by now is mapped no longer.
+            self.previous.clear();
         }
         changes
     }
@@ -72,7 +106,7 @@ impl MappedImages {
 
     /// An image by its number.
     #[must_use]
-    pub fn get(&self, number: u32) -> Option<&RbdImage> {
+    pub fn get(&self, number: RbdNumber) -> Option<&RbdImage> {
         self.images.get(&number)?.as_ref()
     }
 
@@ -94,7 +128,7 @@ impl MappedImages {
     }
 
     /// A pod was seen to use an image.
-    pub fn note_pod(&mut self, number: u32, uid: &str) {
+    pub fn note_pod(&mut self, number: RbdNumber, uid: &str) {
         if self.get(number).is_some() {
             self.pods.insert(number, uid.to_owned());
         }
@@ -102,7 +136,7 @@ impl MappedImages {
 
     /// The pod that was last seen to use an image, by uid.
     #[must_use]
-    pub fn last_pod(&self, number: u32) -> Option<&str> {
+    pub fn last_pod(&self, number: RbdNumber) -> Option<&str> {
         self.pods.get(&number).map(String::as_str)
     }
 }
@@ -113,11 +147,21 @@ mod tests {
 
     fn image(number: u32, image: &str) -> RbdImage {
         let device = format!("252:{}", number * 16);
-        RbdImage { number, device, pool: "kube".into(), image: image.into(), ..RbdImage::default() }
+        RbdImage {
+            number: number.into(),
+            device,
+            pool: "kube".into(),
+            image: image.into(),
+            ..RbdImage::default()
+        }
     }
 
     fn found(images: &[RbdImage], unread: &[u32]) -> RbdImages {
-        RbdImages { images: images.to_vec(), unread: unread.to_vec(), omitted: 0 }
+        RbdImages {
+            images: images.to_vec(),
+            unread: unread.iter().map(|number| (*number).into()).collect(),
+            omitted: 0,
+        }
     }
 
     fn changes(mapped: &[RbdImage], unmapped: &[RbdImage]) -> Changes {
@@ -146,9 +190,20 @@ mod tests {
         let mut images = MappedImages::default();
         images.replace(found(&[image(0, "a")], &[1]));
         assert_eq!(images.replace(found(&[], &[0, 1])), Changes::default());
-        assert_eq!(images.get(0), Some(&image(0, "a")));
+        assert_eq!(images.get(0.into()), Some(&image(0, "a")));
         assert_eq!(images.replace(found(&[image(0, "a"), image(1, "b")], &[])), Changes::default());
         assert_eq!(images.replace(found(&[], &[])), changes(&[], &[image(0, "a"), image(1, "b")]));
+    }
+
+    #[test]
+    fn devices_of_the_same_number_are_two_where_their_drivers_differ() {
+        let mut images = MappedImages::default();
+        images.replace(found(&[], &[]));
+        let (by_kernel, by_nbd) =
+            (image(0, "a"), RbdImage { number: RbdNumber::Nbd(0), device: "43:0".into(), ..image(0, "b") });
+        let both = [by_kernel.clone(), by_nbd.clone()];
+        assert_eq!(images.replace(found(&both, &[])), changes(&both, &[]));
+        assert_eq!(images.replace(found(&[by_kernel], &[])), changes(&[], &[by_nbd]));
     }
 
     #[test]
@@ -157,7 +212,7 @@ mod tests {
         let with = |address: &str| RbdImage { client_addr: Some(address.into()), ..image(0, "a") };
         images.replace(found(&[with("10.0.0.1:0/7")], &[]));
         assert_eq!(images.replace(found(&[with("10.0.0.1:0/8")], &[])), Changes::default());
-        assert_eq!(images.get(0), Some(&with("10.0.0.1:0/8")));
+        assert_eq!(images.get(0.into()), Some(&with("10.0.0.1:0/8")));
     }
 
     #[test]
@@ -172,13 +227,31 @@ mod tests {
     }
 
     #[test]
+    fn who_used_an_image_is_known_by_the_next_run_as_long_as_that_is_mapped() {
+        let mut images = MappedImages::default();
+        images.replace(found(&[image(0, "a"), image(1, "b"), image(2, "c")], &[]));
+        for (number, pod) in [(0, "pod-a"), (1, "pod-b"), (2, "pod-c")] {
+            images.note_pod(number.into(), pod);
+        }
+        let mut next = MappedImages::after(images.last_users());
+        assert_eq!(next.last_users(), images.last_users(), "no look was made");
+        next.replace(found(&[image(0, "a"), image(1, "other")], &[2]));
+        assert_eq!([0, 1, 2].map(|number| next.last_pod(number.into())), [Some("pod-a"), None, None]);
+        next.replace(found(&[image(0, "a"), image(2, "c")], &[]));
+        assert_eq!([0, 2].map(|number| next.last_pod(number.into())), [Some("pod-a"), Some("pod-c")]);
+        next.note_pod(0.into(), "pod-d");
+        let users = next.last_users().into_iter().map(|user| user.pod).collect::<Vec<_>>();
+        assert_eq!(users, ["pod-d", "pod-c"], "nothing is known of what is mapped no longer");
+    }
+
+    #[test]
     fn what_there_was_no_room_for_did_not_go() {
         let mut images = MappedImages::default();
         images.replace(found(&[image(0, "a"), image(5, "b")], &[]));
         let full = RbdImages { omitted: 1, ..found(&[image(0, "a"), image(3, "c")], &[]) };
         assert_eq!(images.replace(full), changes(&[image(3, "c")], &[]));
         assert!(!images.is_whole());
-        let numbers: Vec<u32> = images.iter().map(|image| image.number).collect();
-        assert_eq!(numbers, [0, 3, 5]);
+        let numbers: Vec<RbdNumber> = images.iter().map(|image| image.number).collect();
+        assert_eq!(numbers, [0, 3, 5].map(RbdNumber::Kernel));
     }
 }

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::Actor;
+use super::rbd_calls::goes_on;
+use crate::event::{Actor, Shared};
 use crate::observation::{BootNs, CniExit, RbdCommand, RbdExec};
 
 /// Calls under way at most; then the oldest one is forgotten.
@@ -24,23 +25,23 @@ pub struct LockCall {
     /// What it was made for.
     pub exec: RbdExec,
     /// Who made it.
-    pub actor: Box<Actor>,
+    pub actor: Shared<Actor>,
     /// When it began.
     pub started: BootNs,
 }
 
 impl LockCalls {
-    /// A call began. Where a process executes another `rbd` after the first, as scripts around it do, the later one counts.
+    /// A call began. Where a process executes another `rbd` after the first, or starts one for the same, as scripts around it do,
+    /// the later one counts.
     pub fn started(&mut self, at: BootNs, exec: RbdExec, actor: Actor) {
-        if exec.command == RbdCommand::Map {
+        if matches!(exec.command, RbdCommand::Map | RbdCommand::Unmap | RbdCommand::Status) {
             return;
         }
-        let process = exec.actor.key;
-        self.running.retain(|call| !call.is_of(process.tgid, process.start_ns));
+        self.running.retain(|call| !goes_on(&call.exec, &exec, &actor));
         if self.running.len() >= RUNNING_MAX {
             self.running.remove(0);
         }
-        self.running.push(LockCall { exec, actor: Box::new(actor), started: at });
+        self.running.push(LockCall { exec, actor: Shared::new(actor), started: at });
     }
 
     /// A process ended; the call, if that was its end and it succeeded.
@@ -65,6 +66,7 @@ impl LockCall {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::AncestorRef;
     use crate::observation::{TaskKey, TaskRef};
 
     fn exec(tgid: u32, command: RbdCommand) -> RbdExec {
@@ -77,13 +79,15 @@ mod tests {
             namespace: None,
             image: "index".into(),
             snapshot: None,
+            device: None,
+            nbd: false,
             lock: Some("a".into()),
             shared: false,
         }
     }
 
     fn actor() -> Actor {
-        *crate::tests::sample::deletion().actor.unwrap()
+        crate::tests::sample::deletion().actor.unwrap().into_inner()
     }
 
     fn exit(tgid: u32, status: u32) -> CniExit {
@@ -112,6 +116,17 @@ mod tests {
         calls.started(3, exec(2, RbdCommand::Map), actor());
         assert_eq!(calls.ended(&exit(1, 0)).map(|call| call.exec.command), Some(RbdCommand::LockRemove));
         assert_eq!(calls.ended(&exit(2, 0)), None);
+    }
+
+    #[test]
+    fn of_a_wrapper_what_it_has_started_counts() {
+        let mut calls = LockCalls::default();
+        calls.started(1, exec(1, RbdCommand::LockAdd), actor());
+        let wrapper = AncestorRef { pid: 1, start_time_ns: Some("5".into()), ..AncestorRef::default() };
+        let started = Actor { ancestors: vec![wrapper], ..actor() };
+        calls.started(2, exec(2, RbdCommand::LockAdd), started);
+        assert_eq!(calls.ended(&exit(2, 16 << 8)), None, "it failed");
+        assert_eq!(calls.ended(&exit(1, 0)), None, "whatever the wrapper makes of that");
     }
 
     #[test]

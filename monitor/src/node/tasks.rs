@@ -11,6 +11,7 @@ use std::hash::Hash;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::is_zero::is_zero;
 use crate::observation::{Ancestor, BootNs, NsInum, TaskFacts, TaskKey, TaskPlace, TaskRef};
 
 /// Whatever was used more recently than a task that a record refers to was sent after it, or up to as many tasks before
@@ -61,11 +62,6 @@ struct SavedTask<'a>(
     #[serde(default)] Option<(u32, u32)>,
     #[serde(default, skip_serializing_if = "is_zero")] u32,
 );
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
 
 impl<'a> From<&'a Tasks> for SavedTasks<'a> {
     fn from(tasks: &'a Tasks) -> Self {

@@ -27,8 +27,22 @@ pub fn is_by_pod(ifname: &str) -> bool {
 /// Whether the name is that of this pod.
 #[must_use]
 pub fn names(ifname: &str, namespace: &str, pod: &str) -> bool {
+    pod_digits(ifname).is_some_and(|digits| *digits == digits_of(namespace, pod))
+}
+
+/// The digits in a name that follow from that of the pod.
+#[must_use]
+pub fn pod_digits(ifname: &str) -> Option<&str> {
     let digits = BY_POD.iter().find_map(|prefix| ifname.strip_prefix(prefix));
-    digits.is_some_and(|digits| digits.len() == POD_DIGITS && hash(namespace, pod).starts_with(digits))
+    digits.filter(|digits| digits.len() == POD_DIGITS)
+}
+
+/// The digits that are in the names of the devices of a pod.
+#[must_use]
+pub fn digits_of(namespace: &str, pod: &str) -> String {
+    let mut digits = hash(namespace, pod);
+    digits.truncate(POD_DIGITS);
+    digits
 }
 
 fn has_digits(ifname: &str, prefix: &str, count: usize) -> bool {

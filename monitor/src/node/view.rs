@@ -9,6 +9,8 @@ use super::cgroup;
 use super::cni::CniCalls;
 use super::components::Components;
 use super::containers::{Containers, is_live};
+use super::host_sysctls::HostSysctls;
+use super::ipam::Ipam;
 use super::kubelet::Kubelets;
 use super::mounts::BusyMounts;
 use super::namespaces::{Namespace, Namespaces};
@@ -16,6 +18,7 @@ use super::owner::{self, CgroupOwner, Described, Names};
 use super::pod_remains::PodsOnNode;
 use super::pods::PodNames;
 use super::rbd::MappedImages;
+use super::rbd_asked::AskedImages;
 use crate::event::{Container, Join, Link, LinkPeer, Pod, Target, TargetProcess, UserNamespace};
 use crate::observation::{
     AddressFacts, ContainerFacts, LinkFacts, LlAddr, NeighborKey, NetnsOwner, NsInum, PodIdentity,
@@ -42,10 +45,16 @@ pub struct NodeView<'a> {
     pub kubelets: &'a Kubelets,
     /// Pods that have a directory.
     pub pods_on_node: &'a PodsOnNode,
+    /// What host-local has written down of addresses.
+    pub ipam: &'a Ipam,
     /// CNI calls.
     pub cni: &'a CniCalls,
     /// Ceph RBD images that are mapped.
     pub rbd: &'a MappedImages,
+    /// Ceph RBD images that somebody has asked for of late.
+    pub rbd_asked: &'a AskedImages,
+    /// Sysctls of the host's interfaces.
+    pub host_sysctls: &'a HostSysctls,
     /// The host's network namespace.
     pub host_netns: NsInum,
     /// Which runtimes are available.
@@ -57,12 +66,22 @@ pub struct NodeView<'a> {
 /// How many of the node's runtimes are available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuntimeAvailability {
-    /// No runtime is available or configured.
+    /// There are some, or may be, and none tells of its containers.
     None,
+    /// There is none on the node, or none is to be asked: no container will ever be told.
+    Absent,
     /// At least one is; an unknown container may belong to another one.
     Some,
     /// All are: an unknown container does not exist.
     All,
+}
+
+impl RuntimeAvailability {
+    /// Whether any tells of its containers.
+    #[must_use]
+    pub fn is_any(self) -> bool {
+        matches!(self, Self::Some | Self::All)
+    }
 }
 
 impl NodeView<'_> {
@@ -310,14 +329,21 @@ impl<'a> NodeView<'a> {
         links.find(|link| link.kind.as_deref() == Some("bridge"))
     }
 
-    /// The host end of a veth pair. Links of other kinds are ignored: their peer is a lower device.
+    /// The host end of a veth pair. Links of other kinds are ignored: what passes one, and by which address it is reached, is
+    /// another matter for a netkit pair, and others have no other end.
     #[must_use]
     pub fn host_end(&self, netns: NsInum, ifindex: u32) -> Option<&'a LinkFacts> {
-        let is_veth = |link: &&LinkFacts| link.kind.as_deref() == Some("veth");
-        let link = self.namespaces.get(netns)?.links.get(&ifindex).filter(is_veth)?;
+        self.other_end(netns, ifindex).filter(|end| end.kind.as_deref() == Some("veth"))
+    }
+
+    /// The other end of a pair of any kind.
+    #[must_use]
+    pub fn other_end(&self, netns: NsInum, ifindex: u32) -> Option<&'a LinkFacts> {
+        let link = self.namespaces.get(netns)?.links.get(&ifindex)?;
         let peer = link.peer.as_ref()?;
-        let end = self.namespaces.get(peer.netns?)?.links.get(&peer.ifindex).filter(is_veth)?;
-        end.peer.as_ref().is_none_or(|back| back.ifindex == ifindex).then_some(end)
+        let end = self.namespaces.get(peer.netns?)?.links.get(&peer.ifindex)?;
+        let leads_back = end.peer.as_ref().is_none_or(|back| back.ifindex == ifindex);
+        (leads_back && end.kind == link.kind).then_some(end)
     }
 }
 

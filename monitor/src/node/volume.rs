@@ -8,7 +8,7 @@
 //!
 //! [`Kubelets`]: super::kubelet::Kubelets
 
-use crate::event::Volume;
+use crate::event::{StagedVolume, Volume};
 
 /// Plugin name of a sub-path mount, whose path does not contain it.
 pub const SUBPATH: &str = "subpath";
@@ -61,6 +61,31 @@ fn below_plugins<'a>(mut parts: impl Iterator<Item = &'a str>) -> Option<Volume>
     }
     let (name, pod_uid) = (parts.next()?, parts.next().filter(|part| is_uid(part))?);
     Some(Volume { pod_uid: pod_uid.to_owned(), plugin: CSI.to_owned(), name: name.to_owned() })
+}
+
+/// The volume that would be staged at an absolute path below this root directory of a kubelet, as its path tells it:
+/// `plugins/kubernetes.io/csi/DRIVER/HASH/globalmount`, before 1.24 `…/csi/pv/NAME/globalmount` (pkg/volume/csi/csi_attacher.go);
+/// `plugins/PLUGIN/mounts/NAME` of other plugins, `…/rbd/rbd/NAME` before 1.9.
+#[must_use]
+pub fn staged_below(root: &str, path: &str) -> Option<StagedVolume> {
+    let mut parts = names(path);
+    if !path.starts_with('/') || parts.clone().any(|part| matches!(part, "." | "..")) {
+        return None;
+    }
+    if !names(root).all(|name| parts.next() == Some(name)) || parts.next() != Some("plugins") {
+        return None;
+    }
+    let below: Vec<&str> = parts.collect();
+    let of = |plugin: String, name: Option<&str>| {
+        Some(StagedVolume { plugin, name: name.map(str::to_owned), handle: None })
+    };
+    match below[..] {
+        ["kubernetes.io", "csi", "pv", name, "globalmount"] => of(CSI.to_owned(), Some(name)),
+        ["kubernetes.io", "csi", driver, _, "globalmount"] => of(driver.to_owned(), None),
+        [vendor, plugin, "mounts", name] => of(format!("{vendor}/{plugin}"), Some(name)),
+        ["kubernetes.io", "rbd", "rbd", name] => of("kubernetes.io/rbd".to_owned(), Some(name)),
+        _ => None,
+    }
 }
 
 fn names(path: &str) -> impl Iterator<Item = &str> + Clone {
@@ -160,6 +185,25 @@ mod tests {
         ] {
             assert_eq!(of(&path), None, "{path}");
         }
+    }
+
+    #[test]
+    fn a_staged_volume_is_named_by_its_directory() {
+        let of = |path: &str| {
+            let found = staged_below("/var/lib/kubelet", &format!("/var/lib/kubelet/plugins/{path}"));
+            found.map(|staged| (staged.plugin, staged.name))
+        };
+        let named = |plugin: &str, name: &str| Some((plugin.to_owned(), Some(name.to_owned())));
+        assert_eq!(of("kubernetes.io/csi/pv/pvc-1/globalmount"), named("kubernetes.io/csi", "pvc-1"));
+        let hashed = of("kubernetes.io/csi/rbd.csi.ceph.com/0a1b/globalmount");
+        assert_eq!(hashed, Some(("rbd.csi.ceph.com".to_owned(), None)));
+        assert_eq!(of("kubernetes.io/rbd/mounts/kube-image-a"), named("kubernetes.io/rbd", "kube-image-a"));
+        assert_eq!(of("kubernetes.io/rbd/rbd/kube-image-a"), named("kubernetes.io/rbd", "kube-image-a"));
+        for other in ["kubernetes.io/csi/rbd/0a1b", "kubernetes.io/csi/pv/../../../../../etc/globalmount", ""]
+        {
+            assert_eq!(of(other), None, "{other}");
+        }
+        assert_eq!(staged_below("/k", "/x/plugins/kubernetes.io/csi/pv/pvc-1/globalmount"), None);
     }
 
     #[test]

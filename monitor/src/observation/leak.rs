@@ -4,6 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BootNs, MountFacts, NsInum};
+use crate::is_zero::is_zero;
+use crate::kernel_release::KernelRelease;
 
 /// What a look at the mounts of all namespaces found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,10 +18,6 @@ pub struct MountCopies {
     pub omitted: u32,
     /// The kernel.
     pub kernel: KernelMounts,
-}
-
-fn is_zero(number: &u32) -> bool {
-    *number == 0
 }
 
 /// What a copy in another mount namespace refuses depends on the kernel.
@@ -37,9 +35,8 @@ impl KernelMounts {
     /// setting permits it. `None` where the release is not understood.
     #[must_use]
     pub fn removes_despite_copies(&self) -> Option<bool> {
-        let mut numbers = self.release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-        let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
-        Some(version >= (3, 18) || self.may_detach == Some(true))
+        let release = KernelRelease::parse(&self.release)?;
+        Some(release >= KernelRelease(3, 18) || self.may_detach == Some(true))
     }
 }
 
@@ -88,7 +85,7 @@ impl Propagation {
 }
 
 /// A process in whose mount namespace a copy is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyHolder {
     /// Process id.
     pub tgid: u32,
@@ -108,6 +105,9 @@ pub struct CopyHolder {
     /// Whether it is in another user namespace than the initial one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_userns: bool,
+    /// Whether it is the first process of a pid namespace other than the node's; not in older recordings.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub init: bool,
 }
 
 /// Where the host had a file system mounted, as it was seen last.

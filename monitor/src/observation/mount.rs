@@ -9,8 +9,10 @@ pub use call::{
     CallStart, CallerDirectory, MeantMount, MountSyscall, PathDoubt, PathOrigin, SecondPath, TableMark,
     UmountAttempt,
 };
+pub use loop_device::{LoopDevice, MountedElsewhere};
 
 mod call;
+mod loop_device;
 
 /// Who comes first where places are few.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -169,27 +171,21 @@ pub enum Access {
     InFlight,
     /// Files that are registered with an io_uring(7), of which only the names are known.
     IoUring,
+    /// A system call in which a thread waits, for the server of a file system or for the other end of a named pipe: never known is
+    /// on which mount that is.
+    Call,
+    /// A perf event, or a link of BPF by one, which may be a probe in a file (uprobe): never known is in which.
+    PerfEvent,
+    /// A probe in a file on it that was defined in tracefs (`uprobe_events`).
+    Uprobe,
 }
 
 impl Access {
     /// Whether it is the kernel that holds on, for no process in particular.
     #[must_use]
     pub fn is_kernel(self) -> bool {
-        matches!(self, Self::Loop | Self::Swap | Self::Export)
+        matches!(self, Self::Loop | Self::Swap | Self::Export | Self::Uprobe)
     }
-}
-
-/// A loop device, and what uses it in turn.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct LoopDevice {
-    /// `/dev/loop3`.
-    pub name: String,
-    /// Where it is mounted, as far as that was seen.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub mounts: Vec<String>,
-    /// Block devices that are made of it: `dm-0`, `md1`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub devices: Vec<String>,
 }
 
 /// A process that pins a mount, or what the kernel pins it for.
@@ -209,7 +205,8 @@ pub struct Holder {
     pub path: Option<String>,
     /// The descriptor, for [`Access::Fd`] and [`Access::Socket`].
     pub fd: Option<u32>,
-    /// The thread in whose list of descriptors that is, where `/proc/PID/fd` does not show it; not in older recordings.
+    /// The thread in whose list of descriptors that is, where `/proc/PID/fd` does not show it, or, for [`Access::Call`], which
+    /// waits; not in older recordings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tid: Option<u32>,
     /// Start of the process on the boot clock, to tell it from a later one with its id; not in older recordings.
@@ -218,6 +215,9 @@ pub struct Holder {
     /// Real user id, in the initial user namespace; not in older recordings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
+    /// Whether it is the first process of a pid namespace other than the node's; not in older recordings.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub init: bool,
     /// Control group path.
     pub cgroup: Option<String>,
     /// Mount namespace of the holder.
@@ -254,6 +254,7 @@ impl Holder {
             tid: None,
             start_ns: None,
             uid: None,
+            init: false,
             cgroup: None,
             mntns: None,
             serves: None,
@@ -262,6 +263,13 @@ impl Holder {
             mount: None,
             loop_device: None,
         }
+    }
+
+    /// Whether both are one process that holds the same by the same.
+    #[must_use]
+    pub fn is_same_hold(&self, other: &Self) -> bool {
+        (self.tgid, self.access, &self.path) == (other.tgid, other.access, &other.path)
+            && (self.fd, self.tid) == (other.fd, other.tid)
     }
 
     /// Whether it is a reason for which an unmount is refused.
@@ -333,6 +341,9 @@ pub struct HolderReport {
     /// Processes that serve it, a FUSE file system; none where none was found, and in older recordings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<FileServer>,
+    /// What its kubelet has written beside it, where it is staged for a CSI driver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_data: Option<Box<VolumeData>>,
     /// Whether every process that could pin it was read within the time budget.
     pub complete: bool,
     /// The conclusion.
@@ -346,6 +357,21 @@ pub struct HolderReport {
     /// this one has.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub goes_on: bool,
+    /// Whether the time for a look at the users of detached mounts ran out before it had been at all processes; not in older
+    /// recordings.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cut: bool,
+}
+
+/// What a kubelet has written in the `vol_data.json` beside the mount of a volume that it has staged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeData {
+    /// The CSI driver.
+    #[serde(rename = "driverName")]
+    pub driver: String,
+    /// By what that knows the volume.
+    #[serde(rename = "volumeHandle")]
+    pub handle: String,
 }
 
 /// A mount that was detached.
@@ -373,6 +399,12 @@ pub struct BlindSpot {
 impl HolderReport {
     /// Blind spots that one report lists.
     pub const BLIND_SPOTS: usize = 16;
+
+    /// Notes that the time ran out for some of the processes.
+    pub fn cut(&mut self) {
+        self.cut = true;
+        self.blind_spot(None, "the time to look at all processes ran out");
+    }
 
     /// Notes that something could not be looked into.
     pub fn blind_spot(&mut self, process: Option<(u32, Option<String>)>, reason: &str) {
@@ -445,8 +477,10 @@ impl HolderReport {
             inside: None,
             elapsed_ns: 0,
             goes_on: false,
+            cut: false,
             unserved: false,
             servers: Vec::new(),
+            volume_data: None,
         }
     }
 }

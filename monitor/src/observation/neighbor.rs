@@ -176,6 +176,10 @@ pub struct NeighborChange {
     pub actor: Option<TaskRef>,
     /// Netlink port id of the request (0 and absent ones are `None`): a hint, never a name.
     pub netlink_port: Option<u32>,
+    /// The lower half of the namespace's cookie (`SO_NETNS_COOKIE`), where the source knows it: its number is another one's as
+    /// soon as the namespace has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns_cookie: Option<u32>,
     /// Whether a user made the namespace: another user namespace than the host's owns it, and it was no known container's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub netns_of_user: bool,

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::is_zero::is_zero;
+
 use super::{BootNs, LlAddr, NeighborEntry, NsInum, TaskRef};
 
 /// Interface flags of `include/uapi/linux/if.h` that the project looks at.
@@ -122,10 +124,10 @@ pub struct RouteFacts {
     pub ipv6: bool,
     /// Position in a multipath route of IPv4 or by nexthop group, from 1; 0 of the only next hop, and of next hops of IPv6,
     /// which belong together wherever they stand.
-    #[serde(default, skip_serializing_if = "is_zero_u16")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub hop: u16,
     /// Type of service that packets must have (`rtm_tos`, IPv4); 0 for all.
-    #[serde(default, skip_serializing_if = "is_zero_u8")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub tos: u8,
     /// Source and prefix length that packets must have (`RTA_SRC`, IPv6).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -178,21 +180,6 @@ fn is_main(table: &u32) -> bool {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero_u16(number: &u16) -> bool {
-    *number == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero_u8(number: &u8) -> bool {
-    *number == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_medium(preference: &i8) -> bool {
     *preference == 0
 }
@@ -200,11 +187,6 @@ fn is_medium(preference: &i8) -> bool {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_lookup(action: &RuleAction) -> bool {
     *action == RuleAction::Lookup
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero_ns(ns: &BootNs) -> bool {
-    *ns == 0
 }
 
 /// What a rule does with the packets that it matches.
@@ -249,7 +231,7 @@ pub struct NetnsOwner {
     /// Process id.
     pub tgid: u32,
     /// When it started; with the id it identifies the process.
-    #[serde(default, skip_serializing_if = "is_zero_ns")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub start_ns: BootNs,
     /// Its command name.
     pub comm: String,
@@ -356,6 +338,47 @@ pub struct LinkAct {
     /// How many acts in that namespace were not reported so far: another number than before tells that some are missing.
     #[serde(default)]
     pub missing: u32,
+    /// Who did it.
+    pub actor: TaskRef,
+}
+
+/// What a task did to routes and addresses of a namespace. It happened before the message that tells of it was sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteAct {
+    /// Namespace.
+    pub netns: NsInum,
+    /// What was done, one for each next hop; none where it is of no interest.
+    pub ops: Vec<RouteOp>,
+    /// How many acts in that namespace were not reported so far: another number than before tells that some are missing.
+    #[serde(default)]
+    pub missing: u32,
+    /// Who did it.
+    pub actor: TaskRef,
+}
+
+/// What is done to a route or an address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RouteOp {
+    /// A route was added, or put in the place of others.
+    RouteAdded(RouteFacts),
+    /// A route was deleted.
+    RouteDeleted(RouteFacts),
+    /// An address was added.
+    AddressAdded(AddressFacts),
+    /// An address was deleted.
+    AddressDeleted(AddressFacts),
+}
+
+/// A task has changed the hardware address of an interface: a neighbor entry went with the former one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LladdrAct {
+    /// Namespace that the interface is in.
+    pub netns: NsInum,
+    /// Its index there.
+    pub ifindex: u32,
+    /// What it was changed to.
+    pub lladdr: LlAddr,
     /// Who did it.
     pub actor: TaskRef,
 }

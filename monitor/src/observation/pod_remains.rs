@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{BootNs, MountFacts, NsInum};
+use crate::is_zero::is_zero;
 use crate::names::names;
 
 names! {
@@ -44,11 +45,16 @@ pub struct PodRemains {
     /// Mounted volumes that are not listed, because the list is bounded.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub mounts_omitted: u32,
+    /// Directories of its volumes that are not empty though nothing is mounted there; not looked for as long as there are processes,
+    /// or volumes that are mounted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub filled: Vec<String>,
     /// Processes in its control groups that were killed and are still there; of a pod whose processes were requested, the
     /// first of all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<PodProcess>,
-    /// Namespace and name of the pod by the directory of its logs, which the kubelet makes; where it has no processes.
+    /// Namespace and name of the pod by the directory of its logs, which the kubelet makes; where it has processes, or something
+    /// is left of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<(String, String)>,
 }
@@ -78,9 +84,4 @@ impl PodProcess {
     pub fn key(&self) -> (u32, BootNs) {
         (self.tgid, self.start_ns)
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
 }

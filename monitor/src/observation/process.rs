@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::is_zero::is_zero;
+
 use super::{BootNs, NsInum};
 
 /// Identity of a program in execution: process ids are reused, and exec makes another program of one.
@@ -74,11 +76,6 @@ pub struct TaskPlace {
     pub cgroup_v1: u32,
     /// The same in the v2 hierarchy.
     pub cgroup_v2: u32,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
 }
 
 /// An ancestor of a task.

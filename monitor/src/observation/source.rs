@@ -18,6 +18,8 @@ pub enum SourceKind {
     Runtime,
     /// What is read of processes.
     Processes,
+    /// Logs of the kernel and of programs.
+    Logs,
     /// A sink that can be down, such as the event store.
     Sink,
     /// The configuration file, which is read again on request.
@@ -52,16 +54,31 @@ pub struct SourceStatus {
     /// Why it is down or not on its best rung, for an operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What it does without, though it is on its best rung, and why, for an operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lacks: Option<String>,
     /// Whether there is nothing that it could report, rather than something that is out of its reach.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub absent: bool,
+    /// Whether nobody said that it is there, and neither it nor anything of it was found since the daemon started.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub vacant: bool,
 }
 
 impl SourceStatus {
     /// A source that delivers.
     #[must_use]
     pub fn up(kind: SourceKind, source: impl Into<String>) -> Self {
-        Self { source: source.into(), kind, up: true, rung: None, reason: None, absent: false }
+        Self {
+            source: source.into(),
+            kind,
+            up: true,
+            rung: None,
+            reason: None,
+            lacks: None,
+            absent: false,
+            vacant: false,
+        }
     }
 
     /// A source that does not deliver.
@@ -73,7 +90,9 @@ impl SourceStatus {
             up: false,
             rung: None,
             reason: Some(reason.into()),
+            lacks: None,
             absent: false,
+            vacant: false,
         }
     }
 }
@@ -86,14 +105,17 @@ struct Recorded {
     up: bool,
     rung: Option<String>,
     reason: Option<String>,
+    lacks: Option<String>,
     #[serde(default)]
     absent: bool,
+    #[serde(default)]
+    vacant: bool,
 }
 
 impl From<Recorded> for SourceStatus {
-    fn from(Recorded { source, kind, up, rung, reason, absent }: Recorded) -> Self {
+    fn from(Recorded { source, kind, up, rung, reason, lacks, absent, vacant }: Recorded) -> Self {
         let kind = kind.unwrap_or_else(|| SourceKind::of_name(&source));
-        Self { source, kind, up, rung, reason, absent }
+        Self { source, kind, up, rung, reason, lacks, absent, vacant }
     }
 }
 
@@ -133,7 +155,7 @@ pub enum Lane {
     Exec,
     /// What set the entries of known gateways in one namespace.
     GatewaySet,
-    /// What one control group did to interfaces in one namespace of the host or of a container.
+    /// What one control group did to interfaces, routes and addresses in one namespace of the host or of a container.
     Link,
 }
 

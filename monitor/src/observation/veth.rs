@@ -4,6 +4,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::is_zero::is_zero;
+
 use super::{BlindSpot, BootNs, Holder, NsInum, NudState};
 
 /// The other end of a veth device of the host, and what keeps the network namespace that it is in.
@@ -43,9 +45,4 @@ pub struct HostNeighbor {
     pub updated: BootNs,
     /// When something was last sent to it (`ndm_used`), to 10 ms.
     pub used: BootNs,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
 }

@@ -236,7 +236,9 @@ fn unwatched_by(status: &SourceStatus) -> Option<String> {
         (SourceKind::Hook, _) => format!("what {name} would see"),
         (SourceKind::Netlink, _) => "links, addresses, routes and neighbor entries".to_owned(),
         (SourceKind::Runtime, _) => format!("the containers of {name}"),
-        (SourceKind::Sink | SourceKind::Configuration | SourceKind::Processes, _) => return None,
+        (SourceKind::Sink | SourceKind::Configuration | SourceKind::Processes | SourceKind::Logs, _) => {
+            return None;
+        }
     };
     let reason = status.reason.as_deref().unwrap_or("no reason given");
     Some(match status.kind {
@@ -300,7 +302,9 @@ mod tests {
     fn a_source_that_is_degraded_now_is_listed_even_without_an_event() {
         let mut state = subject::tests::state();
         state.sources = vec![SourceStatus {
+            lacks: None,
             absent: false,
+            vacant: false,
             source: "hook.neighbor".into(),
             kind: SourceKind::Hook,
             up: true,

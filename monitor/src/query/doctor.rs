@@ -25,6 +25,15 @@ pub struct DaemonReport {
     /// Its effective capabilities, as `CapEff` of proc_pid_status(5); absent where it cannot read them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub capabilities: Option<String>,
+    /// Those with which it started: it gives up what it needs no more.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub capabilities_at_start: Option<String>,
+    /// Whether what it executes can gain no privileges (`NoNewPrivs` of proc_pid_status(5)); absent where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub no_new_privs: Option<bool>,
+    /// Whether its system calls are filtered (`Seccomp` of proc_pid_status(5)); absent where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub calls_filtered: Option<bool>,
     /// What it pins itself: namespaces, mounts. Scans do so for less than a second.
     #[serde(default)]
     pub pins: Vec<String>,
@@ -125,7 +134,7 @@ impl Part {
 /// The whole answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorReport {
-    /// Whether all required parts work.
+    /// Whether all required parts work; not yet, while the daemon starts.
     pub works: bool,
     /// Version of the `kevtmon` that was asked.
     pub version: String,
@@ -137,6 +146,15 @@ pub struct DoctorReport {
     /// What became of the self-test, if it was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub self_test: Vec<Step>,
+}
+
+impl DoctorReport {
+    /// Whether nothing is wrong but that the daemon is not ready yet.
+    #[must_use]
+    pub fn is_starting(&self) -> bool {
+        let is_ready = self.daemon.as_ref().is_none_or(|daemon| daemon.ready);
+        !is_ready && !self.parts.iter().any(Part::prevents_work)
+    }
 }
 
 /// One thing that the self-test did, and whether the daemon saw it.

@@ -7,7 +7,7 @@ use super::subject::Subject;
 use crate::core::state::{NetnsStatus, NodeState};
 use crate::escape::name;
 use crate::event::wording::place_phrase;
-use crate::event::{Event, Kind, Link, Severity};
+use crate::event::{Event, Kind, Link, Severity, Shared};
 use crate::observation::SourceKind;
 
 /// A sentence for each namespace of the subject that has an interface up and lost its last gateway with the default route.
@@ -70,7 +70,7 @@ fn down_end<'s>(host: &'s NetnsStatus, link: &Link) -> Option<&'s Link> {
 
 fn is_about(subject: &Subject, namespace: &NetnsStatus, link: &Link) -> bool {
     let event = Event {
-        target: Some(Box::new(namespace.owner.clone())),
+        target: Some(Shared::new(namespace.owner.clone())),
         link: Some(Box::new(link.clone())),
         ..Event::new(Kind::LinkChanged, Severity::Info, String::new())
     };

@@ -13,7 +13,7 @@ use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order, Position};
 use super::record::{Record, RecordError, timestamp};
 use super::stale::Stale;
 use crate::core::state::NodeState;
-use crate::event::{Actor, Event, Incident, LeakedMount, Pod, SCHEMA, Target};
+use crate::event::{Actor, Event, Incident, LeakedMount, Pod, SCHEMA, Shared, Target};
 
 /// Maximum size of the JSON on one page, in bytes; there is at least one event on it.
 pub const PAGE_BYTES: usize = 4 << 20;
@@ -208,6 +208,13 @@ impl IncidentView {
         Self { incident, actor, target, leaks: None, boot_id, seq, well_since: None, stale: None }
     }
 
+    /// What was counted and over which time. Where it is not known whether it is still so, it may be more.
+    #[must_use]
+    pub fn repeated(&self) -> Option<String> {
+        let repeated = self.incident.repeated()?;
+        Some(if self.stale.is_some() { format!("at least {repeated}") } else { repeated })
+    }
+
     /// Parses the newest event of an incident.
     ///
     /// # Errors
@@ -231,7 +238,7 @@ impl IncidentView {
         }
         // Of a newer version: as much as can be understood.
         let Event { incident, actor, target, leaks, boot_id, seq, .. } = Record::read(json)?.event;
-        let (actor, target) = (actor.map(|actor| *actor), target.map(|target| *target));
+        let (actor, target) = (actor.map(Shared::into_inner), target.map(Shared::into_inner));
         Ok(incident.map(|incident| Self { leaks, ..Self::new(*incident, actor, target, boot_id, seq) }))
     }
 

@@ -19,6 +19,7 @@ pub mod lull;
 mod namespace;
 
 pub mod record;
+pub mod recount;
 pub mod stale;
 pub mod story;
 pub mod subject;

@@ -77,6 +77,7 @@ fn silent_source<'s>(view: &IncidentView, state: &'s NodeState) -> Option<&'s So
         "gateway-neighbor-lost"
         | "orphan-veth"
         | "duplicate-pod-ip"
+        | "ipam-drift"
         | "pod-neighbor-unreachable"
         | "pod-route-missing"
         | "multi-pod-disruption" => down.find(|source| source.kind == SourceKind::Netlink),
@@ -104,7 +105,7 @@ fn silent_source<'s>(view: &IncidentView, state: &'s NodeState) -> Option<&'s So
 mod tests {
     use super::*;
     use crate::core::state::ContainerStatus;
-    use crate::event::{Advice, Container, Risk};
+    use crate::event::{Advice, Container, Risk, Shared};
     use crate::query::subject::tests::{alone, state};
     use crate::tests::history::{incident, time};
     use crate::tests::sample;
@@ -155,7 +156,7 @@ mod tests {
             |stale| ContainerStatus { sources: vec![docker.into()], stale, ..alone(container.clone()) };
         let marked = |state: &NodeState| {
             let mut views = ["gateway-neighbor-lost", "orphan-container", "volume-busy"].map(view);
-            views[1].target = sample::deletion().target.map(|target| *target);
+            views[1].target = sample::deletion().target.map(Shared::into_inner);
             views[1].target.as_mut().unwrap().container = Some(container.clone());
             without_source(&mut views, state);
             views.map(|view| view.stale.map(|stale| stale.reason))

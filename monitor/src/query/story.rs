@@ -263,7 +263,7 @@ fn story_incident(view: &IncidentView, by_id: &BTreeMap<&str, &IncidentView>) ->
         Cause { confidence, id }
     };
     StoryIncident {
-        repeated: incident.repeated(),
+        repeated: view.repeated(),
         caused_by: incident.caused_by.into_iter().map(cause).collect(),
         id: incident.id,
         kind: incident.kind,
@@ -285,12 +285,17 @@ fn steps(parts: &Parts<'_>) -> Vec<Step> {
     let mut records: Vec<&Record> = parts.records.iter().chain(&parts.evidence).collect();
     records.sort_by_key(|record| (record.time(), record.event.seq));
     records.dedup_by(|a, b| (a.event.seq, &a.event.boot_id) == (b.event.seq, &b.event.boot_id));
-    records
+    let mut steps: Vec<Step> = records
         .into_iter()
         .map(|record| step(record, parts))
         // Incidents are listed apart, with their times and how often they were seen.
-        .filter(|step| step.weight > 0 && !step.kind.starts_with("incident."))
-        .collect()
+        .filter(|step| !step.kind.starts_with("incident."))
+        .collect();
+    // What is of least weight is told where nothing else is.
+    if steps.iter().any(|step| step.weight > 0) {
+        steps.retain(|step| step.weight > 0);
+    }
+    steps
 }
 
 fn step(record: &Record, parts: &Parts<'_>) -> Step {

@@ -116,7 +116,7 @@ pub fn probes(word: &str) -> Vec<Lookup> {
     probes
 }
 
-/// All subjects that match the word, each once, in a stable order.
+/// All subjects that match the word, each once, in a stable order. `records`: the oldest first.
 #[must_use]
 pub fn candidates(word: &str, state: Option<&NodeState>, records: &[Record]) -> Vec<Subject> {
     let probes = probes(word);
@@ -124,7 +124,8 @@ pub fn candidates(word: &str, state: Option<&NodeState>, records: &[Record]) -> 
     if let Some(state) = state {
         known.take_state(state);
     }
-    for record in records {
+    // Who had a name last comes first.
+    for record in records.iter().rev() {
         record.event.visit(&mut known);
         if let Some(state) = state {
             known.take_other_end(&record.event, state);
@@ -468,10 +469,10 @@ pub fn event_subject(record: &Record) -> Subject {
     }
 }
 
-/// The number of an event in `seq:NUMBER`, or in a bare number.
+/// The number of an event in `seq:NUMBER`. A bare number is that of a process.
 #[must_use]
 pub fn seq(word: &str) -> Option<u64> {
-    word.strip_prefix("seq:").unwrap_or(word).parse().ok()
+    word.strip_prefix("seq:")?.parse().ok()
 }
 
 #[cfg(test)]

@@ -12,12 +12,13 @@ use super::key::keys;
 use super::lull;
 use super::namespace::of_one_namespace;
 use super::record::{Record, timestamp};
+use super::recount;
 use super::stale;
 use super::story::{self, Parts, Story};
 use super::subject::{self, Subject, SubjectKind};
 use crate::core::state::NodeState;
 use crate::diagnose::Suspicion;
-use crate::event::{EVIDENCE_MAX, Event, Kind, Severity};
+use crate::event::{EVIDENCE_MAX, Event, Kind, Severity, Shared};
 
 /// Maximum number of events that a word is resolved by.
 const PROBED: usize = 200;
@@ -74,7 +75,6 @@ pub fn why(history: &dyn History, word: &str) -> Result<Outcome, HistoryError> {
         1 => return tell(history, state.as_ref(), subjects.remove(0), None),
         _ => return Ok(Outcome::Ambiguous(subjects)),
     }
-    // Small numbers are the numbers of events, too, but rarely meant as such.
     if let Some(event) = subject::seq(word).map(|seq| event_of(history, seq)).transpose()?.flatten() {
         return tell(history, state.as_ref(), subject::event_subject(&event), Some(event));
     }
@@ -138,6 +138,7 @@ fn tell(
     let extent = history.extent()?;
     match state {
         Some(state) => {
+            recount::apply(&mut incidents, state);
             lull::apply(&mut incidents, state);
             stale::without_source(&mut incidents, state);
         }
@@ -169,7 +170,7 @@ fn tell(
 fn suspected(state: &NodeState, subject: &Subject, records: &[Record]) -> Vec<Suspicion> {
     let concerns = |suspicion: &&Suspicion| {
         let named = Event {
-            target: suspicion.target.clone().map(Box::new),
+            target: suspicion.target.clone().map(Shared::new),
             neighbor: suspicion.neighbor.clone().map(Box::new),
             ..Event::new(Kind::Unknown, Severity::Info, String::new())
         };

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::rotating_file::create_private;
-use super::segments::{create_directory, numbered};
+use super::segments::{create_directory, is_segment, numbered};
 use crate::event::Incident;
 
 /// Directory of the windows, in the state directory.
@@ -25,6 +25,10 @@ pub(super) const DIRECTORY: &str = "incidents";
 pub(super) const INCIDENT: &str = "incident.json";
 /// Names of windows that were removed to make room, one per line.
 const REMOVED: &str = "removed";
+/// A new version of it, before it gets its name.
+const REMOVED_NEW: &str = ".removed.new";
+/// The same of an incident.
+const INCIDENT_NEW: &str = ".incident.json.new";
 /// So many of them are kept at least, and twice as many at most.
 const REMOVED_KEPT: usize = 256;
 /// A window reaches this far beyond the moment when its incident opened.
@@ -151,7 +155,7 @@ pub(super) fn note_removed(directory: &Path, window: &Path) -> io::Result<()> {
             fs::OpenOptions::new().create(true).append(true).mode(0o600).open(directory.join(REMOVED))?;
         return writeln!(list, "{name}");
     }
-    let new = directory.join(".removed.new");
+    let new = directory.join(REMOVED_NEW);
     let kept = &names[names.len() - REMOVED_KEPT..];
     create_private(&new)?.write_all((kept.join("\n") + "\n").as_bytes())?;
     fs::rename(&new, directory.join(REMOVED))
@@ -179,8 +183,23 @@ pub(super) fn is_id(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
+/// Whether an entry of the directory of windows is made here.
+pub(super) fn is_own(name: &str) -> bool {
+    [REMOVED, REMOVED_NEW].contains(&name) || is_window(name)
+}
+
+/// Whether it can be the name of a window.
+pub(super) fn is_window(name: &str) -> bool {
+    is_id(id_and_episode(name).0)
+}
+
+/// Whether a file of a window is made here.
+pub(super) fn is_own_in_window(name: &str) -> bool {
+    [INCIDENT, INCIDENT_NEW].contains(&name) || is_segment(name)
+}
+
 fn write_incident(window: &Path, incident: &Incident) -> io::Result<()> {
-    let new = window.join(".incident.json.new");
+    let new = window.join(INCIDENT_NEW);
     create_private(&new)?.write_all(&serde_json::to_vec(incident)?)?;
     fs::rename(&new, window.join(INCIDENT))
 }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::record_queue::{PartStart, SegmentWriter};
@@ -90,7 +90,9 @@ pub fn create_private(path: &Path) -> io::Result<File> {
         .open(path)?;
     let file = regular_file::check(file)?;
     file.set_len(0)?;
-    // `mode` applies to new files only.
-    file.set_permissions(Permissions::from_mode(PRIVATE))?;
+    // `mode` applies to new files only. Another user's cannot be changed, nor need it be where it is private.
+    if file.metadata()?.mode() & 0o777 != PRIVATE {
+        file.set_permissions(Permissions::from_mode(PRIVATE))?;
+    }
     Ok(file)
 }

@@ -189,6 +189,7 @@ fn of_user(key: TaskKey) -> Fact {
         device_lladdr: None,
         actor: Some(TaskRef { key, tid: key.tgid, comm: "hostile".into(), context: Some(context) }),
         netlink_port: None,
+        netns_cookie: None,
         netns_of_user: true,
     }))
 }
@@ -414,8 +415,10 @@ fn after_a_gap_the_model_is_right_again() {
     assert!(live.discarded("recorder", "queue-full") > 0);
     // Emitted only in the gap.
     live.observe(SECOND, netns_snapshot(99));
-    let before = live.said.len();
     let from = 20 * SECOND;
+    // The scans that nobody has answered.
+    live.observe(from, Fact::Tick);
+    let before = live.said.len();
     let deadline = Instant::now() + PATIENCE;
     let mut at = from;
     loop {

@@ -11,11 +11,13 @@ const TEXT: usize = 28;
 /// The report as text.
 #[must_use]
 pub fn text(report: &DoctorReport, pretty: &Pretty) -> String {
-    let mut lines = vec![match report.works {
-        true => format!("kevtmon {}: all that is required works", report.version),
-        false => format!("kevtmon {}: something that is required does not work", report.version),
-    }];
-    lines[0] = pretty.paint(Style::Bold, &escaped(&lines[0]));
+    let verdict = match report.works {
+        true => "all that is required works",
+        false if report.is_starting() => "the daemon is still starting",
+        false => "something that is required does not work",
+    };
+    let head = format!("kevtmon {}: {verdict}", report.version);
+    let mut lines = vec![pretty.paint(Style::Bold, &escaped(&head))];
     for part in &report.parts {
         lines.extend(part_lines(part, pretty));
     }

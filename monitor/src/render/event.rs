@@ -164,7 +164,7 @@ impl Pretty {
             Some(Verdict::ChildMount) => "only mounts below it hold it",
             Some(Verdict::Kernel) if users(holders).next().is_some() => return Ok(()),
             Some(Verdict::Kernel) => {
-                "no process was found to hold it in 10 s: the kernel does, or somebody now and then"
+                "no process was found to hold it in 10 s: the kernel does, or a pending call, or somebody now and then"
             }
             Some(Verdict::Transient) => "whoever held it has let go",
             Some(Verdict::None) => "nothing was found to hold it",
@@ -395,8 +395,11 @@ fn holder_line(holder: &MountHolder, mountpoint: &str, width: usize) -> String {
         (Access::Export, _) => "export".to_owned(),
         (Access::InFlight, _) => "in flight".to_owned(),
         (Access::IoUring, _) => "io_uring".to_owned(),
+        (Access::Call, _) => "call".to_owned(),
+        (Access::PerfEvent, _) => "perf event".to_owned(),
+        (Access::Uprobe, _) => "uprobe".to_owned(),
     };
-    let mut line = format!("{:<width$}  {access:<6}", name(holder));
+    let mut line = format!("{:<width$}  {access:<5} ", name(holder));
     let owned = match (&holder.container, &holder.pod, &holder.unit) {
         (None, None, Some(unit)) => vec![escaped(unit)],
         (container, pod, _) => owner(container.as_ref(), pod.as_ref()).collect(),

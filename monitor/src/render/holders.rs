@@ -261,6 +261,7 @@ mod tests {
         MountHolder {
             pid,
             uid: Some(0),
+            init: false,
             comm: comm.to_owned(),
             cmdline: None,
             exe: None,

@@ -75,7 +75,7 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
     let (closed, well_since) = (incident.closed.as_deref(), view.well_since.as_deref());
     let mut course =
         course(&incident.opened, closed, incident.close_reason, well_since, view.stale.as_ref(), clock);
-    if let Some(repeated) = incident.repeated() {
+    if let Some(repeated) = view.repeated() {
         let last = clock.local_and_age(timestamp(&incident.last_seen));
         course.push_str(&format!(" · {}, last {last}", escaped(&repeated)));
     }

@@ -4,23 +4,49 @@ use std::ops::Range;
 
 use super::time::Clock;
 use super::{Pretty, Style, escaped, wrap};
-use crate::core::state::{ContainerStatus, NetnsStatus, NodeState, PodStatus};
+use crate::core::state::{ContainerStatus, Hop, KnownBy, NetnsStatus, NodeState, PodStatus};
 use crate::escape;
 use crate::event::Pod;
 use crate::observation::SourceStatus;
 use crate::query::record::timestamp;
 use crate::query::stale::Stale;
 
+mod path;
+
+pub use path::pod;
+
 /// The model of the node as tables; `stale`: why it may be otherwise by now.
 #[must_use]
 pub fn text(state: &NodeState, stale: Option<&Stale>, pretty: &Pretty, clock: &Clock) -> String {
-    let mut text = String::new();
-    let mut line = |line: &str| {
-        text.push_str(line.trim_end());
-        text.push('\n');
+    let mut text = head(state, stale, pretty, clock);
+    let mut table = |title: &str, table: &Table, remark: Option<String>| {
+        let title = pretty.paint(Style::Bold, &format!("{title} ({})", table.rows.len()));
+        let remark = remark.map(|remark| wrap::lines(&escaped(&remark), INDENT, INDENT)).unwrap_or_default();
+        let remark = remark.iter().map(|line| format!("{:INDENT$}{line}", ""));
+        for line in [String::new(), title].into_iter().chain(table.lines()).chain(remark) {
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
     };
-    let head = format!("node {}", escaped(&state.node));
-    let head = wrap::shortened(&head, HEAD);
+    table("Sources", &sources(state, stale.is_some()), None);
+    // Why a runtime does not answer stands above.
+    let short = |why: String| why.split(" (").next().unwrap_or_default().to_owned();
+    let incomplete = state.pods_incomplete().map(|why| format!("there may be others, since {}", short(why)));
+    table("Pods", &pods(state), incomplete);
+    let broken = broken(state);
+    if !broken.rows.is_empty() {
+        table("Broken", &broken, None);
+    }
+    table("Uplinks", &uplinks(state), None);
+    table("Containers", &containers(state), None);
+    table("Network namespaces", &namespaces(state), None);
+    text
+}
+
+/// The node and the time of its model.
+#[must_use]
+pub fn head(state: &NodeState, stale: Option<&Stale>, pretty: &Pretty, clock: &Clock) -> String {
+    let head = wrap::shortened(&format!("node {}", escaped(&state.node)), HEAD);
     let rest = format!(
         "{}at {}, kevtmon {}{}{}",
         if stale.is_some() { "as it was " } else { "" },
@@ -30,18 +56,9 @@ pub fn text(state: &NodeState, stale: Option<&Stale>, pretty: &Pretty, clock: &C
         stale.map_or_else(String::new, |stale| format!("; {}", escaped(&stale.reason))),
     );
     let mut rest = wrap::lines(&rest, head.chars().count() + 1, INDENT).into_iter();
-    line(&format!("{} {}", pretty.paint(Style::Bold, &head), rest.next().unwrap_or_default()));
-    rest.for_each(|rest| line(&format!("{:INDENT$}{rest}", "")));
-    let mut table = |title: &str, table: &Table| {
-        line("");
-        line(&pretty.paint(Style::Bold, &format!("{title} ({})", table.rows.len())));
-        table.lines().iter().for_each(|row| line(row));
-    };
-    table("Sources", &sources(state, stale.is_some()));
-    table("Pods", &pods(state));
-    table("Containers", &containers(state));
-    table("Network namespaces", &namespaces(state));
-    text
+    let first = format!("{} {}", pretty.paint(Style::Bold, &head), rest.next().unwrap_or_default());
+    let lines = [first].into_iter().chain(rest.map(|rest| format!("{:INDENT$}{rest}", "")));
+    lines.map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
 fn sources(state: &NodeState, is_past: bool) -> Table {
@@ -62,17 +79,47 @@ fn sources(state: &NodeState, is_past: bool) -> Table {
 }
 
 fn pods(state: &NodeState) -> Table {
+    // Else it goes without saying.
+    let by_others = state.pods.iter().any(|pod| pod.known_by != KnownBy::Runtime);
     let row = |pod: &PodStatus| {
-        vec![
+        let made_by = pod.made_by.as_ref().map(|made| made.plugin.rsplit('/').next().unwrap_or_default());
+        let mut cells = vec![
             Cell::of(pod_name(&pod.pod)),
             Cell::list(&pod.pod.ip),
             Cell::list(&pod.gateways),
             Cell::list(&pod.host_links),
+            Cell::known(made_by),
             Cell::known(pod.netns),
-        ]
+        ];
+        cells.extend(by_others.then(|| Cell::of(pod.known_by.name())));
+        cells
     };
-    let rest = ["ADDRESS", "GATEWAY", "HOST LINK", "NETNS"];
+    let mut rest = vec!["ADDRESS", "GATEWAY", "HOST LINK", "MADE BY", "NETNS"];
+    rest.extend(by_others.then_some("KNOWN BY"));
     Table::new(&["POD"], &rest, state.pods.iter().map(row))
+}
+
+/// The pods on the way of whose packets something is broken.
+fn broken(state: &NodeState) -> Table {
+    let what = |pod: &PodStatus| {
+        let of_hop = |hop: &Hop| {
+            let place = hop.gateway.map_or_else(|| hop.ifname.clone(), |gateway| gateway.to_string());
+            format!("{place} {}", hop.broken.join(", ")).trim_start().to_owned()
+        };
+        let broken = pod.path.iter().filter(|hop| !hop.broken.is_empty()).map(of_hop);
+        broken.collect::<Vec<_>>().join("; ")
+    };
+    let rows = state.pods.iter().map(|pod| (pod, what(pod))).filter(|(_, what)| !what.is_empty());
+    let rows = rows.map(|(pod, what)| vec![Cell::of(pod_name(&pod.pod)), Cell::of(what)]);
+    Table::new(&["POD"], &["BROKEN"], rows)
+}
+
+fn uplinks(state: &NodeState) -> Table {
+    let row = |uplink: &Hop| {
+        let words: Vec<&String> = uplink.broken.iter().chain(&uplink.facts).collect();
+        vec![Cell::of(&uplink.ifname), Cell::known(uplink.gateway), Cell::list(&words)]
+    };
+    Table::new(&["INTERFACE", "GATEWAY", "STATE"], &[], state.uplinks.iter().map(row))
 }
 
 fn containers(state: &NodeState) -> Table {

@@ -75,7 +75,7 @@ pub(super) fn start(context: &Context<'_>) -> io::Result<Option<Started>> {
     let liveness = sink.liveness();
     let filter = Filter { min_severity: context.settings.get(&MIN_SEVERITY) };
     let queue = EventQueue::start(NAME, filter, metrics, sink)?;
-    Ok(Some(Started { queue, source: Some((NAME, liveness)), status: Some(status), store: None }))
+    Ok(Some(Started { source: Some(NAME), liveness: Some(liveness), status: Some(status), ..queue.into() }))
 }
 
 /// Whether `JOURNAL_STREAM` (systemd.exec(5)) tells device and inode of standard error.
@@ -180,7 +180,7 @@ impl Destination for Journal {
         Ok(())
     }
 
-    fn write(&mut self, event: &SharedEvent) -> Result<(), JournalError> {
+    fn write(&mut self, event: &Arc<SharedEvent>) -> Result<(), JournalError> {
         self.entry.clear();
         entry::write(event, &mut self.entry);
         match self.send() {

@@ -2,33 +2,33 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::core::KnownEntry;
+use crate::core::Kept;
 
-/// The gateways of namespaces, on their way from the core to the store.
+/// That state, on its way from the core to the store.
 #[derive(Debug, Default)]
-pub struct KeptGateways(Mutex<State>);
+pub struct KeptState(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    entries: Vec<KnownEntry>,
+    kept: Kept,
     has_news: bool,
 }
 
-impl KeptGateways {
+impl KeptState {
     /// Puts the newest state, which the next commit stores.
-    pub fn put(&self, entries: Vec<KnownEntry>) {
+    pub fn put(&self, kept: Kept) {
         let mut state = self.lock();
-        if state.entries != entries {
-            *state = State { entries, has_news: true };
+        if state.kept != kept {
+            *state = State { kept, has_news: true };
         }
     }
 
     /// What is not stored yet; counts as stored from now on.
     #[must_use]
-    pub fn take_unstored(&self) -> Option<Vec<KnownEntry>> {
+    pub fn take_unstored(&self) -> Option<Kept> {
         let mut state = self.lock();
         let has_news = std::mem::take(&mut state.has_news);
-        has_news.then(|| state.entries.clone())
+        has_news.then(|| state.kept.clone())
     }
 
     /// A new file has nothing of it.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
@@ -11,6 +12,8 @@ use crate::settings::settings;
 settings! { "metrics":
     /// Addresses that metrics and health are served on; an empty list turns this off.
     LISTEN: Addresses = "listen", default Addresses(vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 19809))]);
+    /// File with TLS and basic authentication for them, as of Prometheus' exporter-toolkit; empty for none.
+    WEB_CONFIG: PathBuf = "web_config", default PathBuf::new();
 }
 
 /// Addresses with ports.

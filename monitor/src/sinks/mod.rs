@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::core::KnownEntry;
+use crate::core::Kept;
 use crate::event::{Event, Severity, SharedEvent};
 use crate::observation::SourceStatus;
 
@@ -27,8 +27,8 @@ pub mod store;
 
 pub use commit_barrier::CommitBarrier;
 pub use event_queue::EventQueue;
-pub use kept::KeptGateways;
-pub use reconnect::{Backoff, Destination, Disconnected, Reconnecting};
+pub use kept::KeptState;
+pub use reconnect::{Backoff, Destination, Disconnected, ENDED, Reconnecting};
 pub use stall::Liveness;
 pub use startup::{Context, Running, StartError, Started, start};
 
@@ -98,10 +98,10 @@ impl Filter {
 #[derive(Default)]
 pub struct Sinks {
     queues: Vec<EventQueue>,
-    /// Of sinks that report their status to the core, by their place in `queues`.
+    /// Of sinks that are watched, by their place in `queues`.
     stalls: Vec<(usize, stall::Stall)>,
     barrier: Option<Arc<CommitBarrier>>,
-    kept: Option<Arc<KeptGateways>>,
+    kept: Option<Arc<KeptState>>,
 }
 
 impl Sinks {
@@ -119,10 +119,10 @@ impl Sinks {
         self.barrier = Some(barrier);
     }
 
-    /// Keeps the static entries of gateways for the next run, if there is a store.
-    pub fn keep_gateways(&self, entries: Vec<KnownEntry>) {
+    /// Keeps this for the next run, if there is a store.
+    pub fn keep(&self, state: Kept) {
         if let Some(kept) = &self.kept {
-            kept.put(entries);
+            kept.put(state);
         }
     }
 

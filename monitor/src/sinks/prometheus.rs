@@ -1,26 +1,27 @@
 //! Metrics for Prometheus and health over HTTP. Events are not served here.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
-use hyper::header::HeaderValue;
+use hyper::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Method, Request, StatusCode};
 use nix::sys::socket::Backlog;
 use thiserror::Error;
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 use super::health::Health;
 use crate::build_info::VERSION;
+use crate::capabilities::{BPF, DAC_READ_SEARCH, NET_ADMIN, to_use_maps};
 use crate::clock::boot_now;
 use crate::http::{
     self, CONNECTION_TIME, Compressible, Connection, HTML, Handler, Limits, PATIENCE, Response, compressed,
     method_not_allowed, respond, text, whole,
 };
 use crate::metrics::{Metrics, MetricsError};
+use crate::web_config::{Refusal, WatchedConfig, WebListener, WebStream};
 
 /// Limits of the server; open scrapes are not awaited at shutdown.
 const LIMITS: Limits = Limits {
@@ -29,7 +30,12 @@ const LIMITS: Limits = Limits {
     connection: CONNECTION_TIME,
     blocking_threads: 1,
     shutdown: Duration::ZERO,
+    // SIOCGSKNS shows what kevtmon itself pins. Those that take counters of the kernel, or files of the web configuration,
+    // are added.
+    capabilities: &[NET_ADMIN],
 };
+/// The same where a thread compares passwords while another looks at files.
+const LIMITS_WITH_PASSWORDS: Limits = Limits { blocking_threads: 2, ..LIMITS };
 /// Most scrapes whose response is made or sent: the other places are left for health checks, whose answers fit into
 /// the socket's buffer.
 const SCRAPES: usize = 16;
@@ -72,6 +78,7 @@ impl Server {
         addresses: &[SocketAddr],
         metrics: Arc<Metrics>,
         health: Arc<Health>,
+        web: Option<Arc<WatchedConfig>>,
     ) -> Result<Self, HttpError> {
         let listeners = addresses.iter().map(|address| listen(*address)).collect::<Result<Vec<_>, _>>()?;
         let addresses = listeners
@@ -79,7 +86,10 @@ impl Server {
             .map(TcpListener::local_addr)
             .collect::<io::Result<_>>()
             .map_err(HttpError::Start)?;
-        let http = http::Server::start("http", listeners, LIMITS, Endpoint::new(metrics, health))
+        let listeners =
+            listeners.into_iter().map(|listener| WebListener::new(listener, web.clone())).collect();
+        let limits = limits(web.is_some());
+        let http = http::Server::start("http", listeners, limits, Endpoint::new(metrics, health, web))
             .map_err(HttpError::Start)?;
         Ok(Self { addresses, _http: http })
     }
@@ -88,6 +98,15 @@ impl Server {
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+}
+
+fn limits(is_secured: bool) -> Limits {
+    match (to_use_maps().is_none(), is_secured) {
+        (true, false) => LIMITS,
+        (false, false) => Limits { capabilities: &[NET_ADMIN, BPF], ..LIMITS },
+        (true, true) => Limits { capabilities: &[NET_ADMIN, DAC_READ_SEARCH], ..LIMITS_WITH_PASSWORDS },
+        (false, true) => Limits { capabilities: &[NET_ADMIN, DAC_READ_SEARCH, BPF], ..LIMITS_WITH_PASSWORDS },
     }
 }
 
@@ -105,6 +124,7 @@ struct Endpoint {
     health: Arc<Health>,
     scrapes: Arc<Semaphore>,
     last: Mutex<Last>,
+    web: Option<Arc<WatchedConfig>>,
 }
 
 /// The metrics as they were read last.
@@ -127,22 +147,53 @@ impl Last {
 }
 
 impl Handler for Endpoint {
-    type Stream = TcpStream;
-    type Peer = ();
+    type Stream = WebStream;
+    type Peer = IpAddr;
 
-    fn identify(&self, _stream: &TcpStream) -> Result<(), String> {
-        Ok(())
+    fn identify(&self, stream: &WebStream) -> Result<IpAddr, String> {
+        Ok(stream.peer())
     }
 
-    async fn handle(&self, request: &Request<Incoming>, (): &(), connection: &Arc<Connection>) -> Response {
-        self.respond(request, connection)
+    async fn handle(
+        &self,
+        request: &Request<Incoming>,
+        peer: &IpAddr,
+        connection: &Arc<Connection>,
+    ) -> Response {
+        let authorization = request.headers().get(AUTHORIZATION);
+        // Probes have no password, and learn nothing that one would hide.
+        let is_probe = PROBES.contains(&request.uri().path());
+        match self.web.as_ref().filter(|_| !is_probe) {
+            Some(web) => match web.admit(authorization, *peer).await {
+                Ok(()) => self.respond(request, connection),
+                Err(refusal) => refuse(refusal),
+            },
+            None => self.respond(request, connection),
+        }
     }
 }
 
+/// Paths that need no password.
+const PROBES: [&str; 2] = ["/healthz", "/readyz"];
+
+fn refuse(refusal: Refusal) -> Response {
+    let (status, line, header, value) = match refusal {
+        Refusal::Unauthorized => {
+            (StatusCode::UNAUTHORIZED, "unauthorized", WWW_AUTHENTICATE, "Basic realm=\"kevtmon\"")
+        }
+        Refusal::Busy => {
+            (StatusCode::TOO_MANY_REQUESTS, "too many passwords are being compared", RETRY_AFTER, "1")
+        }
+    };
+    let mut response = text(status, line);
+    response.headers_mut().insert(header, HeaderValue::from_static(value));
+    response
+}
+
 impl Endpoint {
-    fn new(metrics: Arc<Metrics>, health: Arc<Health>) -> Self {
+    fn new(metrics: Arc<Metrics>, health: Arc<Health>, web: Option<Arc<WatchedConfig>>) -> Self {
         let last = Mutex::new(Last { text: None, unused: Instant::now() });
-        Self { metrics, health, scrapes: Arc::new(Semaphore::new(SCRAPES)), last }
+        Self { metrics, health, scrapes: Arc::new(Semaphore::new(SCRAPES)), last, web }
     }
 
     fn scrape(&self, request: &Request<Incoming>, connection: &Connection) -> Response {
@@ -218,7 +269,7 @@ mod tests {
         let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
         let health = Arc::new(Health::default());
         let loopback = ["127.0.0.1:0".parse().unwrap(), "[::1]:0".parse().unwrap()];
-        (Server::start(&loopback, metrics, Arc::clone(&health)).unwrap(), health)
+        (Server::start(&loopback, metrics, Arc::clone(&health), None).unwrap(), health)
     }
 
     fn ask(address: SocketAddr, request: &str) -> String {
@@ -252,7 +303,7 @@ mod tests {
         assert_eq!(fresh, 20 + 19, "the burst, and one for each interval that passed");
 
         let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
-        let endpoint = Endpoint::new(metrics, Arc::new(Health::default()));
+        let endpoint = Endpoint::new(metrics, Arc::new(Health::default()), None);
         let first = endpoint.exposition().unwrap();
         assert!(!Arc::ptr_eq(&first, &endpoint.exposition().unwrap()), "the next one is not too early");
         endpoint.last.lock().unwrap().unused = Instant::now() + Duration::from_secs(3600);
@@ -366,8 +417,9 @@ mod tests {
         // However long this test takes, no time is over.
         let hour = Duration::from_secs(3600);
         let limits = Limits { patience: Patience { usual: hour, scarce: hour }, connection: hour, ..LIMITS };
-        let endpoint = Endpoint::new(metrics, Arc::default());
-        let _server = http::Server::start("http", vec![listener], limits, endpoint).unwrap();
+        let endpoint = Endpoint::new(metrics, Arc::default(), None);
+        let listeners = vec![WebListener::new(listener, None)];
+        let _server = http::Server::start("http", listeners, limits, endpoint).unwrap();
         let scrape = || {
             let mut stream = TcpStream::connect(address).unwrap();
             setsockopt(&stream, RcvBuf, &4096).unwrap();
@@ -391,7 +443,7 @@ mod tests {
         let (server, health) = server();
         let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
         let taken = server.addresses()[0];
-        let error = Server::start(&[taken], metrics, health).err().unwrap();
+        let error = Server::start(&[taken], metrics, health, None).err().unwrap();
         assert!(error.to_string().contains(&taken.to_string()), "{error}");
         assert!(
             matches!(error, HttpError::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse)

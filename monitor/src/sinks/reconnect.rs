@@ -1,7 +1,8 @@
 //! Keeps a sink in service whose destination can fail: a disk, a socket, a server.
 //!
 //! After a failure the destination is down: events are counted as discarded, and it is connected again, at growing
-//! intervals. Each change is reported to the core, and what was discarded to the destination.
+//! intervals. Each change is reported to the core, and what was discarded to the destination. An error may also be
+//! final: then the sink ends.
 
 use std::error::Error;
 use std::io;
@@ -45,13 +46,18 @@ pub trait Destination: Send + 'static {
     ///
     /// # Errors
     /// When the destination is down from now on.
-    fn write(&mut self, event: &SharedEvent) -> Result<(), Self::Error>;
+    fn write(&mut self, event: &Arc<SharedEvent>) -> Result<(), Self::Error>;
 
     /// Writes what was buffered; called as soon as nothing waits.
     ///
     /// # Errors
     /// When the destination is down from now on.
     fn flush(&mut self) -> Result<(), Self::Error>;
+
+    /// Whether nothing can be written there ever again after this error.
+    fn is_final(&self, _error: &Self::Error) -> bool {
+        false
+    }
 
     /// Drops the connection after this error.
     fn disconnect(&mut self, error: &Self::Error) -> Disconnected;
@@ -118,12 +124,22 @@ pub struct Reconnecting<D> {
     /// The status last reported to the core.
     reported_up: Option<bool>,
     liveness: Liveness,
+    /// An event that came after the end.
+    refused: usize,
 }
 
 enum State {
     Up,
-    Down { retry: Instant, next_interval: Duration },
+    Down {
+        retry: Instant,
+        next_interval: Duration,
+    },
+    /// For ever, for this reason.
+    Ended(String),
 }
+
+/// In the reason of a destination to which nothing can be written ever again.
+pub const ENDED: &str = "nothing can be written there any more";
 
 impl<D: Destination> Reconnecting<D> {
     /// A sink that connects on its own thread, as soon as that runs.
@@ -139,6 +155,7 @@ impl<D: Destination> Reconnecting<D> {
             gap: None,
             reported_up: None,
             liveness: Liveness::default(),
+            refused: 0,
         }
     }
 
@@ -175,7 +192,7 @@ impl<D: Destination> Reconnecting<D> {
     fn connect(&mut self) -> Result<(), D::Error> {
         self.destination.connect()?;
         if let Some(gap) = &self.gap {
-            self.destination.write(&gap.summary(D::NAME).into())?;
+            self.destination.write(&Arc::new(gap.summary(D::NAME).into()))?;
             self.destination.flush()?;
         }
         self.gap = None;
@@ -190,9 +207,13 @@ impl<D: Destination> Reconnecting<D> {
         }
         match self.connect() {
             Ok(()) => self.report(None),
+            // What it was given of the gap is counted already.
             Err(error) => {
                 self.disconnect(&error);
-                self.report(Some(chain(&error)));
+                match self.destination.is_final(&error) {
+                    true => self.end(&error, 0),
+                    false => self.report(Some(chain(&error))),
+                }
             }
         }
     }
@@ -201,6 +222,9 @@ impl<D: Destination> Reconnecting<D> {
     pub(super) fn check(&mut self, result: Result<(), D::Error>) {
         let Err(mut error) = result else { return };
         let Disconnected { undelivered, retry_now, must_report } = self.disconnect(&error);
+        if self.destination.is_final(&error) {
+            return self.end(&error, undelivered);
+        }
         if undelivered > 0 {
             self.metrics.discarded(D::NAME, Refused::Down.reason(), undelivered);
             self.gap = self.last.take().map(|last| EventGap::ending_with(last, undelivered, Refused::Down));
@@ -214,11 +238,24 @@ impl<D: Destination> Reconnecting<D> {
                 Ok(()) => return,
                 Err(again) => {
                     self.disconnect(&again);
+                    if self.destination.is_final(&again) {
+                        return self.end(&again, 0);
+                    }
                     error = again;
                 }
             }
         }
         self.report(Some(chain(&error)));
+    }
+
+    /// Nothing is written any more: the next event ends the sink.
+    fn end(&mut self, error: &D::Error, undelivered: u64) {
+        if undelivered > 0 {
+            self.metrics.discarded(D::NAME, Refused::Closed.reason(), undelivered);
+        }
+        let reason = chain(error);
+        self.tell(Some(format!("{ENDED}: {reason}")));
+        self.state = State::Ended(reason);
     }
 
     fn disconnect(&mut self, error: &D::Error) -> Disconnected {
@@ -228,7 +265,7 @@ impl<D: Destination> Reconnecting<D> {
 
     fn schedule_retry(&mut self) {
         let interval = match self.state {
-            State::Up => self.backoff.first,
+            State::Up | State::Ended(_) => self.backoff.first,
             State::Down { next_interval, .. } => next_interval,
         };
         let next_interval = (interval * 2).min(self.backoff.longest);
@@ -240,16 +277,28 @@ impl<D: Destination> Reconnecting<D> {
         if self.reported_up == Some(failure.is_none()) {
             return;
         }
-        self.reported_up = Some(failure.is_none());
-        self.liveness.set(failure.is_none());
         match &failure {
             Some(reason) => {
                 tracing::warn!("the {} failed: {reason}; events are discarded until it is back", D::TITLE)
             }
             None => tracing::info!("the {} is back", D::TITLE),
         }
+        self.tell(failure);
+    }
+
+    fn tell(&mut self, failure: Option<String>) {
+        self.reported_up = Some(failure.is_none());
+        self.liveness.set(failure.is_none());
         // The core ends together with its queue.
         let _ = self.core.blocking_send(observed_now(Fact::Source(status::<D>(failure))));
+    }
+
+    /// The error that ends the sink, if nothing can be written any more.
+    fn ended(&self) -> io::Result<()> {
+        match &self.state {
+            State::Ended(reason) => Err(io::Error::new(io::ErrorKind::BrokenPipe, reason.clone())),
+            State::Up | State::Down { .. } => Ok(()),
+        }
     }
 
     fn discard(&mut self, event: &Arc<SharedEvent>) {
@@ -270,6 +319,10 @@ fn status<D: Destination>(failure: Option<String>) -> SourceStatus {
 
 impl<D: Destination> Sink for Reconnecting<D> {
     fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()> {
+        if let Err(error) = self.ended() {
+            self.refused = 1;
+            return Err(error);
+        }
         if self.is_up() {
             if D::REPORTS_GAPS {
                 self.last = Some(Arc::clone(event));
@@ -279,7 +332,7 @@ impl<D: Destination> Sink for Reconnecting<D> {
         } else {
             self.discard(event);
         }
-        Ok(())
+        self.ended()
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -287,13 +340,18 @@ impl<D: Destination> Sink for Reconnecting<D> {
             let flushed = self.destination.flush();
             self.check(flushed);
         }
-        Ok(())
+        self.ended()
+    }
+
+    fn unwritten(&self) -> usize {
+        self.refused
     }
 
     fn due(&self) -> Option<Instant> {
         match self.state {
             State::Up => self.destination.due(),
             State::Down { retry, .. } => Some(retry),
+            State::Ended(_) => None,
         }
     }
 
@@ -301,7 +359,7 @@ impl<D: Destination> Sink for Reconnecting<D> {
         if self.is_up() {
             let done = self.destination.on_time();
             self.check(done);
-        } else {
+        } else if self.ended().is_ok() {
             self.retry();
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::api::Memory;
-use super::{CommitBarrier, EventQueue, KeptGateways, Liveness, SINKS, Sinks};
+use super::{CommitBarrier, EventQueue, KeptState, Liveness, SINKS, Sinks};
 use crate::metrics::Metrics;
 use crate::observation::SourceStatus;
 use crate::settings::Values;
@@ -39,17 +39,19 @@ pub struct Context<'a> {
 pub struct Started {
     /// Where its events are put.
     pub queue: EventQueue,
-    /// Its name among the sources, if it reports its status to the core, and what it has reported.
-    pub source: Option<(&'static str, Liveness)>,
+    /// Its name among the sources, if it reports its status to the core.
+    pub source: Option<&'static str>,
+    /// What it has reported, if it is watched whether it gets stuck in its work.
+    pub liveness: Option<Liveness>,
     /// Its status, if that is known by now.
     pub status: Option<SourceStatus>,
     /// What other sinks wait for, what is kept for the next run, and the state of the previous one.
-    pub store: Option<(Arc<CommitBarrier>, Arc<KeptGateways>, PreviousRun)>,
+    pub store: Option<(Arc<CommitBarrier>, Arc<KeptState>, PreviousRun)>,
 }
 
 impl From<EventQueue> for Started {
     fn from(queue: EventQueue) -> Self {
-        Self { queue, source: None, status: None, store: None }
+        Self { queue, source: None, liveness: None, status: None, store: None }
     }
 }
 
@@ -86,9 +88,9 @@ pub fn start(context: &Context<'_>) -> Result<Running, StartError> {
     for (what, start) in SINKS {
         let Some(started) = start(context).map_err(|source| StartError { what, source })? else { continue };
         running.sinks.add(started.queue);
-        if let Some((source, liveness)) = started.source {
-            running.sinks.watch(source, liveness);
+        if let Some(source) = started.source {
             running.sources.push(source);
+            started.liveness.into_iter().for_each(|liveness| running.sinks.watch(source, liveness));
         }
         running.statuses.extend(started.status);
         if let Some((barrier, kept, previous_run)) = started.store {

@@ -1,4 +1,7 @@
 //! Standard output: events as JSON or text, nothing else.
+//!
+//! A reader that has closed the pipe ends it. Whatever else fails, as on a full disk, is tried again: a line of which only
+//! a part was written is ended first, so that what follows has one of its own.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -13,7 +16,7 @@ use jiff::tz::TimeZone;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Context, EventQueue, Filter, Sink, Started};
+use super::{Backoff, Context, Destination, Disconnected, EventQueue, Filter, Reconnecting, Started};
 use crate::event::{Event, Severity, SharedEvent};
 use crate::names::names;
 use crate::render::{Fold, Pretty, Transcript};
@@ -39,6 +42,10 @@ settings! { "output":
     MIN_SEVERITY: Severity = "min_severity", default Severity::Notice, valid Valid::OneOf(Severity::NAMES);
 }
 
+/// In metric labels, and among the sources of `daemon.*` events.
+const NAME: &str = "stdout";
+/// Between attempts to write after a failure.
+const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 /// Bytes that are collected before they are written; fewer when nothing waits.
 const CHUNK: usize = 64 * 1024;
 /// What repeats itself on a terminal is counted for this time at most before it is shown.
@@ -54,8 +61,13 @@ pub(super) fn start(context: &Context<'_>) -> io::Result<Option<Started>> {
     let filter = Filter { min_severity: context.settings.get(&MIN_SEVERITY) };
     // The standard library's handle writes line by line; a duplicate of its descriptor takes whole chunks.
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let metrics = Arc::clone(context.metrics);
     let stream = Stream::new(style, output);
-    Ok(Some(EventQueue::start("stdout", filter, Arc::clone(context.metrics), stream)?.into()))
+    let sink = Reconnecting::new(stream, BACKOFF, Arc::clone(&metrics), context.core.clone());
+    let (sink, status) = sink.started(None);
+    let queue = EventQueue::start(NAME, filter, metrics, sink)?;
+    // It is not watched for being stuck: a reader may take its time.
+    Ok(Some(Started { source: Some(NAME), status: Some(status), ..queue.into() }))
 }
 
 enum Style {
@@ -65,9 +77,7 @@ enum Style {
 
 impl Style {
     fn pretty(pretty: Pretty) -> Self {
-        let gap = SignedDuration::try_from(FOLD_TIME).unwrap_or(SignedDuration::ZERO);
-        let fold = Fold::new(Transcript::new(pretty.clone()), gap);
-        Self::Pretty(Box::new(Folded { pretty, fold, due: None }))
+        Self::Pretty(Box::new(Folded::new(pretty)))
     }
 }
 
@@ -75,26 +85,38 @@ impl Style {
 struct Folded {
     pretty: Pretty,
     fold: Fold<Shared>,
+    /// Events that were counted and are not shown yet.
+    held: usize,
     /// When what was counted is shown at the latest.
     due: Option<Instant>,
 }
 
 impl Folded {
-    fn text(&mut self, event: &Arc<SharedEvent>) -> String {
+    fn new(pretty: Pretty) -> Self {
+        let gap = SignedDuration::try_from(FOLD_TIME).unwrap_or(SignedDuration::ZERO);
+        let fold = Fold::new(Transcript::new(pretty.clone()), gap);
+        Self { pretty, fold, held: 0, due: None }
+    }
+
+    /// The text that an event leads to, and how many are shown by it.
+    fn text(&mut self, event: &Arc<SharedEvent>) -> (String, usize) {
         let pretty = &self.pretty;
         let text =
             self.fold.event(Shared(Arc::clone(event)), event.kind.name(), |event| pretty.clock(&event.time));
-        self.due = match self.fold.is_pending() {
-            true => self.due.or_else(|| Some(Instant::now() + FOLD_TIME)),
-            false => None,
-        };
-        text
+        self.held += 1;
+        if self.fold.is_pending() {
+            self.due = self.due.or_else(|| Some(Instant::now() + FOLD_TIME));
+            return (text, 0);
+        }
+        self.due = None;
+        (text, std::mem::take(&mut self.held))
     }
 
-    fn counted(&mut self) -> String {
+    /// The same of those that were counted.
+    fn counted(&mut self) -> (String, usize) {
         self.due = None;
         let pretty = &self.pretty;
-        self.fold.flush(|event| pretty.clock(&event.time))
+        (self.fold.flush(|event| pretty.clock(&event.time)), std::mem::take(&mut self.held))
     }
 }
 
@@ -115,19 +137,30 @@ struct Stream<W> {
     chunk: Vec<u8>,
     /// Where each of the events in it ends.
     ends: VecDeque<usize>,
+    /// Whether the last line was begun and not ended.
+    is_torn: bool,
 }
 
 impl<W: Write + AsFd> Stream<W> {
     const fn new(style: Style, output: W) -> Self {
-        Self { style, output, chunk: Vec::new(), ends: VecDeque::new() }
+        Self { style, output, chunk: Vec::new(), ends: VecDeque::new(), is_torn: false }
+    }
+
+    /// Adds the text of so many events.
+    fn append(&mut self, text: &[u8], events: usize) {
+        self.chunk.extend_from_slice(text);
+        self.ends.extend(std::iter::repeat_n(self.chunk.len(), events));
     }
 
     /// Writes all of the chunk, and counts the bytes that were.
-    fn write(&mut self, written: &mut usize) -> io::Result<()> {
+    fn write_chunk(&mut self, written: &mut usize) -> io::Result<()> {
         while let Some(rest) = self.chunk.get(*written..).filter(|rest| !rest.is_empty()) {
             match self.output.write(rest) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(count) => *written += count,
+                Ok(count) => {
+                    self.is_torn = rest.get(..count).and_then(<[u8]>::last) != Some(&b'\n');
+                    *written += count;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // Another process may have made the pipe that it shares with us non-blocking.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => await_room(self.output.as_fd())?,
@@ -136,24 +169,53 @@ impl<W: Write + AsFd> Stream<W> {
         }
         Ok(())
     }
+
+    /// Forgets what was not written; returns of how many events that was.
+    fn forget(&mut self) -> usize {
+        // A line that lacks nothing but its end is ended when it goes on.
+        let is_whole = |end: &usize| self.is_torn && *end == 1;
+        let mut events = self.ends.iter().filter(|end| !is_whole(end)).count();
+        self.chunk.clear();
+        self.ends.clear();
+        if let Style::Pretty(folded) = &mut self.style {
+            events += folded.held;
+            // What was shown first may be missing.
+            **folded = Folded::new(folded.pretty.clone());
+        }
+        events
+    }
 }
 
-impl<W: Write + AsFd + Send + 'static> Sink for Stream<W> {
-    fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()> {
+impl<W: Write + AsFd + Send + 'static> Destination for Stream<W> {
+    type Error = io::Error;
+
+    const NAME: &'static str = NAME;
+    const TITLE: &'static str = "standard output";
+
+    fn connect(&mut self) -> io::Result<()> {
+        if self.is_torn {
+            self.append(b"\n", 0);
+        }
+        self.flush()
+    }
+
+    fn write(&mut self, event: &Arc<SharedEvent>) -> io::Result<()> {
         match &mut self.style {
             Style::Json => {
-                self.chunk.extend_from_slice(event.line().as_bytes());
-                self.chunk.push(b'\n');
+                self.append(event.line().as_bytes(), 0);
+                self.append(b"\n", 1);
             }
-            Style::Pretty(folded) => self.chunk.extend_from_slice(folded.text(event).as_bytes()),
+            Style::Pretty(folded) => {
+                let (text, shown) = folded.text(event);
+                self.append(text.as_bytes(), shown);
+            }
         }
-        self.ends.push_back(self.chunk.len());
         if self.chunk.len() < CHUNK { Ok(()) } else { self.flush() }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         let mut written = 0;
-        let result = self.write(&mut written);
+        let result = self.write_chunk(&mut written);
         // What was written is not written again, should it be tried once more.
         self.chunk.drain(..written.min(self.chunk.len()));
         self.ends.retain(|end| *end > written);
@@ -161,8 +223,13 @@ impl<W: Write + AsFd + Send + 'static> Sink for Stream<W> {
         result
     }
 
-    fn unwritten(&self) -> usize {
-        self.ends.len()
+    fn is_final(&self, error: &io::Error) -> bool {
+        error.kind() == ErrorKind::BrokenPipe
+    }
+
+    fn disconnect(&mut self, _error: &io::Error) -> Disconnected {
+        let undelivered = u64::try_from(self.forget()).unwrap_or(u64::MAX);
+        Disconnected { undelivered, ..Disconnected::default() }
     }
 
     fn due(&self) -> Option<Instant> {
@@ -172,18 +239,16 @@ impl<W: Write + AsFd + Send + 'static> Sink for Stream<W> {
         }
     }
 
-    fn on_time(&mut self) {
+    fn on_time(&mut self) -> io::Result<()> {
         if let Style::Pretty(folded) = &mut self.style {
-            self.chunk.extend_from_slice(folded.counted().as_bytes());
+            let (text, shown) = folded.counted();
+            self.append(text.as_bytes(), shown);
         }
-        if let Err(error) = self.flush() {
-            // The next event meets the same error, which ends the sink.
-            tracing::debug!(%error, "standard output cannot be written");
-        }
+        self.flush()
     }
 
-    fn finish(&mut self) {
-        self.on_time();
+    fn close(&mut self) -> io::Result<()> {
+        self.on_time()
     }
 }
 
@@ -196,143 +261,4 @@ fn await_room(output: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, pipe};
-    use std::time::Duration;
-
-    use nix::fcntl::{FcntlArg, OFlag, fcntl};
-
-    use super::*;
-    use crate::event::Event;
-    use crate::metrics::Metrics;
-    use crate::sinks::Sinks;
-    use crate::sources::procfs::own::Own;
-    use crate::tests::sample;
-
-    fn metrics() -> Arc<Metrics> {
-        Arc::new(Metrics::new("0", "0", Own::default()).unwrap())
-    }
-
-    fn sinks(style: Style, metrics: &Arc<Metrics>) -> (Sinks, PipeReader, PipeWriter) {
-        let (reader, writer) = pipe().unwrap();
-        let stream = Stream::new(style, writer.try_clone().unwrap());
-        let filter = Filter { min_severity: Severity::Debug };
-        let mut sinks = Sinks::default();
-        sinks.add(EventQueue::start("stdout", filter, Arc::clone(metrics), stream).unwrap());
-        (sinks, reader, writer)
-    }
-
-    #[test]
-    fn a_reader_gets_each_line_while_the_stream_is_open() {
-        let (sinks, reader, _writer) = sinks(Style::Json, &metrics());
-        let mut lines = BufReader::new(reader).lines();
-        for event in sample::all() {
-            sinks.offer(&Arc::new(event.clone().into()));
-            let line: Event = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-            assert_eq!(line.message, event.message);
-        }
-        sinks.finish(Duration::from_secs(30));
-    }
-
-    #[test]
-    fn pretty_events_are_separate_paragraphs_of_text() {
-        let (sinks, mut reader, writer) =
-            sinks(Style::pretty(Pretty { colour: false, zone: TimeZone::UTC }), &metrics());
-        for event in sample::all() {
-            sinks.offer(&Arc::new(event.into()));
-        }
-        sinks.finish(Duration::from_secs(30));
-        drop(writer);
-        let mut text = String::new();
-        reader.read_to_string(&mut text).unwrap();
-        let heads = text.lines().filter(|line| !line.starts_with(' ')).count();
-        assert_eq!(heads, sample::all().len());
-    }
-
-    #[test]
-    fn a_storm_is_counted_on_a_terminal_and_its_count_does_not_wait_for_the_end_of_it() {
-        let (sinks, reader, _writer) =
-            sinks(Style::pretty(Pretty { colour: false, zone: TimeZone::UTC }), &metrics());
-        for seq in 1..=500 {
-            let mut event = sample::deletion();
-            (event.seq, event.neighbor.as_mut().unwrap().gateway) = (seq, Some(false));
-            sinks.offer(&Arc::new(event.into()));
-        }
-        let mut heads =
-            BufReader::new(reader).lines().map(Result::unwrap).filter(|line| !line.starts_with(' '));
-        assert!(heads.next().unwrap().contains("deleted by calico"));
-        assert!(heads.next().unwrap().contains("… 499 more like it"));
-        sinks.finish(Duration::from_secs(30));
-    }
-
-    #[test]
-    fn a_reader_that_went_away_closes_the_sink_and_nothing_else() {
-        let metrics = metrics();
-        let (sinks, reader, writer) = sinks(Style::Json, &metrics);
-        drop((reader, writer));
-        for event in sample::all() {
-            sinks.offer(&Arc::new(event.into()));
-        }
-        sinks.finish(Duration::from_secs(30));
-        let count = sample::all().len();
-        let expected =
-            format!("kevtmon_events_discarded_total{{reason=\"closed\",sink=\"stdout\"}} {count}\n");
-        assert!(metrics.gather().unwrap().contains(&expected));
-    }
-
-    /// Takes so many bytes.
-    struct Full {
-        pipe: PipeWriter,
-        left: usize,
-    }
-
-    impl Write for Full {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let taken = bytes.len().min(self.left);
-            self.left -= taken;
-            if taken > 0 { Ok(taken) } else { Err(ErrorKind::StorageFull.into()) }
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    impl AsFd for Full {
-        fn as_fd(&self) -> BorrowedFd<'_> {
-            self.pipe.as_fd()
-        }
-    }
-
-    #[test]
-    fn what_was_written_before_a_disk_was_full_is_not_counted_as_unwritten_nor_written_again() {
-        let event: Arc<SharedEvent> = Arc::new(sample::deletion().into());
-        let line = event.line().len() + 1;
-        let (_reader, pipe) = pipe().unwrap();
-        let mut stream = Stream::new(Style::Json, Full { pipe, left: 2 * line + line / 2 });
-        for _ in 0..5 {
-            stream.deliver(&event).unwrap();
-        }
-        assert_eq!(stream.flush().unwrap_err().kind(), ErrorKind::StorageFull);
-        assert_eq!((stream.unwritten(), stream.chunk.len()), (3, 5 * line - (2 * line + line / 2)));
-        stream.output.left = usize::MAX;
-        stream.flush().unwrap();
-        assert_eq!((stream.unwritten(), stream.chunk.len()), (0, 0));
-        assert_eq!(usize::MAX - stream.output.left, 5 * line - (2 * line + line / 2));
-    }
-
-    #[test]
-    fn a_non_blocking_pipe_loses_nothing() {
-        let metrics = metrics();
-        let (sinks, reader, writer) = sinks(Style::Json, &metrics);
-        fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
-        drop(writer);
-        let offered = 500;
-        for _ in 0..offered {
-            sinks.offer(&Arc::new(sample::deletion().into()));
-        }
-        let reading = std::thread::spawn(|| BufReader::new(reader).lines().count());
-        sinks.finish(Duration::from_secs(30));
-        assert_eq!(reading.join().unwrap(), offered);
-    }
-}
+mod tests;

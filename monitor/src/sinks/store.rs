@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::sys::statvfs::statvfs;
 
 use super::reconnect::{Backoff, Destination, Disconnected, Reconnecting};
-use super::{CommitBarrier, Context, EventQueue, Filter, KeptGateways, Liveness};
+use super::{CommitBarrier, Context, EventQueue, Filter, KeptState, Liveness};
 use crate::error_chain::chain;
 use crate::event::{Charge, Event, Incident, Kind, Severity, SharedEvent};
 use crate::metrics::Metrics;
@@ -61,7 +61,7 @@ pub struct StoreConfig {
 pub struct Store {
     pub(super) queue: EventQueue,
     pub(super) barrier: Arc<CommitBarrier>,
-    pub(super) kept: Arc<KeptGateways>,
+    pub(super) kept: Arc<KeptState>,
     liveness: Liveness,
 }
 
@@ -83,7 +83,8 @@ pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<super
     let started = start(config, Arc::clone(context.metrics), context.core.clone())?;
     Ok(Some(super::Started {
         queue: started.store.queue,
-        source: Some((NAME, started.store.liveness)),
+        source: Some(NAME),
+        liveness: Some(started.store.liveness),
         status: Some(started.status),
         store: Some((started.store.barrier, started.store.kept, started.previous_run)),
     }))
@@ -164,7 +165,7 @@ struct StoreFile {
     config: StoreConfig,
     metrics: Arc<Metrics>,
     barrier: Arc<CommitBarrier>,
-    kept: Arc<KeptGateways>,
+    kept: Arc<KeptState>,
     writer: Option<Box<Writer>>,
     retry: Duration,
     last_seq: u64,
@@ -235,8 +236,8 @@ impl StoreFile {
                 writer.restore_incident(event)?;
             }
         }
-        if let Some(entries) = self.kept.take_unstored() {
-            writer.keep_gateways(&entries)?;
+        if let Some(kept) = self.kept.take_unstored() {
+            writer.keep(&kept)?;
         }
         writer.commit()?;
         self.cached += self.pending;
@@ -294,7 +295,7 @@ impl Destination for StoreFile {
         self.commit()
     }
 
-    fn write(&mut self, event: &SharedEvent) -> Result<(), StoreError> {
+    fn write(&mut self, event: &Arc<SharedEvent>) -> Result<(), StoreError> {
         self.note(event);
         self.pending += 1;
         if self.pending == 1 && self.is_held()? {

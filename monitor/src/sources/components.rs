@@ -20,8 +20,10 @@ use super::procfs::readers::{Answer, Job, Readers};
 use super::procfs::{Proc, pidfd};
 use super::programs::{Buffers, Program};
 use super::{Sender, observed_now};
+use crate::clock::at_beat;
 use crate::observation::{BootNs, ComponentExit, ComponentFacts, Fact, NsInum};
 
+mod as_daemon;
 mod kubernetes;
 mod plugin_dirs;
 mod version;
@@ -85,12 +87,12 @@ async fn follow(readers: Readers, mut executed: mpsc::Receiver<u32>, tx: Sender)
         if follower.look(None).await.is_err() {
             return;
         }
-        let pause = match PAUSES_MS.get(looks).or(PAUSES_MS.last()) {
-            Some(ms) if looks < LOOKS => Duration::from_millis(*ms),
-            _ => INTERVAL,
+        let next = match PAUSES_MS.get(looks).or(PAUSES_MS.last()) {
+            Some(ms) if looks < LOOKS => Instant::now() + Duration::from_millis(*ms),
+            _ => at_beat(INTERVAL),
         };
         looks = looks.saturating_add(1);
-        let mut rest = std::pin::pin!(sleep(pause));
+        let mut rest = std::pin::pin!(sleep_until(next));
         loop {
             let mut processes = Vec::new();
             tokio::select! {
@@ -102,7 +104,7 @@ async fn follow(readers: Readers, mut executed: mpsc::Receiver<u32>, tx: Sender)
                     }
                     // Its successor may run already.
                     looks = 0;
-                    rest.set(sleep(Duration::from_millis(PAUSES_MS[0])));
+                    rest.set(sleep_until(Instant::now() + Duration::from_millis(PAUSES_MS[0])));
                 }
                 // Before the first whole look there is nothing that one process could be added to.
                 1.. = async {
@@ -234,10 +236,15 @@ impl Look {
     ) -> Option<ComponentFacts> {
         let program = Program::of(proc, tgid, &NAMES, buffers)?;
         let (_, name) = PROGRAMS.into_iter().find(|(file, _)| *file == program.name)?;
-        if !is_run_as_one(&program) {
+        if !as_daemon::is_run(program.name, &program.arguments) {
             return None;
         }
-        let started_ns = proc.stat(tgid)?.start_ns;
+        let stat = proc.stat(tgid)?;
+        // One of them is about to execute another program, such as umount or runc: the child is none, and its end not its parent's.
+        if stat.is_forked() {
+            return None;
+        }
+        let started_ns = stat.start_ns;
         if let Some(known) = self.known.iter().find(|known| known.key() == (tgid, started_ns)) {
             return Some(known.clone());
         }
@@ -267,36 +274,6 @@ fn is_there(root: &Path, program: &Program) -> bool {
     let path = root.join(program.exe.trim_start_matches('/'));
     fs::metadata(path)
         .is_ok_and(|there| (there.dev(), there.ino()) == (program.file.dev(), program.file.ino()))
-}
-
-/// Whether a program is run as the component that it may be. The same file is also a tool, as in `containerd config`, prints
-/// its version, or helps the daemon under another name, as `libnetwork-setkey`, which is `dockerd`.
-fn is_run_as_one(program: &Program) -> bool {
-    let first = program.arguments.get(1).map(String::as_str);
-    match program.name {
-        "hyperkube" => first == Some("kubelet"),
-        "k3s" => own_name(program) == Some("containerd"),
-        "podman" => program.arguments.windows(2).any(|words| words == ["system", "service"]),
-        _ => {
-            own_name(program).is_none_or(|name| NAMES.contains(&name))
-                && first.is_none_or(|first| first.starts_with('-'))
-                && !program.arguments.iter().any(|word| is_question(program.name, word))
-        }
-    }
-}
-
-/// The name under which it is run.
-fn own_name(program: &Program) -> Option<&str> {
-    program.arguments.first().and_then(|own| own.rsplit('/').next())
-}
-
-/// Whether an argument has the program only print something. That of `-v` is the verbosity of a kubelet.
-fn is_question(program: &str, word: &str) -> bool {
-    match word {
-        "-h" | "--help" | "--validate" => true,
-        "-v" => !matches!(program, "kubelet" | "cri-dockerd"),
-        _ => word == "--version" || word.starts_with("--version="),
-    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,9 @@ const BTF_MAGIC: [u8; 2] = 0xeb9f_u16.to_ne_bytes();
 /// Where tracefs may be.
 const TRACEFS: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
 
+/// The mode of lockdown in which the kernel lets no program read its memory.
+pub const CONFIDENTIALITY: &str = "confidentiality";
+
 /// What the node offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelFacts {
@@ -68,9 +71,7 @@ impl KernelFacts {
             btf: btf(&root.join("sys/kernel/btf/vmlinux")).map_err(|error| reason(&error)),
             tracefs: tracefs(root),
             cgroups: cgroups(&root.join("sys/fs/cgroup")),
-            lockdown: fs::read_to_string(root.join("sys/kernel/security/lockdown"))
-                .ok()
-                .and_then(|text| chosen(&text)),
+            lockdown: lockdown(root),
             proc: proc(&root.join("proc")),
         }
     }
@@ -114,6 +115,11 @@ fn cgroups(mounted: &Path) -> Cgroups {
         (true, false) => Cgroups::V1,
         (false, _) => Cgroups::None,
     }
+}
+
+/// The mode of lockdown; `None` where the kernel has none, or does not tell.
+pub(super) fn lockdown(root: &Path) -> Option<String> {
+    chosen(&fs::read_to_string(root.join("sys/kernel/security/lockdown")).ok()?)
 }
 
 /// Of `none [integrity] confidentiality`, the one in brackets.

@@ -6,8 +6,10 @@ use crate::observation::{Fact, Observation, Source};
 pub mod bpf;
 pub mod cni;
 pub mod components;
+pub mod ipam;
 pub mod kernel;
 pub mod kubelet;
+pub mod logs;
 pub mod loop_device;
 pub mod netlink;
 pub mod pod_remains;
@@ -34,6 +36,8 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<cni::FindNetns>(),
         entry::<components::Look>(),
         entry::<pod_remains::Look>(),
+        entry::<ipam::Look>(),
+        entry::<rbd::Look>(),
     ];
     procfs::readers::JOBS.into_iter().chain(own)
 }

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::sleep_until;
 
 use super::kubelet::KubeletFinder;
 use super::procfs::Proc;
 use super::procfs::readers::{Answer, Job, Readers};
 use super::{Sender, observed_now};
+use crate::clock::at_beat;
 use crate::observation::{Fact, KubeletFacts, PodCgroup, PodRemains};
 use cgroups::PodCgroups;
 
@@ -95,7 +96,7 @@ async fn follow(
         }
         let pause = if told.iter().flatten().any(is_unfinished) { OFTEN } else { INTERVAL };
         tokio::select! {
-            () = sleep(pause) => {}
+            () = sleep_until(at_beat(pause)) => {}
             Ok(()) = wanted.changed() => {}
             () = tx.closed() => return,
         }
@@ -165,6 +166,7 @@ impl Look {
                     started: false,
                     mounts: Vec::new(),
                     mounts_omitted: 0,
+                    filled: Vec::new(),
                     processes,
                     name: None,
                     uid,
@@ -173,9 +175,14 @@ impl Look {
                     pod.started = place.has_started(&pod.uid);
                     (pod.mounts, pod.mounts_omitted) = place.mounts(proc, &pod.uid)?;
                 }
+                if pod.started && pod.mounts.is_empty() && pod.cgroup != PodCgroup::Populated {
+                    pod.filled = place.filled(&pod.uid, &pod.directory);
+                }
                 pods.push(pod);
             }
-            let is_unnamed = |pod: &PodRemains| pod.name.is_none() && is_unfinished(pod);
+            // Of one that runs, a runtime may not be there to tell it.
+            let is_asked = |pod: &PodRemains| is_unfinished(pod) || pod.cgroup == PodCgroup::Populated;
+            let is_unnamed = |pod: &PodRemains| pod.name.is_none() && is_asked(pod);
             if pods.iter().any(is_unnamed) {
                 logs::name(place.top(), pods.iter_mut().filter(|pod| is_unnamed(pod)));
             }

@@ -10,7 +10,7 @@ use super::procfs::root::is_root_of_node;
 use crate::observation::NsInum;
 
 /// Inode number of the initial process namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
-const INITIAL_PIDNS: NsInum = 0xEFFF_FFFC;
+pub(super) const INITIAL_PIDNS: NsInum = 0xEFFF_FFFC;
 /// Set-id bits, and write permission for others than root.
 const UNTRUSTED_MODE: u32 = 0o6022;
 

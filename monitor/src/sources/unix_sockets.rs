@@ -151,16 +151,15 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
-/// The sockets of `/proc/PID/net/unix`, which names them. One that is named has no name in another line, as a name can
+/// The socket of a line of `/proc/PID/net/unix`, which names it. One that is named has no name in another line, as a name can
 /// have line breaks: the first counts.
-pub fn named(table: &str) -> impl Iterator<Item = (u32, Binding)> {
-    table.lines().skip(1).filter_map(|line| {
-        // Num, RefCount, Protocol, Flags, Type, St, Inode, Path.
-        let rest = (0..6).try_fold(line, |rest, _| Some(rest.split_once(' ')?.1))?.trim_start_matches(' ');
-        let (inode, name) = rest.split_once(' ').map_or((rest, None), |(inode, name)| (inode, Some(name)));
-        let binding = name.map_or(Binding::Nothing, |name| Binding::Name(name.to_owned()));
-        Some((inode.parse().ok()?, binding))
-    })
+#[must_use]
+pub fn named(line: &str) -> Option<(u32, Binding)> {
+    // Num, RefCount, Protocol, Flags, Type, St, Inode, Path.
+    let rest = (0..6).try_fold(line, |rest, _| Some(rest.split_once(' ')?.1))?.trim_start_matches(' ');
+    let (inode, name) = rest.split_once(' ').map_or((rest, None), |(inode, name)| (inode, Some(name)));
+    let binding = name.map_or(Binding::Nothing, |name| Binding::Name(name.to_owned()));
+    Some((inode.parse().ok()?, binding))
 }
 
 /// The file to which a socket of a process is bound, if it is. `own`: the directory of this process in /proc.
@@ -280,7 +279,7 @@ mod tests {
             (233, Binding::Nothing),
             (4713, name("a")),
         ];
-        assert_eq!(named(table).collect::<Vec<_>>(), expected);
+        assert_eq!(table.lines().skip(1).filter_map(named).collect::<Vec<_>>(), expected);
     }
 
     #[test]

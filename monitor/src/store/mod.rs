@@ -37,7 +37,7 @@ mod writer;
 
 pub use archive::Archive;
 pub use checkpoint::Log;
-pub use open::Quarantined;
+pub use open::{Quarantined, is_own};
 pub use reader::Reader;
 pub use runs::{PreviousRun, RESERVE};
 pub use schema::VERSION;

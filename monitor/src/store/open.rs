@@ -48,6 +48,14 @@ pub(super) fn beside_newer() -> String {
     format!("events-v{VERSION}.db")
 }
 
+/// Whether a path relative to the state directory is that of a file which is written here. What was quarantined is only removed.
+#[must_use]
+pub fn is_own(name: &Path) -> bool {
+    let files = [FILE.to_owned(), beside_newer()];
+    let beside = files.iter().flat_map(|file| BESIDE.map(|suffix| file.clone() + suffix));
+    files.iter().cloned().chain(beside).chain([LOCK.to_owned()]).any(|own| name == Path::new(&own))
+}
+
 pub(super) fn open(directory: &Path, limits: Limits) -> Result<Opened, StoreError> {
     DirBuilder::new()
         .recursive(true)

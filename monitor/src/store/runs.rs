@@ -1,11 +1,13 @@
 //! The state left by the previous run of the daemon, and where this one starts.
 
 use rusqlite::{OptionalExtension as _, params};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::{StoreError, Writer, failed, time};
 use crate::clock::boot_now;
 use crate::event::Event;
-use crate::node::gateways::KnownEntry;
+use crate::node::kept::Kept;
 use crate::node::pods::PodNames;
 use crate::observation::BootNs;
 
@@ -26,8 +28,8 @@ pub struct PreviousRun {
     pub episodes: Vec<(String, u32)>,
     /// Names of pods that existed, or were gone for less than a day.
     pub pods: PodNames,
-    /// Gateways, as it knew them last.
-    pub gateways: Vec<KnownEntry>,
+    /// What it kept besides.
+    pub kept: Kept,
 }
 
 /// The newest run in the file, of any boot.
@@ -72,31 +74,39 @@ impl Writer {
             last_seq: previous.last_seq + skipped,
             alive: Some(previous.alive_boot),
             incidents: self.open_incidents()?,
-            gateways: self.known_entries()?,
+            kept: Kept { gateways: self.kept_in("gateways")?, rbd_users: self.kept_in("rbd_users")? },
             episodes: self.last_episodes()?,
             pods,
         })
     }
 
-    fn known_entries(&self) -> Result<Vec<KnownEntry>, StoreError> {
+    fn kept_in<T: DeserializeOwned>(&self, table: &str) -> Result<Vec<T>, StoreError> {
+        let query = format!("SELECT json FROM {table} WHERE boot_id = ?1");
         let json: Option<String> = self
             .connection
-            .query_row("SELECT json FROM gateways WHERE boot_id = ?1", [&self.boot_id], |row| row.get(0))
+            .query_row(&query, [&self.boot_id], |row| row.get(0))
             .optional()
             .map_err(failed("open"))?;
         // Written by another version, perhaps.
         Ok(json.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default())
     }
 
-    /// Takes the gateways into the transaction, for the next run.
+    /// Takes into the transaction what the next run is to know.
     ///
     /// # Errors
     /// When they cannot be written; then the transaction is lost, and the caller drops the writer.
-    pub fn keep_gateways(&mut self, entries: &[KnownEntry]) -> Result<(), StoreError> {
+    pub fn keep(&mut self, kept: &Kept) -> Result<(), StoreError> {
+        self.keep_in("gateways", &kept.gateways)?;
+        self.keep_in("rbd_users", &kept.rbd_users)
+    }
+
+    fn keep_in<T: Serialize>(&mut self, table: &str, entries: &[T]) -> Result<(), StoreError> {
         self.begin()?;
         let json = serde_json::to_string(entries).unwrap_or_default();
         self.connection
-            .prepare_cached("INSERT OR REPLACE INTO gateways (only, boot_id, json) VALUES (0, ?1, ?2)")
+            .prepare_cached(&format!(
+                "INSERT OR REPLACE INTO {table} (only, boot_id, json) VALUES (0, ?1, ?2)"
+            ))
             .and_then(|mut put| put.execute(params![self.boot_id, json]))
             .map_err(failed("write"))?;
         Ok(())

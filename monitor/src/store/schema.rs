@@ -13,10 +13,11 @@ pub(super) const APPLICATION: i32 = 0x6b65_7674;
 pub(super) type Step = fn(&Transaction<'_>) -> rusqlite::Result<()>;
 
 /// Step `n` leads from schema `n` to schema `n + 1`; 0 is an empty file.
-pub(super) const STEPS: &[Step] = &[create, keep_episodes, keep_gateways, charge_events, charge_incidents];
+pub(super) const STEPS: &[Step] =
+    &[create, keep_episodes, keep_gateways, charge_events, charge_incidents, keep_rbd_users];
 
 /// The schema that this program writes.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 const _: () = assert!(STEPS.len() == VERSION as usize);
 
 fn create(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
@@ -176,6 +177,19 @@ fn charge_incidents(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
             json_extract(json, '$.target.container.id'),
             json_extract(json, '$.target.userns'), json_extract(json, '$.target.netns_name'), '')
         WHERE json_valid(json);
+        ",
+    )
+}
+
+/// Which pods used RBD images that are mapped, as the last run saw them.
+fn keep_rbd_users(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    transaction.execute_batch(
+        "
+        CREATE TABLE rbd_users (
+            only    INTEGER PRIMARY KEY, -- one row
+            boot_id TEXT NOT NULL,
+            json    TEXT NOT NULL
+        );
         ",
     )
 }

@@ -2,6 +2,7 @@
 //! the schema, waits, a process of its own, and the heap of that.
 
 pub(crate) mod alone;
+mod documents;
 #[cfg(target_env = "gnu")]
 pub(crate) mod heap;
 pub(crate) mod history;
@@ -15,5 +16,6 @@ pub(crate) mod patience;
     reason = "it is the one of the end-to-end tests, whose lints differ"
 )]
 pub(crate) mod random;
+mod readme;
 pub(crate) mod sample;
 pub(crate) mod schema;

@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use crate::node::cni::CniCalls;
 use crate::node::components::Components;
 use crate::node::containers::Containers;
+use crate::node::host_sysctls::HostSysctls;
+use crate::node::ipam::Ipam;
 use crate::node::kubelet::Kubelets;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
 use crate::node::rbd::MappedImages;
+use crate::node::rbd_asked::AskedImages;
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{
     ContainerFacts, ContainerState, Incarnation, MountFacts, PodIdentity, PodProof, SourceStatus,
@@ -25,8 +28,11 @@ pub(crate) struct Model {
     pub(crate) busy_mounts: BusyMounts,
     pub(crate) kubelets: Kubelets,
     pub(crate) pods_on_node: PodsOnNode,
+    pub(crate) ipam: Ipam,
     pub(crate) cni: CniCalls,
     pub(crate) rbd: MappedImages,
+    pub(crate) rbd_asked: AskedImages,
+    pub(crate) host_sysctls: HostSysctls,
     pub(crate) statuses: BTreeMap<String, SourceStatus>,
 }
 
@@ -41,8 +47,11 @@ impl Model {
             busy_mounts: &self.busy_mounts,
             kubelets: &self.kubelets,
             pods_on_node: &self.pods_on_node,
+            ipam: &self.ipam,
             cni: &self.cni,
             rbd: &self.rbd,
+            rbd_asked: &self.rbd_asked,
+            host_sysctls: &self.host_sysctls,
             host_netns: 1,
             runtimes: RuntimeAvailability::All,
             statuses: &self.statuses,

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use crate::event::{
-    Actor, ActorSource, AncestorRef, Cni, Component, Confidence, Container, Daemon, Event, Join, Kind, Link,
-    LinkPeer, Lost, Mount, MountHolder, Neighbor, Pod, Recreation, RecreationReason, Route, Severity,
-    SpecHash, Target, Throttled, Unreadable, Volume,
+    Actor, ActorSource, Address, AncestorRef, Cni, Component, Confidence, Container, Daemon, Event, Join,
+    Kind, Link, LinkPeer, Lost, Mount, MountHolder, Neighbor, Pod, Recreation, RecreationReason, Route,
+    Severity, Shared, SpecHash, Target, Throttled, Unreadable, Volume,
 };
-use crate::observation::{Access, MountIdentity, Verdict};
+use crate::observation::{Access, LoopDevice, MountIdentity, Verdict};
 
 pub(crate) fn all() -> Vec<Event> {
     vec![
@@ -15,6 +15,7 @@ pub(crate) fn all() -> Vec<Event> {
         busy(),
         link(Severity::Info),
         route(),
+        address(),
         lost(),
         throttled(),
         daemon(Severity::Notice),
@@ -96,8 +97,8 @@ fn actor() -> Actor {
 
 pub(crate) fn deletion() -> Event {
     Event {
-        actor: Some(Box::new(actor())),
-        target: Some(Box::new(Target {
+        actor: Some(Shared::new(actor())),
+        target: Some(Shared::new(Target {
             container: Some(container()),
             pod: Some(pod()),
             ..Target::unknown(Join::Ok)
@@ -118,6 +119,7 @@ pub(crate) fn deletion() -> Event {
             ended_lower: false,
             link_moved: false,
             after_exit: false,
+            other_netns: false,
         })),
         ..plain(
             Kind::NeighborDeleted,
@@ -147,11 +149,13 @@ fn volume_mount(path: &str) -> Mount {
         }),
         confidence: None,
         attempts: Some(4),
+        refused: Vec::new(),
         volume: Some(Volume {
             pod_uid: "3f0f".into(),
             plugin: "kubernetes.io/glusterfs".into(),
             name: "data".into(),
         }),
+        staged: None,
         container_id: None,
         child_mounts: Vec::new(),
         unserved: false,
@@ -159,10 +163,16 @@ fn volume_mount(path: &str) -> Mount {
     }
 }
 
+/// A loop device that nothing uses.
+pub(crate) fn loop_device(name: &str) -> LoopDevice {
+    LoopDevice { name: name.to_owned(), mounts: Vec::new(), elsewhere: Vec::new(), devices: Vec::new() }
+}
+
 pub(crate) fn busy() -> Event {
     let holder = |pid, comm: &str, access| MountHolder {
         pid,
         uid: Some(0),
+        init: false,
         comm: comm.into(),
         cmdline: None,
         exe: None,
@@ -180,7 +190,7 @@ pub(crate) fn busy() -> Event {
     };
     let path = "/var/lib/kubelet/pods/3f0f/volumes/kubernetes.io~glusterfs/data";
     Event {
-        actor: Some(Box::new(Actor {
+        actor: Some(Shared::new(Actor {
             source: ActorSource::Proc,
             confidence: Confidence::Likely,
             comm: "umount".into(),
@@ -235,6 +245,19 @@ pub(crate) fn link(severity: Severity) -> Event {
     }
 }
 
+fn address() -> Event {
+    Event {
+        address: Some(Box::new(Address {
+            address: "192.168.252.66".parse().unwrap(),
+            prefix_len: 32,
+            ifindex: 2,
+            ifname: "eth0".into(),
+            netns: 4_026_532_253,
+        })),
+        ..plain(Kind::AddressDeleted, Severity::Info, "address 192.168.252.66/32 deleted from eth0")
+    }
+}
+
 fn route() -> Event {
     Event {
         route: Some(Box::new(Route {
@@ -243,7 +266,7 @@ fn route() -> Event {
             ifindex: Some(2),
             netns: 4_026_532_253,
         })),
-        target: Some(Box::new(Target {
+        target: Some(Shared::new(Target {
             netns_name: Some("blue\u{1b}[0m".into()),
             ..Target::unknown(Join::Missed)
         })),
@@ -266,8 +289,8 @@ pub(crate) fn lost() -> Event {
 
 pub(crate) fn cni() -> Event {
     Event {
-        actor: Some(Box::new(actor())),
-        target: Some(Box::new(Target {
+        actor: Some(Shared::new(actor())),
+        target: Some(Shared::new(Target {
             container: Some(container()),
             pod: Some(pod()),
             ..Target::unknown(Join::Ok)
@@ -298,7 +321,7 @@ pub(crate) fn cni() -> Event {
 
 fn throttled() -> Event {
     Event {
-        target: Some(Box::new(Target::unknown(Join::Host))),
+        target: Some(Shared::new(Target::unknown(Join::Host))),
         throttled: Some(Box::new(Throttled {
             lane: "namespace".into(),
             kind: Some("neighbor.deleted".into()),
@@ -338,7 +361,7 @@ pub(crate) fn daemon(severity: Severity) -> Event {
 
 fn container_exited() -> Event {
     Event {
-        target: Some(Box::new(Target {
+        target: Some(Shared::new(Target {
             container: Some(Container {
                 state: Some("exited".into()),
                 pid: None,
@@ -373,7 +396,7 @@ fn container_recreated() -> Event {
     };
     let target = Target { container: Some(container()), pod: Some(pod()), ..Target::unknown(Join::Ok) };
     Event {
-        target: Some(Box::new(target)),
+        target: Some(Shared::new(target)),
         recreation: Some(Box::new(recreation)),
         ..plain(
             Kind::ContainerRecreated,

@@ -1,6 +1,6 @@
 //! How fast `kevtmon holders` names who holds a mount, beside fuser(1) and lsof(8): among processes in one mount namespace, and
-//! in a hundred of which one sees the mount; how fast the daemon does; and what they do where the server of a mount is stopped.
-//! `cargo bench --bench holders 2000/100 stopped` is a part of it.
+//! in a hundred of which one sees the mount; how fast the daemon does; what they do where the server of a mount is stopped; and
+//! what refused unmounts cost the daemon. `cargo bench --bench holders 2000/100 stopped refusals` is a part of it.
 #![expect(
     clippy::print_stdout,
     clippy::expect_used,
@@ -9,9 +9,11 @@
 
 mod answer;
 mod crowd;
+mod refusals;
 mod stopped;
 
 use std::collections::BTreeSet;
+use std::process::ExitCode;
 use std::{env, io};
 
 use answer::{Program, ask};
@@ -25,11 +27,11 @@ const NAMESPACES: usize = 100;
 /// Processes, and rounds unless `KEVTMON_TEST_ROUNDS` says otherwise.
 const SIZES: [(usize, u64); 3] = [(100, 15), (2_000, 9), (10_000, 3)];
 
-fn main() -> io::Result<()> {
+fn main() -> io::Result<ExitCode> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.split_first() {
-        Some((act, rest)) if act == "crowd" => return crowd::be(rest),
-        Some((act, rest)) if act == "serve" => return stopped::serve(rest),
+        Some((act, rest)) if act == "crowd" => return crowd::be(rest).map(|()| ExitCode::SUCCESS),
+        Some((act, rest)) if act == "serve" => return stopped::serve(rest).map(|()| ExitCode::SUCCESS),
         _ => {}
     }
     // Cargo adds `--bench`.
@@ -45,7 +47,12 @@ fn main() -> io::Result<()> {
     if is_wanted("stopped") {
         stopped::measure();
     }
-    Ok(())
+    if !is_wanted("refusals") {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let limits = refusals::measure();
+    println!("{limits}");
+    Ok(limits.exit_code())
 }
 
 /// Asks all of them in turn, and then the daemon.

@@ -9,13 +9,14 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::fuse::mount_served;
+use kevtmon_tests::nfs;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{
@@ -41,7 +42,8 @@ fn act(words: &[&str]) -> io::Result<()> {
     match *words {
         // Goes into a network namespace.
         ["netns", path] => Ok(setns(File::open(path)?, CloneFlags::CLONE_NEWNET)?),
-        // Goes into new namespaces.
+        // Goes into new namespaces. In a private one nothing that is mounted elsewhere has any effect.
+        ["unshare", "mnt-private"] => unshare_private(),
         ["unshare", "mnt"] => Ok(unshare(CloneFlags::CLONE_NEWNS)?),
         ["unshare", "net"] => Ok(unshare(CloneFlags::CLONE_NEWNET)?),
         ["unshare", "user"] => Ok(unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)?),
@@ -58,6 +60,8 @@ fn act(words: &[&str]) -> io::Result<()> {
             mount_served(Path::new(path));
             Ok(())
         }
+        // The same by NFS.
+        ["serve-nfs", path] => nfs::mount_served(Path::new(path)),
         // Opens a new file in a thread that shares its list of open files with no other.
         ["hold-apart", ref path @ ..] => hold_apart(path.join(" ")),
         // Binds a socket to a name, and keeps it.
@@ -74,6 +78,13 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["map", ref path @ ..] => map(&path.join(" ")),
         // Opens a new file.
         ["open", ref path @ ..] => open(&path.join(" ")),
+        // Opens a file to read it.
+        ["read", ref path @ ..] => {
+            std::mem::forget(File::open(path.join(" "))?);
+            Ok(())
+        }
+        // Ends by itself.
+        ["exit"] => std::process::exit(0),
         ["cd", ref path @ ..] => std::env::set_current_dir(path.join(" ")),
         // Goes to a directory in a thread that shares its directories with no other.
         ["cd-apart", ref path @ ..] => cd_apart(path.join(" ")),
@@ -81,6 +92,10 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["send", ref path @ ..] => send(&path.join(" ")),
         // Registers a new file with a ring, and closes it.
         ["register", ref path @ ..] => register(&path.join(" ")),
+        // The same, maps the ring, and closes it.
+        ["register-mapped", ref path @ ..] => register_mapped(&path.join(" ")),
+        // Has a probe in a new program, which nobody executes.
+        ["probe", ref path @ ..] => probe(&path.join(" ")),
         // Connects as often to a socket, sends nothing, and keeps the connections: the path of a unix socket, or an address.
         ["idle", count, to] => idle(number(count)?, to),
         // The same, and waits until each is refused and closed.
@@ -94,6 +109,13 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["crowd", count, link, address] => crowd(number(count)?, link, address),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
+}
+
+fn unshare_private() -> io::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let none: Option<&str> = None;
+    let private = nix::mount::MsFlags::MS_REC | nix::mount::MsFlags::MS_PRIVATE;
+    Ok(nix::mount::mount(none, "/", none, private, none)?)
 }
 
 fn number(word: &str) -> io::Result<u32> {
@@ -256,18 +278,72 @@ fn scrape_unread(count: u32, to: &str) -> io::Result<()> {
 }
 
 fn register(path: &str) -> io::Result<()> {
+    std::mem::forget(ring_with(path)?);
+    Ok(())
+}
+
+fn register_mapped(path: &str) -> io::Result<()> {
+    let ring = ring_with(path)?;
+    // SAFETY: maps a new range of memory, which nothing in this program uses.
+    let mapped = unsafe {
+        libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, ring.as_raw_fd(), 0)
+    };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A ring with which a new file is registered.
+fn ring_with(path: &str) -> io::Result<OwnedFd> {
     /// `IORING_REGISTER_FILES` and the size of `struct io_uring_params` of include/uapi/linux/io_uring.h.
     const FILES: u32 = 2;
     const PARAMETERS: usize = 120;
     let file = File::create(path)?;
     let mut parameters = [0_u64; PARAMETERS / 8];
     let descriptor = file.as_raw_fd();
-    // SAFETY: the kernel writes no more than the parameters, and reads one descriptor. The ring stays open.
+    // SAFETY: the kernel writes no more than the parameters.
+    let ring = owned(unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) })?;
+    // SAFETY: the kernel reads one descriptor.
     let result = unsafe {
-        let ring = libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr());
-        libc::syscall(libc::SYS_io_uring_register, ring, FILES, &raw const descriptor, 1)
+        libc::syscall(libc::SYS_io_uring_register, ring.as_raw_fd(), FILES, &raw const descriptor, 1)
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 { Ok(ring) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What a system call returned: a descriptor that nobody else has, or -1.
+fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
+    match libc::c_int::try_from(result) {
+        // SAFETY: the kernel has just made it.
+        Ok(descriptor @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn probe(path: &str) -> io::Result<()> {
+    /// Words of `struct perf_event_attr` in its version 5, and which of them are type and size, the path and the place in the
+    /// file (include/uapi/linux/perf_event.h).
+    const WORDS: usize = 14;
+    const TYPE_AND_SIZE: usize = 0;
+    const PATH: usize = 7;
+    const PLACE: usize = 8;
+    /// PERF_FLAG_FD_CLOEXEC, of the same file.
+    const CLOSE_ON_EXEC: libc::c_ulong = 8;
+    std::fs::copy("/proc/self/exe", path)?;
+    let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
+    let kind: u32 = kind.trim().parse().map_err(io::Error::other)?;
+    let path = CString::new(path)?;
+    let size = u32::try_from(WORDS * 8).unwrap_or_default();
+    let mut attributes = [0_u64; WORDS];
+    let [a, b, c, d] = kind.to_ne_bytes();
+    let [e, f, g, h] = size.to_ne_bytes();
+    attributes[TYPE_AND_SIZE] = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+    attributes[PATH] = u64::try_from(path.as_ptr().addr()).unwrap_or_default();
+    attributes[PLACE] = 0x1000;
+    let (any, processor, none) = (-1_i64, 0_i64, -1_i64);
+    // SAFETY: the kernel reads as many bytes as the attributes say, and a path that ends with NUL.
+    let event = owned(unsafe {
+        libc::syscall(libc::SYS_perf_event_open, attributes.as_ptr(), any, processor, none, CLOSE_ON_EXEC)
+    })?;
+    std::mem::forget(event);
+    Ok(())
 }
 
 fn run(program: &str, arguments: &[&str]) -> io::Result<()> {

@@ -14,6 +14,7 @@ use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::termios::tcdrain;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
 /// File system, and where the tests and the daemon look for it.
 const MOUNTS: [(&str, &str); 7] = [
@@ -87,6 +88,7 @@ fn run_all(executables: impl Iterator<Item = String>) -> Result<Count, Box<dyn E
             result = result.or_else(|| count(&line));
         }
         let status = tests.wait()?;
+        reap();
         let mut count = result.unwrap_or_default();
         if !status.success() && count.failed == 0 {
             println!("{name} ended early ({status})");
@@ -96,6 +98,12 @@ fn run_all(executables: impl Iterator<Item = String>) -> Result<Count, Box<dyn E
         all.failed += count.failed;
     }
     Ok(all)
+}
+
+/// Waits for those whose parents have ended: nobody else does, and whoever looks at all processes would meet them from then on.
+fn reap() {
+    let ended = |outcome| !matches!(outcome, Ok(WaitStatus::StillAlive) | Err(_));
+    while ended(waitpid(None, Some(WaitPidFlag::WNOHANG))) {}
 }
 
 fn command(program: &str) -> Command {

@@ -72,7 +72,7 @@ fn is_v6(gateway: &Gateway) -> bool {
 /// The gateways of the incidents that are open, by what was printed.
 fn open(events: &[Event], world: &World) -> BTreeMap<Gateway, Event> {
     let mut open = BTreeMap::new();
-    for event in events.iter().filter(|event| event.number("/neighbor/netns") == Some(world.inum())) {
+    for event in events.iter().filter(|event| event.is_in(world.inum())) {
         if event.is_incident("incident.opened", KIND) {
             open.insert(gateway_of(event), event.clone());
         } else if event.is_incident("incident.closed", KIND) {
@@ -287,7 +287,7 @@ fn judge(mut run: Run) {
     assert!(*paused < 10 || *unknown < *paused / 2, "of {unknown} of {paused} deletions nothing was said");
     let events = daemon.events();
     let opened = events.iter().filter(|event| event.is_incident("incident.opened", KIND));
-    for opened in opened.filter(|event| event.number("/neighbor/netns") == Some(world.inum())) {
+    for opened in opened.filter(|event| event.is_in(world.inum())) {
         // What went with its link is found by the routes that are missing, too.
         let gateway = gateway_of(opened);
         if unsaid.contains(&gateway) || disturbed.contains(&gateway) {

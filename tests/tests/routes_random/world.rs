@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use kevtmon_tests::daemon::Daemon;
 use kevtmon_tests::eventually;
+use kevtmon_tests::kernel;
 use kevtmon_tests::netns::Netns;
 use kevtmon_tests::process::{Running, comm};
 use serde_json::Value;
@@ -95,8 +96,11 @@ impl World {
             entries: BTreeSet::new(),
             marker: 0,
         };
-        let is_guest = std::env::var_os("KEVTMON_TEST_GUEST").is_some();
-        assert!(world.has_vrf || !is_guest, "the kernels of the guests have VRFs: {}", has_vrf.stderr);
+        assert!(
+            world.has_vrf || !kernel::is_guest(),
+            "the kernels of the guests have VRFs: {}",
+            has_vrf.stderr
+        );
         world.add_routers();
         world.add_links();
         for setting in ["ip_forward=1", "conf.all.rp_filter=0", "conf.default.rp_filter=0"] {

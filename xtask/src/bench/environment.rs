@@ -56,6 +56,15 @@ impl Namespace {
     }
 }
 
+impl Namespace {
+    /// `ip monitor neigh` in the namespace, whose output is read.
+    pub(super) fn monitor(&self) -> Result<Child> {
+        let mut ip = Command::new("ip");
+        ip.args(["-n", &self.name, "monitor", "neigh"]).stdin(Stdio::null()).stdout(Stdio::piped());
+        ip.stderr(Stdio::null()).spawn().context("cannot start ip (package iproute2)")
+    }
+}
+
 impl Drop for Namespace {
     fn drop(&mut self) {
         let _ = netns::delete(&self.path);
@@ -112,7 +121,8 @@ pub(super) struct Daemon {
     child: Child,
     output: Output,
     port: u16,
-    _state: TempDir,
+    binary: PathBuf,
+    state: TempDir,
 }
 
 impl Daemon {
@@ -140,7 +150,7 @@ impl Daemon {
             .spawn()
             .with_context(|| format!("cannot start {}", binary.display()))?;
         let output = Output::of(child.stdout.take().context("the daemon has no standard output")?);
-        let mut daemon = Self { child, output, port, _state: state };
+        let mut daemon = Self { child, output, port, binary: binary.to_owned(), state };
         loop {
             let line = daemon.output.next().context("the daemon does not become ready")?;
             if line.text.contains("\"daemon.ready\"") {
@@ -160,6 +170,21 @@ impl Daemon {
             .filter(|line| line.starts_with(start))
             .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
             .sum())
+    }
+
+    /// Its model of the node, as `kevtmon state --json` shows it.
+    pub(super) fn state(&self) -> Result<String> {
+        let mut state = Command::new(&self.binary);
+        state.args(["state", "--json", "--socket"]).arg(self.state.path().join("kevtmon.sock"));
+        Ok(String::from_utf8(state.stdin(Stdio::null()).output()?.stdout)?)
+    }
+
+    /// Most memory that it had so far, MiB.
+    pub(super) fn most_memory(&self) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib: f64 = most.and_then(|most| most.split_whitespace().next()).context("no VmHWM")?.parse()?;
+        Ok(kib / 1024.0)
     }
 
     /// Waits until this many lines with the word came.

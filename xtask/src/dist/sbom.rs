@@ -14,7 +14,7 @@ const TOOL: (&str, &str) = ("cargo-cyclonedx", "0.5.9");
 /// The version of the format: the newest that the tool writes.
 const FORMAT: &str = "1.5";
 /// Directories with a manifest, next to each of which the tool writes.
-const MEMBERS: [&str; 5] = ["monitor", "monitor-ebpf", "packaging", "tests", "xtask"];
+const MEMBERS: [&str; 5] = ["monitor", "monitor-ebpf", "tests", "xtask", "xtask/packaging"];
 
 /// Writes that of the daemon into a directory; returns the file.
 pub(super) fn write(into: &Path, time: u64) -> Result<PathBuf> {

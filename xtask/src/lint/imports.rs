@@ -5,12 +5,14 @@ use super::files::File;
 use super::rules::Finding;
 
 /// Modules that every other may import, in their order: each may import those before it.
-const GROUND_FLOOR: [&str; 12] = [
+const GROUND_FLOOR: [&str; 16] = [
     "names",
     "pairs",
     "build_info",
     "error_chain",
     "escape",
+    "is_zero",
+    "kernel_release",
     "namespace",
     "clock",
     "redact",
@@ -18,11 +20,13 @@ const GROUND_FLOOR: [&str; 12] = [
     "allocator",
     "shares",
     "bucket",
+    "capabilities",
+    "position",
 ];
 
 /// Every other module, and what it may import besides the ground floor. A part of a module that has a row of its own
 /// is held apart from the rest of it.
-const TABLE: [(&str, &[&str]); 21] = [
+const TABLE: [(&str, &[&str]); 22] = [
     ("settings", &[]),
     ("observation", &["settings"]),
     ("event", &["settings", "observation"]),
@@ -32,8 +36,9 @@ const TABLE: [(&str, &[&str]); 21] = [
     ("metrics", &["settings", "observation", "event", "diagnose"]),
     ("queue", &[]),
     ("http", &["queue"]),
+    ("web_config", &["http"]),
     ("sources", &["settings", "observation", "node", "metrics"]),
-    ("holders", &["settings", "observation", "metrics", "sources"]),
+    ("holders", &["settings", "observation", "node", "metrics", "sources"]),
     ("query", &["settings", "observation", "event", "node", "diagnose", "core"]),
     ("store", &["settings", "observation", "event", "node", "query"]),
     ("render", &["settings", "observation", "event", "core", "query"]),
@@ -52,6 +57,7 @@ const TABLE: [(&str, &[&str]); 21] = [
             "store",
             "render",
             "http",
+            "web_config",
         ],
     ),
     ("config", &["settings", "event", "diagnose", "sources", "holders", "store", "recording", "sinks"]),
@@ -72,6 +78,8 @@ const TABLE: [(&str, &[&str]); 21] = [
             "recording",
             "sinks",
             "config",
+            "privilege",
+            "web_config",
         ],
     ),
     (
@@ -92,6 +100,7 @@ const TABLE: [(&str, &[&str]); 21] = [
             "privilege",
             "self_test",
             "daemon",
+            "web_config",
         ],
     ),
 ];

@@ -14,8 +14,22 @@ use crate::workspace;
 /// Packages that depend on the newest kernel of a series: the release's own, and the backported one.
 const SERIES: [&str; 2] = ["linux-image-amd64", "linux-image-6.12-amd64"];
 
-/// What the tests need and not every kernel of Debian has built in. They depend on no other module.
-const MODULES: [&str; 4] = ["fuse.ko", "unix_diag.ko", "veth.ko", "vrf.ko"];
+/// What the tests need and not every kernel of Debian has built in, each after those that it depends on. The client of NFS needs
+/// all from `sunrpc.ko` on; kernels have a part of it as one module or as several.
+const MODULES: [&str; 12] = [
+    "fuse.ko",
+    "unix_diag.ko",
+    "veth.ko",
+    "vrf.ko",
+    "sunrpc.ko",
+    "grace.ko",
+    "lockd.ko",
+    "netfs.ko",
+    "fscache.ko",
+    "nfs.ko",
+    "nfs_acl.ko",
+    "nfsv3.ko",
+];
 
 /// A kernel that can be started.
 #[derive(Debug)]
@@ -114,15 +128,14 @@ pub(crate) fn offered(chosen: &[String], privilege: Privilege) -> Result<Vec<Off
 /// The kernel of a package, downloaded unless it was before.
 pub(crate) fn fetch(offer: &Offer, privilege: Privilege) -> Result<Kernel> {
     let name = &offer.package;
-    let directory = workspace::target().join("vm").join(name);
+    let (parent, _lock) = super::cache()?;
+    let directory = parent.join(name);
     // One that was unpacked for fewer modules is unpacked anew. What is built in is an empty file.
     let is_complete = MODULES.iter().all(|module| directory.join(module).is_file());
     if directory.is_dir() && !is_complete {
         fs::remove_dir_all(&directory).with_context(|| format!("cannot remove {}", directory.display()))?;
     }
     if !is_complete {
-        let parent = workspace::target().join("vm");
-        fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
         let partial = tempfile::tempdir_in(&parent).context("cannot create a directory")?;
         let packages = offer.packages();
         let names: Vec<&str> = packages.iter().map(String::as_str).collect();

@@ -62,7 +62,9 @@ pub(crate) fn run(
     let end = loop {
         match console.recv_timeout(deadline.saturating_duration_since(Instant::now()).min(SILENCE)) {
             Ok(line) => {
-                if line.starts_with("test ") && !line.starts_with("test result") {
+                if line.starts_with("test ") && !line.starts_with("test result")
+                    || line.starts_with("skipped: ")
+                {
                     writeln!(output, "{}: {line}", kernel.name)?;
                 } else if let Some(said) = line.strip_prefix(VERDICT) {
                     writeln!(output, "{}: {said}", kernel.name)?;

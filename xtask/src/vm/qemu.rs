@@ -1,4 +1,4 @@
-//! QEMU: the one that is installed, or Debian's packages unpacked below the target directory. They are not installed:
+//! QEMU: the one that is installed, or Debian's packages unpacked in the cache. They are not installed:
 //! where a newer QEMU's tools are, apt would have to remove those.
 
 use std::fs;
@@ -28,10 +28,9 @@ impl Qemu {
         if let Some(program) = setup::find_program(&setup::search_path(), PROGRAM) {
             return Ok(Self { program, root: None });
         }
-        let parent = workspace::target().join("vm");
+        let (parent, _lock) = super::cache()?;
         let root = parent.join("qemu");
         if !root.is_dir() {
-            fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
             let partial = tempfile::tempdir_in(&parent).context("cannot create a directory")?;
             let packages = missing_packages()?;
             let names: Vec<&str> = packages.iter().map(String::as_str).collect();

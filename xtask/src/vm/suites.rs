@@ -5,7 +5,6 @@ use anyhow::{Context as _, Result, bail};
 use super::kernels::Offer;
 use crate::packages::Apt;
 use crate::setup::Privilege;
-use crate::workspace;
 
 /// Where a kernel is found.
 struct Suite {
@@ -51,8 +50,9 @@ pub(super) fn offer(kernel: &str, privilege: Privilege) -> Result<Offer> {
         let known: Vec<&str> = SUITES.iter().map(|suite| suite.kernel).collect();
         bail!("no kernel {kernel}: expected a series that apt offers here, or one of {}", known.join(", "));
     };
+    let (cache, _lock) = super::cache()?;
     let apt = || {
-        let directory = workspace::target().join("vm/apt").join(suite.name);
+        let directory = cache.join("apt").join(suite.name);
         Apt::of_this_machine().context("apt is missing")?.of_suite(suite.name, suite.uri, &directory)
     };
     if let Some(offer) = suite.find(apt()?) {

@@ -153,6 +153,14 @@ impl Remote {
         &self.path
     }
 
+    /// Process id of the daemon as it is here, where it may be in another pid namespace; `None` if it has none.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        let stream = self.runtime.block_on(UnixStream::connect(&self.path)).ok()?;
+        let pid = stream.peer_cred().ok()?.pid()?;
+        u32::try_from(pid).ok().filter(|pid| *pid != 0)
+    }
+
     /// Versions of the daemon.
     ///
     /// # Errors

@@ -1,10 +1,13 @@
 //! From what was found to parts of the report: how each is, what is lost, how to get it. Nothing is looked at here.
 
 use crate::observation::{SourceKind, SourceStatus};
-use crate::privilege::Lacks;
+use crate::privilege::{Confinement, Lacks};
 use crate::query::doctor::{Condition, DaemonReport, Part};
-use crate::sources::bpf::hooks::{HOOKS, SWITCHED_OFF};
-use crate::sources::kernel::{Cgroups, KernelFacts};
+use crate::sinks::ENDED;
+use crate::sources::bpf::cost::{Cost, ProgramCost};
+use crate::sources::bpf::hooks::{CRASH_LOOP, HOOKS, SWITCHED_OFF};
+use crate::sources::bpf::iterators;
+use crate::sources::kernel::{CONFIDENTIALITY, Cgroups, KernelFacts};
 
 /// The source that is needed besides /proc.
 pub(super) const NETLINK: &str = "netlink";
@@ -14,7 +17,7 @@ pub(super) const READERS: &str = "procfs";
 /// What the node offers, and what the one who uses it may do.
 pub(super) struct Node {
     pub(super) kernel: KernelFacts,
-    /// Effective capabilities of the daemon, or of this process where none runs.
+    /// Capabilities with which the daemon started, or those of this process where none runs.
     pub(super) capabilities: Option<u64>,
 }
 
@@ -31,15 +34,31 @@ pub(super) fn daemon(report: &DaemonReport) -> Part {
     }
 }
 
+/// Whether all that is required works: of a daemon that still starts that is not so yet.
+pub(super) fn works(parts: &[Part], daemon: Option<&DaemonReport>) -> bool {
+    daemon.is_none_or(|report| report.ready) && !parts.iter().any(Part::prevents_work)
+}
+
+/// The capabilities with which it started. What it lacked then is missing in its work.
+pub(super) fn at_start(report: &DaemonReport) -> Option<u64> {
+    let shown = report.capabilities_at_start.as_deref().or(report.capabilities.as_deref());
+    u64::from_str_radix(shown?, 16).ok()
+}
+
 /// Its effective capabilities.
-pub(super) fn mask(report: &DaemonReport) -> Option<u64> {
+fn mask(report: &DaemonReport) -> Option<u64> {
     u64::from_str_radix(report.capabilities.as_deref()?, 16).ok()
 }
 
 /// What the daemon tells of its sources, and of itself.
 pub(super) fn of_daemon(report: &DaemonReport, node: &Node) -> Vec<Part> {
     let mut parts: Vec<Part> = report.sources.iter().map(|status| source(status, node)).collect();
-    if !report.sources.iter().any(|status| status.source == READERS) {
+    let has = |name: &str| report.sources.iter().any(|status| status.source == name);
+    if !report.ready && !has(NETLINK) {
+        let missing = Part::new(NETLINK, Condition::Unknown).required();
+        parts.push(missing.because("it has not come up yet", "", ""));
+    }
+    if !has(READERS) {
         parts.push(Part::ok(READERS, "no process hangs whoever reads its files").required());
     }
     parts.push(match &report.pins[..] {
@@ -51,7 +70,45 @@ pub(super) fn of_daemon(report: &DaemonReport, node: &Node) -> Vec<Part> {
              namespace, and report it",
         ),
     });
+    parts.extend(confinement(report));
     parts
+}
+
+/// What its kernel programs cost; `None` where there are none.
+pub(super) fn programs(cost: &Cost) -> Option<Part> {
+    let each = |program: &ProgramCost| {
+        let ProgramCost { name, runs, run_ns } = program;
+        format!("{name} ran {runs} times, {} ns each", run_ns.checked_div(*runs).unwrap_or_default())
+    };
+    let maps = format!("{} KiB of maps, the ring among them", cost.map_bytes.div_ceil(1024));
+    let told = std::iter::once(maps).chain(cost.programs.iter().map(each));
+    (cost.map_bytes > 0).then(|| Part::ok("programs", told.collect::<Vec<_>>().join("; ")))
+}
+
+/// What the daemon may do, and can no longer do.
+fn confinement(report: &DaemonReport) -> Option<Part> {
+    const NAME: &str = "confinement";
+    let Confinement { capabilities, needless } = Confinement::of(mask(report)?);
+    let (gains, filtered) = (!report.no_new_privs?, report.calls_filtered?);
+    let kept = capabilities.join(", ");
+    let lacks: Vec<String> = [
+        (!needless.is_empty()).then(|| format!("it has {} without need", needless.join(", "))),
+        gains.then(|| "what it executes may gain privileges (no_new_privs is not set)".to_owned()),
+        (!filtered).then(|| "its system calls are not filtered".to_owned()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if lacks.is_empty() {
+        let found = format!("has {kept}, and gains no other; system calls are filtered");
+        return Some(Part::ok(NAME, found));
+    }
+    let part = Part { found: Some(format!("has {kept}")), ..Part::new(NAME, Condition::Degraded) };
+    Some(part.because(
+        lacks.join("; "),
+        "who takes the daemon over can do more than kevtmon has to",
+        "see its log for why; filters need a kernel with CONFIG_SECCOMP_FILTER",
+    ))
 }
 
 /// What the kernel and the privileges allow.
@@ -107,7 +164,8 @@ fn btf(kernel: &KernelFacts) -> Part {
         Ok(bytes) => Part::ok("btf", format!("{} KiB of type information", bytes >> 10)),
         Err(reason) => Part::new("btf", Condition::Failed).because(
             format!("/sys/kernel/btf/vmlinux: {reason}"),
-            "no hook works: nobody is named for what happens, and it is found by state alone",
+            "every hook but that of unmounts, which names a caller by pid, name and user; what else happens is found by state, and \
+             nobody is named for it",
             NEEDS_BTF,
         ),
     }
@@ -144,7 +202,6 @@ fn lockdown(kernel: &KernelFacts) -> Part {
     }
 }
 
-const CONFIDENTIALITY: &str = "confidentiality";
 const NO_LOCKDOWN: &str = "boot with lockdown=integrity, or without it";
 
 fn cgroups(kernel: &KernelFacts) -> Part {
@@ -165,6 +222,9 @@ fn cgroups(kernel: &KernelFacts) -> Part {
 
 /// A source, hook or sink by its status.
 pub(super) fn source(status: &SourceStatus, node: &Node) -> Part {
+    if status.source == iterators::SOURCE {
+        return holders(status);
+    }
     let reason = status.reason.clone().unwrap_or_default();
     let is_absent = status.absent || status.kind == SourceKind::Runtime && reason.contains(NO_SOCKET);
     let state = match (status.up, &status.reason) {
@@ -176,6 +236,7 @@ pub(super) fn source(status: &SourceStatus, node: &Node) -> Part {
     let part = Part {
         rung: status.rung.clone(),
         required: [NETLINK, READERS].contains(&status.source.as_str()),
+        found: status.lacks.clone(),
         ..Part::new(&status.source, state)
     };
     if state == Condition::Ok {
@@ -185,8 +246,20 @@ pub(super) fn source(status: &SourceStatus, node: &Node) -> Part {
     part.because(reason, lost, remedy)
 }
 
+/// How holders are found: whatever the way, the same ones are.
+fn holders(status: &SourceStatus) -> Part {
+    let found = match &status.reason {
+        None => "the kernel lists who may hold a mount".to_owned(),
+        Some(reason) => format!("all processes are read, which finds the same and takes longer: {reason}"),
+    };
+    Part { rung: status.rung.clone(), ..Part::ok(&status.source, found) }
+}
+
 /// In the reason of a runtime without a socket.
 const NO_SOCKET: &str = "there is no socket";
+
+/// The same of one whose socket this process may not connect to (EACCES).
+const DENIED: &str = "Permission denied";
 
 /// What is lost while a source is as it is, and how to get it back.
 fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
@@ -205,6 +278,11 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
                 "--runtime docker=PATH or cri=PATH, if there is a runtime elsewhere",
             )
         }
+        SourceKind::Runtime if status.reason.as_ref().is_some_and(|it| it.contains(DENIED)) => text(
+            "its containers are read from disk every few seconds; what is not there is missing",
+            "its socket is another user's: start kevtmon with CAP_DAC_OVERRIDE, which it keeps where such a socket is \
+             configured (AmbientCapabilities= and CapabilityBoundingSet= of a unit, securityContext.capabilities of a container)",
+        ),
         SourceKind::Runtime => text(
             "its containers are read from disk every few seconds; what is not there is missing",
             "look at the runtime: it does not answer on this socket",
@@ -214,6 +292,15 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
             "end what they wait for, such as a dead FUSE or NFS server (fusectl abort, umount --lazy)",
         ),
         SourceKind::Processes => text("", "run kevtmon in the namespaces of the host"),
+        SourceKind::Logs => text(
+            "what this log says is not quoted for incidents",
+            "see the reason; where kernel.dmesg_restrict is set, /dev/kmsg takes CAP_SYSLOG at the start (CapabilityBoundingSet= of \
+             a unit), and a container that is not privileged has no /dev/kmsg; journalctl is in no container of kevtmon",
+        ),
+        SourceKind::Sink if status.reason.as_ref().is_some_and(|it| it.contains(ENDED)) => text(
+            "no event goes there any more; the others have them",
+            "whoever read it has gone: restart kevtmon with another one, or with --output none",
+        ),
         SourceKind::Sink => text(
             "events are discarded there, and counted in kevtmon's metrics, until it works again",
             "see the reason; it is tried again by itself",
@@ -227,7 +314,12 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
 
 fn hook(status: &SourceStatus, node: &Node) -> (String, String) {
     let hook = HOOKS.iter().find(|hook| hook.source() == status.source);
-    let lost = hook.map_or("", |hook| hook.without).to_owned();
+    let rung = hook.and_then(|hook| hook.rungs.iter().find(|rung| status.rung.as_deref() == Some(rung.name)));
+    let lost = match (hook, rung) {
+        (_, Some(rung)) => rung.lost,
+        (hook, None) => hook.map(|hook| hook.without),
+    };
+    let lost = lost.unwrap_or_default().to_owned();
     let reason = status.reason.as_deref().unwrap_or_default();
     let missing = node.capabilities.map(Lacks::of).unwrap_or_default();
     let lacks_bpf: Vec<_> = missing
@@ -237,6 +329,9 @@ fn hook(status: &SourceStatus, node: &Node) -> (String, String) {
         .collect();
     let remedy = match hook {
         Some(hook) if reason == SWITCHED_OFF => format!("{} = \"auto\" in [hooks] of the configuration", hook.name),
+        _ if reason.contains(CRASH_LOOP) => "see the log for how those starts ended; once the daemon has run for a minute or is \
+             stopped, its next start loads them again: systemctl restart kevtmon"
+            .to_owned(),
         _ if !lacks_bpf.is_empty() => format!("{}, or CAP_SYS_ADMIN", Lacks::listed(&lacks_bpf)),
         _ if node.kernel.btf.is_err() => NEEDS_BTF.to_owned(),
         _ if node.kernel.lockdown.as_deref() == Some(CONFIDENTIALITY) => NO_LOCKDOWN.to_owned(),
@@ -246,7 +341,8 @@ fn hook(status: &SourceStatus, node: &Node) -> (String, String) {
              security modules"
                 .to_owned()
         }
-        _ => "another kernel: this one lacks what the hook needs; report the reason if it is newer than 5.11".to_owned(),
+        _ => "another kernel: this one lacks what the hook needs; report the reason if it is Linux 5.10 or newer"
+            .to_owned(),
     };
     (lost, remedy)
 }

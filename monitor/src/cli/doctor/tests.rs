@@ -6,7 +6,9 @@ use super::judge::{of_daemon, of_node, source};
 use super::*;
 use crate::observation::{SourceKind, SourceStatus};
 use crate::query::doctor::DaemonReport;
-use crate::sources::bpf::hooks::{HOOKS, SWITCHED_OFF};
+use crate::sources::bpf::cost::{Cost, ProgramCost};
+use crate::sources::bpf::hooks::{CRASH_LOOP, HOOKS, SWITCHED_OFF};
+use crate::sources::bpf::iterators;
 use crate::sources::kernel::Cgroups;
 
 fn node() -> Node {
@@ -34,7 +36,10 @@ fn report(sources: Vec<SourceStatus>) -> DaemonReport {
         pid: 7,
         state_dir: "/s".into(),
         ready: true,
-        capabilities: Some("000001ffffffffff".into()),
+        capabilities: Some("0000000000281004".into()),
+        capabilities_at_start: Some("000000c001281c04".into()),
+        no_new_privs: Some(true),
+        calls_filtered: Some(true),
         pins: Vec::new(),
         sources,
     }
@@ -45,6 +50,30 @@ fn a_node_that_has_everything_has_no_complaints() {
     let parts = of_node(&node());
     assert!(parts.iter().all(|part| part.state == Condition::Ok && part.reason.is_none()), "{parts:?}");
     assert!(part(&parts, "proc").required && part(&parts, "capabilities").required);
+}
+
+#[test]
+fn what_a_daemon_has_is_listed_and_what_it_has_without_need_is_told() {
+    let confined = report(Vec::new());
+    let parts = of_daemon(&confined, &node());
+    let found = part(&parts, "confinement");
+    assert_eq!(found.state, Condition::Ok);
+    assert_eq!(
+        found.found.as_deref(),
+        Some(
+            "has CAP_DAC_READ_SEARCH, CAP_NET_ADMIN, CAP_SYS_PTRACE, CAP_SYS_ADMIN, and gains no other; system calls are \
+             filtered"
+        )
+    );
+    let capabilities = Some("0000008000281004".into());
+    let open = DaemonReport { capabilities, calls_filtered: Some(false), ..confined.clone() };
+    let parts = of_daemon(&open, &node());
+    let lacking = part(&parts, "confinement");
+    assert_eq!(lacking.state, Condition::Degraded);
+    let reason = lacking.reason.as_deref().unwrap();
+    assert_eq!(reason, "it has CAP_BPF without need; its system calls are not filtered");
+    let older = DaemonReport { no_new_privs: None, calls_filtered: None, ..confined };
+    assert!(of_daemon(&older, &node()).iter().all(|part| part.name != "confinement"));
 }
 
 #[test]
@@ -88,6 +117,8 @@ fn every_hook_that_is_refused_has_a_consequence_and_the_remedy_fits_the_reason()
     let parts = refused("neigh_update: EPERM: Operation not permitted", &node());
     assert!(parts.iter().all(|part| part.lost.is_some()) && all(&parts, "seccomp"), "{parts:?}");
     assert!(all(&refused(SWITCHED_OFF, &node()), "= \"auto\""));
+    let of_crash_loop = refused(&format!("a: switched off; b: {CRASH_LOOP}"), &node());
+    assert!(all(&of_crash_loop, "restart kevtmon"), "{of_crash_loop:?}");
     let without = Node { capabilities: Some(!(1 << 21 | 1 << 38 | 1 << 39)), ..node() };
     assert!(all(&refused("EPERM", &without), "CAP_BPF"));
     let mut locked = node();
@@ -109,6 +140,34 @@ fn a_source_that_works_only_in_part_is_degraded_and_one_that_is_not_needed_absen
     assert_eq!(source(&docker, &node()).state, Condition::Absent);
     let hung = SourceStatus::down(SourceKind::Runtime, "docker:/a", "no answer within 2s");
     assert_eq!(source(&hung, &node()).state, Condition::Failed);
+    assert!(source(&hung, &node()).remedy.unwrap().starts_with("look at the runtime"));
+    let denied = "cannot connect to the socket: Permission denied (os error 13)";
+    let of_user = SourceStatus::down(SourceKind::Runtime, "docker:/run/user/1000/podman/podman.sock", denied);
+    assert!(source(&of_user, &node()).remedy.unwrap().contains("CAP_DAC_OVERRIDE"));
+}
+
+#[test]
+fn a_hook_that_does_without_a_program_is_all_right_and_says_so() {
+    let lacks = Some("without path_umount: ENOTSUPP".to_owned());
+    let status = SourceStatus { lacks: lacks.clone(), ..SourceStatus::up(SourceKind::Hook, "hook.umount") };
+    let found = source(&status, &node());
+    assert_eq!((found.state, found.found, found.reason), (Condition::Ok, lacks, None));
+}
+
+#[test]
+fn what_kernel_programs_cost_is_told_where_there_are_any() {
+    assert!(judge::programs(&Cost::default()).is_none());
+    let programs = vec![ProgramCost { name: "neigh_update".into(), runs: 4, run_ns: 1000 }];
+    let found = judge::programs(&Cost { map_bytes: 1025, programs }).unwrap().found.unwrap();
+    assert_eq!(found, "2 KiB of maps, the ring among them; neigh_update ran 4 times, 250 ns each");
+}
+
+#[test]
+fn whichever_way_holders_are_found_nothing_is_lacking() {
+    let by_proc = iterators::status(&Err("iter_task: EPERM".to_owned()));
+    let found = source(&by_proc, &node());
+    assert_eq!((found.state, found.rung.as_deref()), (Condition::Ok, Some("proc")));
+    assert!(found.found.unwrap().ends_with("takes longer: iter_task: EPERM"));
 }
 
 #[test]
@@ -117,6 +176,33 @@ fn netlink_that_is_down_prevents_work_and_a_sink_does_not() {
     assert!(down(SourceKind::Netlink, "netlink").prevents_work());
     assert!(!down(SourceKind::Sink, "store").prevents_work());
     assert!(!down(SourceKind::Hook, "hook.umount").prevents_work());
+}
+
+#[test]
+fn of_a_daemon_that_still_starts_not_all_works_yet() {
+    let starting = DaemonReport { ready: false, ..report(Vec::new()) };
+    let mut parts = vec![judge::daemon(&starting)];
+    parts.extend(of_daemon(&starting, &node()));
+    assert!(!judge::works(&parts, Some(&starting)));
+    let netlink = part(&parts, "netlink");
+    assert!(netlink.required && netlink.state == Condition::Unknown, "{netlink:?}");
+    let version = "1 (a)".to_owned();
+    let answer = DoctorReport { works: false, version, daemon: Some(starting), parts, self_test: Vec::new() };
+    let text = render::doctor::text(&answer, &Pretty { colour: false, zone: TimeZone::UTC });
+    assert!(text.starts_with("kevtmon 1 (a): the daemon is still starting\n"), "{text}");
+    let ready = report(vec![SourceStatus::up(SourceKind::Netlink, "netlink")]);
+    let parts = of_daemon(&ready, &node());
+    assert!(judge::works(&parts, Some(&ready)) && judge::works(&parts, None));
+    let failed = report(vec![SourceStatus::down(SourceKind::Netlink, "netlink", "gone")]);
+    assert!(!judge::works(&of_daemon(&failed, &node()), Some(&failed)));
+}
+
+#[test]
+fn a_sink_that_has_ended_is_not_said_to_come_back() {
+    let down = |reason: &str| source(&SourceStatus::down(SourceKind::Sink, "stdout", reason), &node());
+    assert!(down("No space left on device").remedy.unwrap().contains("tried again"));
+    let ended = down(&format!("{}: Broken pipe", crate::sinks::ENDED));
+    assert!(ended.state == Condition::Failed && ended.remedy.unwrap().contains("restart"));
 }
 
 #[test]

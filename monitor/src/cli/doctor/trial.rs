@@ -73,7 +73,9 @@ fn hooks(config: &Config, node: &Node) -> (Vec<Part>, bool) {
             let loaded = bpf::load(&wanted);
             let lacks_programs =
                 loaded.failure.is_some() || loaded.statuses.iter().any(|it| it.lacks_programs());
-            (loaded.statuses.iter().map(|it| it.source_status()).collect::<Vec<_>>(), lacks_programs)
+            let statuses = loaded.statuses.iter().map(|it| it.source_status());
+            let statuses = statuses.chain([bpf::iterators::status(&loaded.iterators)]);
+            (statuses.collect::<Vec<_>>(), lacks_programs)
         };
         scope.spawn(load).join()
     });

@@ -4,7 +4,7 @@ use jiff::tz;
 
 use super::*;
 use crate::core::state::{ContainerStatus, Counts};
-use crate::event::{Container, Event, Kind};
+use crate::event::{Container, Event, Kind, Shared};
 use crate::observation::{SourceKind, SourceStatus};
 use crate::query::history::IncidentView;
 use crate::query::story::tests::{gateway_lost, volume_busy};
@@ -111,7 +111,7 @@ fn incidents_are_narrowed_down_by_kind_pod_and_severity() {
 /// An open incident of the pod of the sample.
 fn gateway_lost_view() -> IncidentView {
     let deletion = sample::deletion();
-    let target = deletion.target.map(|target| *target);
+    let target = deletion.target.map(Shared::into_inner);
     IncidentView::new(incident("lost", 1), None, target, deletion.boot_id, 1)
 }
 
@@ -149,6 +149,21 @@ fn the_state_reads_well() {
     golden(&answer(memory(), &Query::State(StateArgs::default())), "state.txt");
     let json = answer(memory(), &Query::State(StateArgs { json: true, ..StateArgs::default() }));
     assert_eq!(serde_json::from_str::<crate::core::state::NodeState>(&json.out).unwrap(), state);
+    let of_pod = |pod: &str| Query::State(StateArgs { pod: Some(pod.into()), ..StateArgs::default() });
+    let one = answer(memory(), &of_pod("a/web"));
+    assert!(one.out.contains("pod a/web") && !one.out.contains("b/web"), "{}", one.out);
+    let unknown = answer(memory(), &of_pod("c/web"));
+    assert_eq!((unknown.code, unknown.out.as_str()), (exit::QUERY, ""));
+    let expected = "whether a pod of this node is called c/web is not known: no container runtime answers \
+                    (docker:/run/docker.sock: no socket); `kevtmon state` lists the 2 pods that are known";
+    assert!(unknown.err.contains(expected), "{}", unknown.err);
+    let why = serde_json::from_str::<serde_json::Value>(&json.out).unwrap()["pods_incomplete"].clone();
+    assert_eq!(why, "no container runtime answers (docker:/run/docker.sock: no socket)");
+    state.sources[0] = SourceStatus::up(SourceKind::Runtime, "docker:/run/docker.sock");
+    let memory = || Memory::default().with_state(state.clone());
+    let none = answer(memory(), &of_pod("c/web"));
+    assert_eq!((none.code, none.out.as_str()), (exit::FAILED, ""));
+    assert!(none.err.contains("no pod of this node is called c/web"), "{}", none.err);
     let without = answer(Memory::default(), &Query::State(StateArgs::default()));
     assert_eq!((without.code, without.out.as_str()), (exit::FAILED, ""));
 }

@@ -60,7 +60,7 @@ fn with(mut leak: Leak, told: Option<&LeakedMount>) -> Leak {
     if let Some(told) = told {
         let mount = &mut leak.mount;
         (mount.path, mount.confidence) = (told.path.clone(), told.confidence);
-        (mount.volume, mount.part) = (told.volume.clone(), told.part);
+        (mount.volume, mount.staged, mount.part) = (told.volume.clone(), told.staged.clone(), told.part);
         (mount.container, mount.pod) = (told.container.clone(), told.pod.clone());
     }
     leak

@@ -40,6 +40,9 @@ impl Core {
             }
             return;
         }
+        if let Some(umount) = self.holder_scans.counted.take_answered(report.id) {
+            return self.counted_answered(at, umount, report);
+        }
         let asked = [Answer::Holders, Answer::Path, Answer::StillHeld, Answer::SameHolders];
         let Some(umount) = self.holder_scans.queue.take_answered(report.id, &asked) else {
             if !self.rechecked(at, &report) {
@@ -86,7 +89,7 @@ impl Core {
         let counted = known.map_or(0, |known| self.busy_mounts.attempts_of(known, caller));
         let mount = self.identified(&umount, &report);
         self.holder_scans.judge(mount, &umount, &mut report);
-        let scan = Scan { at, report };
+        let scan = Scan::new(at, report);
         self.holder_scans.remember(mount, scan.clone());
         let umount = QueuedUmount { mount, ..umount };
         // Another name of a mount that was told already is no news.

@@ -8,9 +8,12 @@ use crate::escape::name;
 use crate::event::wording::{
     actor_phrase, copies_phrase, holders_phrase, mount_point_phrase, owner_phrase, users,
 };
-use crate::event::{Actor, Confidence, Event, Kind, Mount, MountHolder, Severity, Target, Volume};
-use crate::node::mounts::BusyMount;
-use crate::observation::{HolderReport, MountIdentity, MountSyscall, UmountAttempt, Verdict};
+use crate::event::{
+    Actor, Confidence, Event, Kind, Mount, MountHolder, RefusedCall, Severity, Shared, StagedVolume, Target,
+    refused_phrase,
+};
+use crate::node::mounts::{BusyMount, RefusedCalls};
+use crate::observation::{HolderReport, MountIdentity, MountSyscall, PathDoubt, UmountAttempt, Verdict};
 
 /// `MNT_*` and `UMOUNT_*` of include/linux/fs.h.
 const UMOUNT_FLAGS: &[(u32, &str)] =
@@ -29,6 +32,8 @@ pub(super) struct Known<'a> {
     report: Option<&'a HolderReport>,
     identity: Option<&'a MountIdentity>,
     attempts: Option<u64>,
+    /// What was refused on it so far.
+    calls: Option<&'a RefusedCalls>,
     /// Whether that is only likely the mount that was meant.
     is_likely: bool,
 }
@@ -65,6 +70,7 @@ impl Core {
                 || self.busy_mounts.attempts_of(umount.mount, umount.caller),
                 |earlier| earlier.attempts,
             )),
+            calls: busy.map(BusyMount::calls),
             is_likely: report.as_ref().is_some_and(|report| report.mount_is_likely),
         };
         let mount = self.mount_object(umount, known);
@@ -80,7 +86,7 @@ impl Core {
             holders.into_iter().map(|holder| self.mount_holder(umount.at, holder)).collect();
         let actor = self.unmounting_actor(attempt);
         let target = self.mount_target(&mount, &actor);
-        let mut subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
+        let mut subject = mount_phrase(&mount, target.as_ref());
         if actor.confidence != Confidence::Certain || mount.confidence.is_some() {
             subject = format!("what is likely {subject}");
         }
@@ -88,8 +94,7 @@ impl Core {
         let by = actor_phrase(&actor);
         // Set off by commas, if it has some itself.
         let comma = if by.contains(", ") { "," } else { "" };
-        let is_by_now = is_gone || earlier.is_some_and(|earlier| earlier.by_now);
-        let by_now = if is_by_now { "by now " } else { "" };
+        let by_now = if is_gone || earlier.is_some_and(|one| one.by_now) { "by now " } else { "" };
         let holders_phrase = match (is_umount, is_found) {
             (false, true) => mount_point_phrase(&mount, &holders),
             (false, false) if verdict == Verdict::NotAMount => NO_MOUNT_POINT.to_owned(),
@@ -100,12 +105,15 @@ impl Core {
         let later = if earlier.is_some() { " (found later)" } else { "" };
         let message =
             format!("{what} of {subject} by {by}{comma} refused: {by_now}{holders_phrase}{server}{later}");
-        // Programs that replace a file which is mounted into their container are everyday life.
-        let is_trouble = is_umount || is_found && umount.account.host;
+        // Programs that replace a file which is mounted into their container are everyday life, and so is who removes the file
+        // of a network namespace before he unmounts it, but not again and again.
+        let is_name_of_namespace =
+            mount.fstype.as_deref() == Some("nsfs") && mount.attempts.is_none_or(|attempts| attempts <= 1);
+        let is_trouble = is_umount || is_found && umount.account.host && !is_name_of_namespace;
         let severity = if is_trouble { Severity::Warning } else { Severity::Notice };
         let event = Event {
-            actor: Some(Box::new(actor)),
-            target: target.map(Box::new),
+            actor: Some(Shared::new(actor)),
+            target: target.map(Shared::new),
             mount: Some(Box::new(mount)),
             holders: Some(holders),
             holders_age_ms: age,
@@ -131,16 +139,18 @@ impl Core {
             report: report.as_ref(),
             identity: busy.identity.as_ref(),
             attempts: (attempts > 0).then_some(attempts),
+            calls: Some(busy.calls()),
             is_likely: busy.is_likely,
         };
         let mount = self.mount_object(umount, known);
         let mut actor = self.unmounting_actor(&umount.attempt);
         let target = self.mount_target(&mount, &actor);
-        let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
+        let subject = mount_phrase(&mount, target.as_ref());
         let mut by = format!("by {}", actor_phrase(&actor));
-        if umount.is_one_of_several {
+        if umount.is_one_of_several || busy.missed {
             actor.confidence = Confidence::Likely;
-            let which = if umount.unless_held.is_some() { "one" } else { "the last" };
+            let is_any = umount.unless_held.is_some() || busy.missed;
+            let which = if is_any { "one" } else { "the last" };
             by = format!("likely {by}, {which} of several that unmounted something there");
         } else if actor.confidence != Confidence::Certain {
             by = format!("likely {by}");
@@ -149,6 +159,8 @@ impl Core {
         let likely = if busy.is_likely { "likely " } else { "" };
         let after = match attempts {
             0 => String::new(),
+            // Not all of them were unmounts.
+            _ if !mount.refused.is_empty() => format!(", {likely}after {}", refused_phrase(&mount.refused)),
             1 => format!(", {likely}after one refused attempt"),
             attempts => format!(", {likely}after {attempts} refused attempts"),
         };
@@ -157,8 +169,8 @@ impl Core {
             false => (Kind::MountReleased, Severity::Info, format!("{subject} unmounted {by}{after}")),
         };
         let mut event = Event {
-            actor: Some(Box::new(actor)),
-            target: target.map(Box::new),
+            actor: Some(Shared::new(actor)),
+            target: target.map(Shared::new),
             mount: Some(Box::new(mount)),
             ..self.event(umount.at, kind, severity, String::new())
         };
@@ -205,7 +217,8 @@ impl Core {
         };
         let actor = self.unmounting_actor(&umount.attempt);
         let target = self.node().target_of_pod(&volume.pod_uid);
-        let subject = mount_phrase(&umount.key.path, Some(&volume), Some(&target));
+        let mount = self.mount_object(umount, Known::default());
+        let subject = mount_phrase(&mount, Some(&target));
         let (kind, verb) = match umount.is_lazy() {
             true => (Kind::MountDetached, "detached"),
             false => (Kind::MountReleased, "unmounted"),
@@ -214,9 +227,9 @@ impl Core {
         let message =
             format!("{subject} {verb}, or what was mounted on it, {likely}by {}", actor_phrase(&actor));
         let event = Event {
-            mount: Some(Box::new(self.mount_object(umount, Known::default()))),
-            actor: Some(Box::new(actor)),
-            target: Some(Box::new(target)),
+            mount: Some(Box::new(mount)),
+            actor: Some(Shared::new(actor)),
+            target: Some(Shared::new(target)),
             ..self.event(umount.at, kind, Severity::Debug, message)
         };
         let seq = self.emit(event);
@@ -225,10 +238,16 @@ impl Core {
 
     /// Who called, and how certain it is that the call was about the mount to which its path leads. The path is read from
     /// the caller's memory before and after the kernel reads it; who shares that memory can show the kernel another one in
-    /// between. Root of the node is not suspected of that.
+    /// between. Root of the node is not suspected of that, but root of a container is where that takes no rights on mounts. Of a
+    /// call that was not seen to begin, something else than the kernel may have given the answer.
     pub(super) fn unmounting_actor(&self, attempt: &UmountAttempt) -> Actor {
         let mut actor = self.actor(&attempt.actor, false);
-        if actor.userns.is_some() || actor.uid.is_some_and(|uid| uid != 0) {
+        let is_unproven =
+            attempt.origin.as_ref().is_some_and(|origin| origin.doubt == Some(PathDoubt::StartUnseen));
+        let takes_rights = attempt.syscall.is_umount();
+        let may_be_of_container = || !self.kubelets.mounts_in(attempt.mntns) && !self.is_runtime(attempt);
+        let is_suspected = !takes_rights && may_be_of_container();
+        if is_unproven || is_suspected || actor.userns.is_some() || actor.uid.is_some_and(|uid| uid != 0) {
             actor.confidence = Confidence::Likely;
         }
         actor
@@ -236,7 +255,7 @@ impl Core {
 
     pub(super) fn mount_object(&self, umount: &QueuedUmount, known: Known<'_>) -> Mount {
         let QueuedUmount { key, attempt, .. } = umount;
-        let Known { report, identity, attempts, is_likely } = known;
+        let Known { report, identity, attempts, calls, is_likely } = known;
         let facts = report.and_then(|report| report.mount.as_ref());
         let path = match (identity, report) {
             // What is on the name may be mounted at another path to the same directory.
@@ -258,7 +277,9 @@ impl Core {
             identity: identity.cloned(),
             confidence: is_likely.then_some(Confidence::Likely),
             attempts,
+            refused: calls.map_or_else(Vec::new, |calls| refused_others(attempt.syscall, calls)),
             volume: self.kubelets.volume(umount.at, key.mntns, path),
+            staged: self.staged(umount, path, report),
             container_id: self.container_at(attempt, [path.as_str(), &key.path]),
             // What is unmounted has none any more.
             child_mounts: match attempt.errno.is_some() || umount.is_lazy() {
@@ -274,9 +295,37 @@ impl Core {
     }
 }
 
+impl Core {
+    /// The volume that is staged at a path, with what its kubelet has written of it.
+    fn staged(
+        &self,
+        umount: &QueuedUmount,
+        path: &str,
+        report: Option<&HolderReport>,
+    ) -> Option<StagedVolume> {
+        let mut staged = self.kubelets.staged(umount.at, umount.key.mntns, path)?;
+        let data = report.filter(|report| report.path == path);
+        let data = data.and_then(|report| report.volume_data.as_deref());
+        // Where the path does not tell the name, it tells the driver.
+        let data = data.filter(|data| staged.name.is_some() || data.driver == staged.plugin);
+        staged.handle = data.map(|data| data.handle.clone());
+        Some(staged)
+    }
+}
+
 /// Whether the path of a report is the one that was meant, else it is the one that was given.
 fn is_resolved(report: &HolderReport) -> bool {
     report.mount.is_some() || report.verdict == Verdict::NotAMount
+}
+
+/// How often each system call was refused, unless it was this one alone.
+fn refused_others(own: MountSyscall, calls: &RefusedCalls) -> Vec<RefusedCall> {
+    if calls.iter().all(|(syscall, _)| syscall == own) {
+        return Vec::new();
+    }
+    let told =
+        |(syscall, attempts): (MountSyscall, u64)| RefusedCall { syscall: syscall.name().into(), attempts };
+    calls.iter().map(told).collect()
 }
 
 fn flags(attempt: &UmountAttempt) -> Vec<String> {
@@ -290,11 +339,13 @@ fn flags(attempt: &UmountAttempt) -> Vec<String> {
 }
 
 /// A pod volume by its name, any other mount by its path.
-pub(super) fn mount_phrase(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String {
-    match (volume, target) {
-        (Some(volume), Some(target)) => format!("volume {}{}", name(&volume.name), owner_phrase(target)),
+pub(super) fn mount_phrase(mount: &Mount, target: Option<&Target>) -> String {
+    let path = name(&mount.path);
+    match (&mount.volume, target, &mount.staged) {
+        (Some(volume), Some(target), _) => format!("volume {}{}", name(&volume.name), owner_phrase(target)),
         // In a namespace of somebody else, where any path may be made.
-        (None, Some(target)) => format!("{}{}", name(path), owner_phrase(target)),
-        (_, None) => name(path).into_owned(),
+        (None, Some(target), _) => format!("{path}{}", owner_phrase(target)),
+        (_, None, Some(staged)) => format!("{} at {path}", staged.phrase()),
+        (_, None, None) => path.into_owned(),
     }
 }

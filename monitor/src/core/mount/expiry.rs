@@ -45,6 +45,9 @@ impl Core {
                 _ => self.undetermined(&umount, "its mounts were not read in time"),
             }
         }
+        while let Some(umount) = self.holder_scans.counted.take_overdue(now) {
+            self.counted_ends(now, umount.mount, Some(None));
+        }
         if self.holder_scans.next_lookup.is_some_and(|due| due <= now) {
             self.look_up_busy_mounts(now);
         }

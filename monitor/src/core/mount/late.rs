@@ -7,8 +7,8 @@ use super::{HolderScans, QueuedUmount, Scan};
 use crate::core::Core;
 use crate::observation::{Access, BootNs, HolderReport, Verdict};
 
-/// Events that may be completed; of more, the oldest are not.
-const MAX: usize = 64;
+/// Events that may be completed; of more, the oldest are not. As many as scans may wait.
+const MAX: usize = 256;
 /// For this long; no scan goes on for longer.
 const RETENTION_NS: u64 = 6 * 60 * 1_000_000_000;
 
@@ -100,7 +100,7 @@ impl Core {
         self.holder_scans.judge(umount.mount, umount, &mut report);
         let gist = Gist::of(&report);
         let (id, goes_on) = (report.id, report.goes_on);
-        let scan = Scan { at, report };
+        let scan = Scan::new(at, report);
         self.holder_scans.remember(umount.mount, scan.clone());
         let call = umount.at;
         let earlier = Earlier { seq: unfinished.seq, attempts: unfinished.attempts, call, by_now: false };

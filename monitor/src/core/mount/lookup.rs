@@ -5,9 +5,9 @@ use super::HolderScans;
 use super::caller::share_of;
 use crate::core::Core;
 use crate::diagnose::ModelChange;
-use crate::event::Event;
-use crate::node::mounts::{Account, BusyId, BusyMount, MountKey};
-use crate::observation::{BootNs, Request};
+use crate::event::{Event, Mount};
+use crate::node::mounts::{Account, BusyId, BusyMount, MountKey, RefusedCalls};
+use crate::observation::{BootNs, MountSyscall, Request};
 
 /// Whether busy mounts are still there is looked up at this interval, for they may go by other ways than an unmount
 /// that is observed here.
@@ -120,6 +120,20 @@ impl Core {
         }
     }
 
+    /// An unmount of a busy mount succeeded, and there is no room for it to wait. Whether the mount is still there is looked up
+    /// without it; whoever is named for its end need not be the one who took it.
+    pub(super) fn miss_end(&mut self, at: BootNs, mount: BusyId) {
+        self.holder_scans.missed += 1;
+        self.busy_mounts.note_missed(mount, true);
+        self.suspect_gone(at, mount);
+    }
+
+    /// Unmounts of busy mounts that succeeded, of which nobody is told since too many waited.
+    #[must_use]
+    pub fn umounts_missed(&self) -> u64 {
+        self.holder_scans.missed
+    }
+
     pub(super) fn look_up_suspected(&mut self, now: BootNs) {
         let is_over = |last: BootNs| last.saturating_add(SUSPICION_INTERVAL_NS) <= now;
         let over = self.holder_scans.suspected.extract_if(.., |_, (last, _)| is_over(*last));
@@ -141,11 +155,25 @@ impl Core {
             let key = MountKey::new(mount.mntns, &mount.path);
             let last = self.clock().boot_ns(&incident.last_seen).unwrap_or(event.at);
             let account = Account { host: self.kubelets.mounts_in(mount.mntns), name: String::new() };
-            let told = (incident.count, last);
+            let told = (told_calls(mount, incident.count), last);
             self.busy_mounts.resume(key.clone(), mount.identity.clone(), account, told);
             if let Some(id) = self.busy_mounts.at(&key) {
                 self.busy_mounts.set_likely(id, mount.confidence.is_some());
             }
         }
     }
+}
+
+/// What was refused on a mount, as an incident of an earlier run has told: of what is not told apart there, all by the system call
+/// of its event.
+fn told_calls(mount: &Mount, attempts: u64) -> RefusedCalls {
+    let mut calls = RefusedCalls::default();
+    for told in &mount.refused {
+        if let Ok(syscall) = told.syscall.parse() {
+            calls.add(syscall, told.attempts);
+        }
+    }
+    let rest = attempts.saturating_sub(calls.total());
+    calls.add(mount.syscall.parse().unwrap_or(MountSyscall::Umount2), rest);
+    calls
 }

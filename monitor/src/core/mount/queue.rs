@@ -10,6 +10,9 @@ use super::{Answer, QueuedUmount};
 use crate::node::mounts::{Account, BusyId, MountKey};
 use crate::observation::BootNs;
 
+/// What waits at most. Of more than that, refused unmounts are only counted.
+const MOST: Load = Load { number: 1024, texts: 2 << 20 };
+
 /// Unmounts in order of arrival.
 #[derive(Clone, Default)]
 pub(super) struct UmountQueue {
@@ -18,21 +21,63 @@ pub(super) struct UmountQueue {
     awaited: BTreeMap<u64, BusyId>,
     deadlines: BTreeSet<(BootNs, u64)>,
     arrived: u64,
-    len: usize,
-    /// Per account, how many wait and how many of them await an answer.
-    charged: BTreeMap<Account, (usize, usize)>,
+    waiting: Load,
+    /// Per account, what waits and how many of them await an answer.
+    charged: BTreeMap<Account, (Load, usize)>,
 }
 
 #[derive(Clone)]
 struct Waiting {
     /// Rises with each arrival.
     arrived: u64,
+    /// Bytes of its texts when it came.
+    texts: usize,
     umount: QueuedUmount,
 }
 
+/// What unmounts that wait take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Load {
+    /// How many there are.
+    number: usize,
+    /// Bytes of their texts, which whoever calls chooses.
+    texts: usize,
+}
+
+impl Load {
+    /// What is left of it beside another one.
+    fn without(self, other: Self) -> Self {
+        Self {
+            number: self.number.saturating_sub(other.number),
+            texts: self.texts.saturating_sub(other.texts),
+        }
+    }
+
+    /// Whether another one has room in it.
+    fn holds(self, other: Self) -> bool {
+        other.number <= self.number && other.texts <= self.texts
+    }
+
+    /// With one more of so many bytes.
+    fn and(self, texts: usize) -> Self {
+        Self { number: self.number + 1, texts: self.texts + texts }
+    }
+}
+
 impl UmountQueue {
+    /// How many wait.
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.waiting.number
+    }
+
+    /// Whether one more may wait: as much of one account as is left free, of the host all.
+    pub(super) fn has_room(&self, umount: &QueuedUmount) -> bool {
+        // What succeeded is not to be missed.
+        let times = if umount.is_refused() { 1 } else { 2 };
+        let most = Load { number: times * MOST.number, texts: times * MOST.texts };
+        let of_account = if umount.account.host { Load::default() } else { self.charged_to(&umount.account) };
+        most.without(self.waiting).holds(of_account.and(umount.text_bytes()))
     }
 
     /// Whether something waits for a mount.
@@ -50,9 +95,9 @@ impl UmountQueue {
         self.by_mount.get_mut(&mount).into_iter().flatten().map(|waiting| &mut waiting.umount)
     }
 
-    /// How many an account has that wait.
-    pub(super) fn charged_to(&self, account: &Account) -> usize {
-        self.charged.get(account).map_or(0, |(waiting, _)| *waiting)
+    /// What waits of an account.
+    fn charged_to(&self, account: &Account) -> Load {
+        self.charged.get(account).map_or_else(Load::default, |(waiting, _)| *waiting)
     }
 
     /// How many an account has that await an answer.
@@ -64,16 +109,18 @@ impl UmountQueue {
     pub(super) fn push(&mut self, umount: QueuedUmount) {
         self.arrived += 1;
         let arrived = self.arrived;
-        self.register(&umount);
-        self.by_mount.entry(umount.mount).or_default().push_back(Waiting { arrived, umount });
+        let texts = umount.text_bytes();
+        self.register(&umount, texts);
+        self.by_mount.entry(umount.mount).or_default().push_back(Waiting { arrived, texts, umount });
     }
 
     /// Puts an unmount before the others of its mount.
     pub(super) fn push_first(&mut self, umount: QueuedUmount) {
-        self.register(&umount);
+        let texts = umount.text_bytes();
+        self.register(&umount, texts);
         let all = self.by_mount.entry(umount.mount).or_default();
         let arrived = all.front().map_or(self.arrived, |first| first.arrived);
-        all.push_front(Waiting { arrived, umount });
+        all.push_front(Waiting { arrived, texts, umount });
     }
 
     /// Removes the first unmount of a mount, unless it awaits an answer.
@@ -118,7 +165,7 @@ impl UmountQueue {
     /// Removes all of a mount.
     pub(super) fn take_all(&mut self, mount: BusyId) -> Vec<QueuedUmount> {
         let all = self.by_mount.remove(&mount).unwrap_or_default();
-        all.iter().for_each(|waiting| self.forget(&waiting.umount));
+        all.iter().for_each(|waiting| self.forget(waiting));
         all.into_iter().map(|waiting| waiting.umount).collect()
     }
 
@@ -151,18 +198,18 @@ impl UmountQueue {
 
     fn remove(&mut self, mount: BusyId, place: usize) -> Option<QueuedUmount> {
         let all = self.by_mount.get_mut(&mount)?;
-        let umount = all.remove(place)?.umount;
+        let waiting = all.remove(place)?;
         if all.is_empty() {
             self.by_mount.remove(&mount);
         }
-        self.forget(&umount);
-        Some(umount)
+        self.forget(&waiting);
+        Some(waiting.umount)
     }
 
-    fn register(&mut self, umount: &QueuedUmount) {
-        self.len += 1;
+    fn register(&mut self, umount: &QueuedUmount, texts: usize) {
+        self.waiting = self.waiting.and(texts);
         let (waiting, awaiting) = self.charged.entry(umount.account.clone()).or_default();
-        *waiting += 1;
+        *waiting = waiting.and(texts);
         if let Some(awaits) = umount.awaits {
             *awaiting += 1;
             self.awaited.insert(awaits.id, umount.mount);
@@ -170,12 +217,13 @@ impl UmountQueue {
         }
     }
 
-    fn forget(&mut self, umount: &QueuedUmount) {
-        self.len -= 1;
+    fn forget(&mut self, Waiting { umount, texts, .. }: &Waiting) {
+        let one = Load { number: 1, texts: *texts };
+        self.waiting = self.waiting.without(one);
         if let Some((waiting, awaiting)) = self.charged.get_mut(&umount.account) {
-            *waiting -= 1;
+            *waiting = waiting.without(one);
             *awaiting -= usize::from(umount.awaits.is_some());
-            if *waiting == 0 {
+            if waiting.number == 0 {
                 self.charged.remove(&umount.account);
             }
         }

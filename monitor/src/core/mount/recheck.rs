@@ -205,7 +205,7 @@ impl Core {
             report.blind_spot(None, NOT_AT_FIRST);
         }
         let is_last = has_nobody && report.verdict == Verdict::Kernel;
-        let scan = Scan { at, report };
+        let scan = Scan::new(at, report);
         self.holder_scans.remember(mount, scan.clone());
         if is_last || !has_nobody {
             let earlier = Earlier { seq, attempts, call: umount.at, by_now: !has_nobody };

@@ -1,11 +1,29 @@
 //! Holders that are told again: within ten seconds of a scan, and only where the path still leads to the mount that was
 //! scanned. Another one may have been mounted there since.
 
-use super::{Answer, QueuedUmount, SCAN_INTERVAL_NS, Scan};
+use serde::{Deserialize, Serialize};
+
+use super::{Answer, QueuedUmount, SCAN_INTERVAL_NS};
 use crate::core::Core;
 use crate::observation::{
     Access, BootNs, Holder, HolderReport, MountFacts, MountIdentity, MountPresence, Request, Verdict,
 };
+
+/// A scan that was made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Scan {
+    pub(super) at: BootNs,
+    pub(super) report: HolderReport,
+    /// When it was looked last whether those still hold the mount, for a refused attempt that is only counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) checked: Option<BootNs>,
+}
+
+impl Scan {
+    pub(super) fn new(at: BootNs, report: HolderReport) -> Self {
+        Self { at, report, checked: None }
+    }
+}
 
 /// Whether the holders that a scan has found are told again.
 pub(super) enum Repeat {
@@ -26,7 +44,8 @@ impl Scan {
     /// `goes_on`: whether the scan is still under way; another one would find no more.
     pub(super) fn repeat(&self, umount: &QueuedUmount, goes_on: bool) -> Repeat {
         let HolderReport { mount, verdict, resolved, .. } = &self.report;
-        if !goes_on && !self.is_recent(umount.at) {
+        // One that was not made has nothing to tell again.
+        if !goes_on && (*verdict == Verdict::Skipped || !self.is_recent(umount.at)) {
             return Repeat::No;
         }
         // Recordings of before paths had an origin have no answer to this.
@@ -106,16 +125,12 @@ impl Core {
     /// Those of the known holders were looked at again that still may be. Where all have let go, somebody else refused.
     pub(super) fn looked_again(&mut self, umount: QueuedUmount, again: HolderReport) {
         let is_user = |holder: &Holder| holder.explains() && holder.access != Access::ChildMount;
-        let is_same = |one: &Holder, other: &Holder| {
-            (one.tgid, one.access, &one.path) == (other.tgid, other.access, &other.path)
-                && (one.fd, one.tid) == (other.fd, other.tid)
-        };
         // Of more than these the report does not tell.
         let is_doubted = |known: &Holder| {
             again.blind_spots.len() >= HolderReport::BLIND_SPOTS
                 || again.blind_spots.iter().any(|spot| spot.tgid.is_none_or(|tgid| tgid == known.tgid))
         };
-        let is_seen = |known: &Holder| again.holders.iter().any(|holder| is_same(holder, known));
+        let is_seen = |known: &Holder| again.holders.iter().any(|holder| holder.is_same_hold(known));
         let is_still =
             |known: &Holder| known.access == Access::ChildMount || is_doubted(known) || is_seen(known);
         let goes_on = self.holder_scans.is_going_on(umount.mount);

@@ -13,13 +13,17 @@ impl Core {
         attempt: &UmountAttempt,
         paths: impl IntoIterator<Item = &'p str>,
     ) -> Option<String> {
-        let key = &attempt.actor.key;
-        let is_runtime = || is_one_of(self.components.running(), key.tgid, key.start_ns);
-        if !self.kubelets.mounts_in(attempt.mntns) && !is_runtime() {
+        if !self.kubelets.mounts_in(attempt.mntns) && !self.is_runtime(attempt) {
             return None;
         }
         let owner = |path| self.runtime_directories.owner(&self.containers, path);
         paths.into_iter().find_map(owner).map(|facts| facts.id.clone())
+    }
+
+    /// Whether a kubelet or runtime of the node has called.
+    pub(super) fn is_runtime(&self, attempt: &UmountAttempt) -> bool {
+        let key = &attempt.actor.key;
+        is_one_of(self.components.running(), key.tgid, key.start_ns)
     }
 
     /// That of the pod of its volume, else the container for which its runtime mounts it, else the one whose mount

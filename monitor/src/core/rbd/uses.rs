@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use crate::core::Core;
 use crate::diagnose::{ImageUse, ModelChange, Usage};
-use crate::event::{MountHolder, Pod, Rbd};
+use crate::event::{MountHolder, Pod, Rbd, Shared};
 use crate::node::view::RuntimeAvailability;
-use crate::observation::{Access, BootNs, Holder, NsInum, RbdImage, RbdUse, RbdUses};
+use crate::observation::{Access, BootNs, Holder, NsInum, RbdImage, RbdNumber, RbdUse, RbdUses};
 
 /// How an image is used.
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ impl Core {
 
     /// The pod of a holder, if it has the device open, as those do that have it as a block volume. What a container has mounted
     /// is its pod's use only where that pod had the image before: others have copies of mounts that are not theirs.
-    fn pod_that_uses(&self, holder: &Holder, number: u32) -> Option<String> {
+    fn pod_that_uses(&self, holder: &Holder, number: RbdNumber) -> Option<String> {
         let owner = self.node().owner(holder.cgroup.as_deref());
         let uid = Pod::confirmed(owner.pod.as_ref())?.uid.clone();
         let is_open = holder.access == Access::Fd;
@@ -74,7 +74,8 @@ impl Core {
         // What was not looked at may be a pod's use.
         let is_read = found.host.is_some()
             && used.omitted == 0
-            && runtimes != RuntimeAvailability::None
+            && !used.unlocated
+            && (runtimes.is_any() || runtimes == RuntimeAvailability::Absent)
             && !self.kubelets.namespaces().any(|mntns| found.unread.contains(&mntns));
         let usage = match (who.pods.is_empty() && !who.of_node, is_read) {
             (false, _) => Usage::Used,
@@ -88,8 +89,10 @@ impl Core {
             rbd: Rbd { mounted_at, ..Rbd::from(image) },
             staged: who.staged,
             holders: who.holders,
-            complete: found.complete && runtimes == RuntimeAvailability::All,
-            last_pod: last.map(|uid| Box::new(self.node().target_of_pod(uid))),
+            complete: found.complete
+                && matches!(runtimes, RuntimeAvailability::All | RuntimeAvailability::Absent),
+            is_told: runtimes == RuntimeAvailability::All,
+            last_pod: last.map(|uid| Shared::new(self.node().target_of_pod(uid))),
         }
     }
 }

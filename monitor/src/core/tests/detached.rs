@@ -118,6 +118,60 @@ fn of_what_nobody_uses_there_is_no_more_to_tell_and_looks_are_ten_seconds_apart(
 }
 
 #[test]
+fn that_nobody_was_found_who_uses_a_volume_on_is_told_with_what_was_not_looked_at() {
+    let mut core = node();
+    core.observe(at(10 * MS, detached(&volume(), 70)));
+    let first = take(&mut core).0[0].seq;
+    core.observe(at(2_000 * MS, Fact::Tick));
+    let (id, _) = looked_for(&take(&mut core).1);
+    let mut found = unused(0);
+    found.blind_spot(None, "x was not looked at");
+    core.observe(at(2_100 * MS, Fact::DetachedUsers { id, reports: vec![found] }));
+    let (emitted, _) = take(&mut core);
+    let [event] = &emitted[..] else { panic!("{emitted:?}") };
+    assert_eq!((event.severity, event.completes), (Severity::Debug, Some(first)));
+    assert_eq!((event.holders.as_deref(), event.holders_complete), (Some(&[][..]), Some(false)));
+    assert_eq!(event.holders_unreadable[0].reason, "x was not looked at");
+    let words = "; nobody was found who uses it on, but not everything could be looked at";
+    assert!(event.message.ends_with(words), "{}", event.message);
+}
+
+#[test]
+fn a_look_whose_time_ran_out_is_told_though_nothing_else_told_of_the_mount() {
+    let mut core = node();
+    core.observe(at(10 * MS, detached(&shm(), 71)));
+    core.observe(at(2_000 * MS, Fact::Tick));
+    let (id, _) = looked_for(&take(&mut core).1);
+    let mut found = unused(0);
+    found.cut();
+    core.observe(at(2_100 * MS, Fact::DetachedUsers { id, reports: vec![found] }));
+    let (emitted, _) = take(&mut core);
+    let [event] = &emitted[..] else { panic!("{emitted:?}") };
+    assert_eq!((event.severity, event.completes), (Severity::Debug, None));
+    let words = "; nobody was found who uses it on, but not everything could be looked at";
+    assert!(event.message.ends_with(words), "{}", event.message);
+}
+
+#[test]
+fn a_look_without_an_answer_is_told_as_one() {
+    let asked = |end: fn(u64) -> (u64, Fact)| {
+        let mut core = node();
+        core.observe(at(10 * MS, detached(&volume(), 70)));
+        core.observe(at(11 * MS, detached(&shm(), 71)));
+        core.observe(at(2_000 * MS, Fact::Tick));
+        let (id, _) = looked_for(&take(&mut core).1);
+        let (time, fact) = end(id);
+        core.observe(at(time, fact));
+        let (emitted, _) = take(&mut core);
+        let [event] = &emitted[..] else { panic!("{emitted:?}") };
+        assert!(event.message.ends_with("; who uses it on was not looked for"), "{}", event.message);
+        assert_eq!(event.holders_complete, Some(false));
+    };
+    asked(|id| (2_100 * MS, Fact::DetachedUsers { id, reports: Vec::new() }));
+    asked(|_| (200_000 * MS, Fact::Tick));
+}
+
+#[test]
 fn where_the_kernel_does_not_show_the_mount_nobody_is_looked_for() {
     let mut core = node();
     let Fact::Umount(mut attempt) = detached(&volume(), 70) else { unreachable!() };
@@ -127,4 +181,117 @@ fn where_the_kernel_does_not_show_the_mount_nobody_is_looked_for() {
     core.observe(at(60_000 * MS, Fact::Tick));
     let (_, requests) = take(&mut core);
     assert!(!requests.iter().any(|request| matches!(request, Request::DetachedUsers { .. })), "{requests:?}");
+}
+
+/// What was found until the time ran out.
+fn part(mut report: HolderReport) -> Vec<HolderReport> {
+    report.cut();
+    vec![HolderReport { goes_on: true, ..report }]
+}
+
+/// A look at one detached mount that is under way, and the event that told of it.
+fn looking(path: &str) -> (Core, u64, Option<u64>) {
+    let mut core = node();
+    core.observe(at(10 * MS, detached(path, 70)));
+    let first = take(&mut core).0.first().map(|event| event.seq);
+    core.observe(at(2_000 * MS, Fact::Tick));
+    let (id, _) = looked_for(&take(&mut core).1);
+    (core, id, first)
+}
+
+/// Both a core and its copy, which was saved and restored.
+fn twice(core: Core) -> [Core; 2] {
+    let saved = serde_json::to_string(&core.save().unwrap()).unwrap();
+    let copy = Core::restore(core.settings().clone(), serde_json::from_str(&saved).unwrap()).unwrap();
+    [core, copy]
+}
+
+#[test]
+fn who_is_found_when_a_look_goes_on_is_told_at_once_and_that_it_has_ended() {
+    let (mut core, id, first) = looking(&volume());
+    core.observe(at(2_100 * MS, Fact::DetachedUsers { id, reports: part(unused(0)) }));
+    assert_eq!(take(&mut core), (Vec::new(), Vec::new()), "somebody may be found yet");
+    for mut core in twice(core) {
+        core.observe(at(12_100 * MS, Fact::DetachedUsers { id, reports: part(used(0)) }));
+        let (emitted, _) = take(&mut core);
+        let [event] = &emitted[..] else { panic!("{emitted:?}") };
+        assert_eq!((event.severity, event.completes), (Severity::Notice, first));
+        assert!(event.message.contains("and is still held by glusterfs (pid 94549)"), "{}", event.message);
+        let reason = "the time to look at all processes ran out";
+        assert!(event.holders_unreadable.iter().any(|spot| spot.reason == reason), "{event:?}");
+        for mut core in twice(core) {
+            core.observe(at(22_100 * MS, Fact::DetachedUsers { id, reports: part(used(0)) }));
+            assert_eq!(take(&mut core), (Vec::new(), Vec::new()), "nothing new");
+            core.observe(at(32_100 * MS, Fact::DetachedUsers { id, reports: vec![used(0)] }));
+            let (emitted, _) = take(&mut core);
+            let [event] = &emitted[..] else { panic!("{emitted:?}") };
+            assert_eq!((event.completes, event.holders_complete), (first, Some(false)));
+            assert!(event.message.ends_with(" (found later)"), "{}", event.message);
+            assert!(!event.holders_unreadable.iter().any(|spot| spot.reason == reason), "{event:?}");
+            core.observe(at(33_000 * MS, Fact::DetachedUsers { id, reports: vec![used(0)] }));
+            assert_eq!(take(&mut core), (Vec::new(), Vec::new()), "it was the last one");
+        }
+    }
+}
+
+#[test]
+fn what_a_look_that_went_on_ends_with_completes_what_it_told_first() {
+    let (mut core, id, first) = looking(&shm());
+    assert_eq!(first, None);
+    core.observe(at(2_100 * MS, Fact::DetachedUsers { id, reports: part(used(0)) }));
+    let told = take(&mut core).0.remove(0);
+    assert_eq!((told.severity, told.completes), (Severity::Notice, None));
+    core.observe(at(12_100 * MS, Fact::DetachedUsers { id, reports: vec![unused(0)] }));
+    let (emitted, _) = take(&mut core);
+    let [event] = &emitted[..] else { panic!("{emitted:?}") };
+    assert_eq!((event.severity, event.completes), (Severity::Debug, Some(told.seq)));
+    assert_eq!(event.holders_verdict, Some(Verdict::Incomplete));
+    let words = "; nobody was found any more who uses it on, but not everything could be looked at";
+    assert!(event.message.ends_with(words), "{}", event.message);
+}
+
+#[test]
+fn a_look_that_ends_where_it_was_has_no_more_to_tell() {
+    let (mut core, id, _) = looking(&volume());
+    core.observe(at(2_100 * MS, Fact::DetachedUsers { id, reports: part(used(0)) }));
+    assert_eq!(take(&mut core).0.len(), 1);
+    let mut last = used(0);
+    last.cut();
+    core.observe(at(302_100 * MS, Fact::DetachedUsers { id, reports: vec![last] }));
+    assert_eq!(take(&mut core).0, []);
+}
+
+#[test]
+fn nobody_waits_for_a_look_that_goes_on() {
+    let (mut core, id, _) = looking(&shm());
+    core.observe(at(2_001 * MS, detached(&volume(), 73)));
+    take(&mut core);
+    core.observe(at(2_100 * MS, Fact::DetachedUsers { id, reports: part(unused(0)) }));
+    core.observe(at(12_100 * MS, Fact::Tick));
+    let (next, mounts) = looked_for(&take(&mut core).1);
+    assert_eq!(mounts[0].meant.id, 73);
+    core.observe(at(12_200 * MS, Fact::DetachedUsers { id: next, reports: vec![used(0)] }));
+    core.observe(at(12_300 * MS, Fact::DetachedUsers { id, reports: vec![used(0)] }));
+    let told: Vec<String> = take(&mut core).0.into_iter().map(|event| event.message).collect();
+    assert!(told.len() == 2 && told[0].contains("cam-pv-50g") && told[1].starts_with(&shm()), "{told:?}");
+}
+
+#[test]
+fn a_look_that_went_on_and_has_no_end_is_told_as_one_whose_time_ran_out() {
+    for (found, is_told) in [(unused(0), true), (used(0), false)] {
+        let (mut core, id, _) = looking(&shm());
+        core.observe(at(2_100 * MS, Fact::DetachedUsers { id, reports: part(found) }));
+        take(&mut core);
+        for mut core in twice(core) {
+            core.observe(at(722_099 * MS, Fact::Tick));
+            assert_eq!(take(&mut core).0, []);
+            core.observe(at(722_100 * MS, Fact::Tick));
+            let (emitted, _) = take(&mut core);
+            assert_eq!(emitted.len(), usize::from(is_told), "{emitted:?}");
+            let words = "; nobody was found who uses it on, but not everything could be looked at";
+            assert!(emitted.iter().all(|event| event.message.ends_with(words)), "{emitted:?}");
+            core.observe(at(722_200 * MS, Fact::DetachedUsers { id, reports: vec![used(0)] }));
+            assert_eq!(take(&mut core).0, []);
+        }
+    }
 }

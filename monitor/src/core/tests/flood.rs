@@ -116,6 +116,27 @@ fn any_number_of_names_of_one_mount_is_one_story() {
 }
 
 #[test]
+fn what_is_kept_and_walked_does_not_grow_with_the_names_and_processes_of_a_flood() {
+    // Callers, their names and the paths are all anybody's to choose; what a call costs is what of them is walked.
+    let flooded = |calls: u32| {
+        let mut core = core_of_node();
+        let calls = (0..calls).map(|number| {
+            let Fact::Umount(mut call) = call(5, &format!("/link{number}"), Some(16)) else { unreachable!() };
+            call.actor.comm = format!("x{number}");
+            call.actor.key.tgid = 10_000 + number;
+            Fact::Umount(call)
+        });
+        let events = flood(&mut core, calls, |_| ("/mnt".to_owned(), 410)).events.len();
+        (serde_json::to_string(&core.save().unwrap()).unwrap().len(), events)
+    };
+    let ((few, _), (many, events)) = (flooded(2_000), flooded(20_000));
+    // Numbers and counts are longer by a digit.
+    assert!(many < few + few / 20, "{few} bytes after 2000 calls, {many} after 20000");
+    // In a hundred seconds, by their pace: sixteen scans in ten seconds, and powers of two.
+    assert!(events <= 16 * 10 + 2 * 15, "{events}");
+}
+
+#[test]
 fn attempts_that_are_identified_late_keep_to_the_powers_of_two() {
     let mut core = core_of_node();
     // Five names in turn, each of which a scan has found the first time.
@@ -171,6 +192,24 @@ fn unmounts_of_one_user_that_wait_leave_room_for_others() {
         core.observe(at(1100 * MS + number, Fact::Umount(of_root)));
     }
     assert_eq!(of(&core), before + 10);
+}
+
+#[test]
+fn long_paths_of_one_user_that_wait_take_half_of_the_memory_at_most() {
+    const PATH: usize = 4000;
+    let mut core = core_of_node();
+    let path = format!("/mnt/{}", "x".repeat(PATH - 5));
+    for number in 0..5000 {
+        core.observe(at(1000 * MS + number, call(5, &path, Some(16))));
+    }
+    let waiting = core.holder_scans.waiting();
+    assert!((100..=(1 << 20) / PATH).contains(&waiting), "{waiting}");
+    for number in 0..10 {
+        let Fact::Umount(mut of_root) = call(2, &path, Some(16)) else { unreachable!() };
+        of_root.actor.context = Some(TaskContext::default());
+        core.observe(at(1100 * MS + number, Fact::Umount(of_root)));
+    }
+    assert_eq!(core.holder_scans.waiting(), waiting + 10);
 }
 
 /// A neighbor entry in a network that a user made, deleted by himself.
@@ -283,6 +322,21 @@ fn own_network(netns: NsInum) -> Fact {
         routes: vec![RouteFacts::default_via(netns, "169.254.1.1".parse().unwrap(), 2)],
         ..NetnsSnapshot::empty(netns)
     }))
+}
+
+#[test]
+fn the_gateways_of_a_users_network_have_a_lane_only_if_it_is_a_containers() {
+    let mut core = core_of_node();
+    core.observe(at(2, status("netlink", true)));
+    core.observe(at(2, status("docker", true)));
+    core.observe(at(3, own_network(1000)));
+    assert!(core.namespaces.get(1000).is_some(), "it is in the model");
+    assert_eq!(core.known_netns(1000), None);
+    let Fact::Container(mut facts) = container(ContainerState::Running) else { unreachable!() };
+    (facts.id, facts.netns) = ("b".repeat(64), Some(1000));
+    core.observe(at(4, Fact::Container(facts)));
+    let known = core.known_netns(1000).expect("a runtime says whose it is");
+    assert!(known.foreign_userns && known.gateways.len() == 1, "{known:?}");
 }
 
 #[test]

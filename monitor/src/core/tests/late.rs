@@ -126,6 +126,26 @@ fn a_scan_that_comes_after_its_event_completes_it() {
 }
 
 #[test]
+fn a_scan_that_was_not_made_is_asked_for_again_with_the_next_event() {
+    // Whether or not the mount was found before the scan lost its place.
+    let Fact::Holders(found) = report(1) else { unreachable!() };
+    let located = HolderReport { mount: found.mount, ..HolderReport::skipped(1, "/mnt/x") };
+    for first in [skipped(1), Fact::Holders(Box::new(located))] {
+        let mut core = settled();
+        core.observe(at(10, attempt_below("/", "/mnt/x")));
+        core.observe(at(11, first));
+        assert_eq!(one(&mut core).holders_verdict, Some(Verdict::Skipped));
+        core.observe(at(500 * MS, attempt_below("/", "/mnt/x")));
+        let (emitted, requested) = take(&mut core);
+        assert_eq!(emitted, []);
+        assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");
+        core.observe(at(501 * MS, report(2)));
+        let event = one(&mut core);
+        assert_eq!((event.holders_verdict, holders(&event)), (Some(Verdict::Processes), vec![94_549]));
+    }
+}
+
+#[test]
 fn while_a_scan_goes_on_no_other_one_of_the_mount_is_begun() {
     let mut core = settled();
     core.observe(at(10, attempt_below("/", "/mnt/x")));

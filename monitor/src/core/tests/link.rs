@@ -1,17 +1,6 @@
-//! Links and routes: which changes become events.
+//! Links: which changes become events.
 
 use super::*;
-
-#[test]
-fn of_routes_only_default_ones_of_the_main_table_give_events() {
-    let mut core = settled();
-    let default = RouteFacts::default_via(POD, "10.8.0.1".parse().unwrap(), 9);
-    let half = RouteFacts { destination: Some(("0.0.0.0".parse().unwrap(), 1)), ..default.clone() };
-    let other = RouteFacts { table: 100, ..default.clone() };
-    [half, other, default].into_iter().for_each(|route| core.observe(at(10, Fact::Route(route))));
-    let kinds: Vec<Kind> = events(&mut core).iter().map(|event| event.kind).collect();
-    assert_eq!(kinds, [Kind::RouteAdded]);
-}
 
 #[test]
 fn a_snapshot_emits_changes_of_which_no_message_was_received() {
@@ -36,6 +25,7 @@ fn a_snapshot_emits_changes_of_which_no_message_was_received() {
     core.observe(at(2, with(vec![LinkFacts { peer: None, ..link("eth0", 0) }])));
     let emitted = events(&mut core);
     assert_eq!(emitted[0].link.as_ref().unwrap().change, ["down"]);
+    assert!(emitted[0].resync && emitted[0].actor.is_none(), "it is marked as found later");
     assert_eq!(
         emitted[0].link.as_ref().unwrap().peer.as_ref().unwrap().ifindex,
         9,
@@ -45,6 +35,8 @@ fn a_snapshot_emits_changes_of_which_no_message_was_received() {
     assert_eq!(events(&mut core)[0].kind, Kind::LinkDeleted);
     core.observe(at(4, Fact::LinkGone { netns: POD, ifindex: 2, moved_to: None }));
     assert!(events(&mut core).is_empty(), "the message that comes late is no second event");
+    core.observe(at(5, Fact::Link(Box::new(link("eth1", iff::UP)))));
+    assert!(!events(&mut core)[0].resync, "of this one the kernel told");
 }
 
 #[test]
@@ -207,6 +199,25 @@ fn an_unchanged_link_emits_nothing_and_a_changed_one_lists_the_changes() {
 }
 
 #[test]
+fn a_physical_link_that_comes_is_not_said_to_have_been_created() {
+    for (kind, expected) in [
+        (Some("macvlan"), "macvlan net1 of pod lijiaob/etcd1-0 created"),
+        (None, "link net1 of pod lijiaob/etcd1-0 appeared"),
+    ] {
+        let mut core = settled();
+        let link = LinkFacts {
+            netns: POD,
+            ifindex: 3,
+            ifname: "net1".into(),
+            kind: kind.map(str::to_owned),
+            ..LinkFacts::default()
+        };
+        core.observe(at(5, Fact::Link(Box::new(link))));
+        assert_eq!(events(&mut core)[0].message, expected);
+    }
+}
+
+#[test]
 fn what_leads_by_an_interface_that_becomes_ready_is_read_where_some_did_not() {
     let link =
         |flags| LinkFacts { netns: POD, ifindex: 2, ifname: "eth0".into(), flags, ..LinkFacts::default() };
@@ -221,5 +232,119 @@ fn what_leads_by_an_interface_that_becomes_ready_is_read_where_some_did_not() {
         requests(&mut core);
         core.observe(at(2, Fact::Link(Box::new(link(iff::UP | iff::RUNNING)))));
         assert_eq!(requests(&mut core).contains(&Request::Netns { netns: POD }), is_read);
+    }
+}
+
+/// The host's end of the pod's pair.
+pub(super) fn end(flags: u32) -> LinkFacts {
+    LinkFacts {
+        netns: HOST,
+        ifindex: 9,
+        ifname: "cali91".into(),
+        kind: Some("veth".into()),
+        flags,
+        peer: Some(PeerLink { ifindex: 2, netns: Some(POD) }),
+        ..LinkFacts::default()
+    }
+}
+
+#[test]
+fn a_sysctl_of_a_link_that_changes_is_a_change_of_the_link_by_nobody() {
+    let mut core = settled();
+    core.observe(at(2, Fact::Link(Box::new(end(iff::UP)))));
+    let told = |ifindex, proxy, rp_filter| InterfaceSysctls {
+        ifindex,
+        proxy,
+        rp_filter,
+        ..InterfaceSysctls::default()
+    };
+    let all = [None, Some(9), Some(5)].map(|ifindex| told(ifindex, Some(false), Some(RpFilter::Off)));
+    core.observe(at(3, Fact::HostSysctls { sysctls: all.to_vec(), all: true }));
+    events(&mut core);
+    let mut change = |sysctls| {
+        core.observe(at(4, Fact::HostSysctls { sysctls: vec![sysctls], all: false }));
+        events(&mut core)
+    };
+    let on = change(told(Some(9), Some(true), None)).remove(0);
+    assert_eq!(on.message, "veth cali91 of pod lijiaob/etcd1-0 changed: proxy-arp-on");
+    assert!(on.actor.is_none() && on.link.unwrap().up == Some(true));
+    assert_eq!(on.kind, Kind::LinkProxyArp);
+    let strict = change(told(None, None, Some(RpFilter::Strict))).remove(0);
+    assert_eq!(strict.kind, Kind::LinkChanged);
+    assert_eq!(strict.link.as_ref().unwrap().change, ["rp-filter-strict"]);
+    assert_eq!((strict.link.unwrap().up, strict.severity), (None, Severity::Notice));
+    assert!(change(told(Some(5), Some(true), None)).is_empty(), "the link is not known");
+    assert!(change(told(Some(9), Some(true), None)).is_empty(), "it was so");
+    let ndp = InterfaceSysctls { ipv6: true, ..told(Some(9), Some(true), None) };
+    assert!(change(ndp.clone()).is_empty(), "it was not known");
+    let off = InterfaceSysctls { proxy: Some(false), ..ndp };
+    assert_eq!(change(off).remove(0).link.unwrap().change, ["proxy-ndp-off"]);
+    let both = change(told(None, Some(true), Some(RpFilter::Loose)));
+    let both: Vec<_> = both.into_iter().map(|one| (one.kind, one.link.unwrap().change.remove(0))).collect();
+    let expected = [(Kind::LinkProxyArp, "proxy-arp-on"), (Kind::LinkChanged, "rp-filter-loose")];
+    assert_eq!(both, expected.map(|(kind, change)| (kind, change.to_owned())));
+}
+
+#[test]
+fn where_the_hook_does_not_work_the_call_of_a_plugin_that_is_under_way_has_likely_changed_the_link() {
+    let told = || Fact::Link(Box::new(end(0)));
+    let seen_by = |hook_is_up, calls: &[&str], netns, fact: Fact| {
+        let mut core = settled();
+        let hook = match hook_is_up {
+            true => SourceStatus::up(SourceKind::Hook, "hook.link"),
+            false => SourceStatus::down(SourceKind::Hook, "hook.link", "off"),
+        };
+        core.observe(at(2, Fact::Source(hook)));
+        core.observe(at(2, Fact::Link(Box::new(end(iff::UP)))));
+        for (index, id) in calls.iter().enumerate() {
+            let tgid = 31_000 + u32::try_from(index).unwrap();
+            let actor = TaskRef {
+                key: TaskKey { tgid, start_ns: 9, exec_id: 1 },
+                tid: tgid,
+                comm: "calico".into(),
+                context: None,
+            };
+            let exec = CniExec { actor, container_id: Some((*id).to_owned()), ..call() };
+            core.observe(at(3 * MS, Fact::CniExec(Box::new(exec))));
+        }
+        let asked = requests(&mut core);
+        for request in asked {
+            if let Request::CniNetns { id, .. } = request {
+                core.observe(at(
+                    4 * MS,
+                    Fact::CniNetns(CniNetns { id, netns: Some(netns), started_ns: None }),
+                ));
+            }
+        }
+        core.observe(at(5 * MS, fact));
+        let changed = events(&mut core).into_iter().find(|event| event.kind == Kind::LinkChanged).unwrap();
+        changed.actor.map(|actor| (actor.pid, actor.source, actor.confidence))
+    };
+    let seen = |hook_is_up, calls: &[&str], netns| seen_by(hook_is_up, calls, netns, told());
+    assert_eq!(seen(false, &[ID], POD), Some((31_000, ActorSource::CniWindow, Confidence::Likely)));
+    let Fact::Netns(bare) = snapshot(HOST) else { unreachable!() };
+    let read = Fact::Netns(Box::new(NetnsSnapshot { links: vec![end(0)], ..*bare }));
+    assert_eq!(seen_by(false, &[ID], POD, read), None, "a snapshot does not tell when it was done");
+    assert_eq!(seen(true, &[ID], POD), None, "the hook would have seen it");
+    assert_eq!(seen(false, &[], POD), None);
+    assert_eq!(seen(false, &[ID], POD + 1), None, "it is for another pod");
+    assert_eq!(seen(false, &[ID, &ID.replace('9', "8")], POD), None, "of two nobody knows which");
+}
+
+fn call() -> CniExec {
+    CniExec {
+        actor: TaskRef {
+            key: TaskKey { tgid: 31_000, start_ns: 9, exec_id: 1 },
+            tid: 31_000,
+            comm: "calico".into(),
+            context: None,
+        },
+        plugin: "/opt/cni/bin/calico".into(),
+        command: CniCommand::Del,
+        container_id: Some(ID.into()),
+        netns: Some("/proc/16707/ns/net".into()),
+        ifname: Some("eth0".into()),
+        pod: None,
+        truncated: false,
     }
 }

@@ -3,6 +3,9 @@
 use super::*;
 use crate::core::mount::SETTLE_NS;
 
+mod counted;
+mod staged;
+
 pub(super) fn attempt(errno: Option<u16>) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
         syscall: MountSyscall::Umount2,
@@ -35,6 +38,7 @@ pub(super) fn found(id: u64, mount: u64) -> Fact {
             tid: None,
             start_ns: None,
             uid: None,
+            init: false,
             cgroup: Some("/system.slice/run-r1.scope".into()),
             mntns: Some(2),
             serves: None,

@@ -37,6 +37,50 @@ fn what_is_mounted_there_is_the_reason_whoever_uses_it() {
 }
 
 #[test]
+fn a_name_of_a_namespace_that_is_removed_before_it_is_unmounted_is_no_trouble_at_once() {
+    for (fstype, severities) in
+        [("nsfs", [Severity::Notice, Severity::Warning]), ("tmpfs", [Severity::Warning; 2])]
+    {
+        let mut core = settled();
+        let Fact::Holders(report) = found(1, 410) else { unreachable!() };
+        let mount = MountFacts { fstype: fstype.into(), ..report.mount.clone().unwrap() };
+        let mut told = Vec::new();
+        for second in [1, 20] {
+            observe(&mut core, 1_000 * MS * second, removal(MountSyscall::Unlink, "/mnt/x"));
+            let (mut emitted, requested) = take(&mut core);
+            for request in requested {
+                let Request::Holders { id, .. } = request else { continue };
+                let report = HolderReport { id, mount: Some(mount.clone()), ..(*report).clone() };
+                core.observe(at(1_000 * MS * second + 1, Fact::Holders(Box::new(report))));
+                emitted.extend(events(&mut core));
+            }
+            told.extend(emitted.into_iter().map(|event| event.severity));
+        }
+        assert_eq!(told, severities, "{fstype}");
+    }
+}
+
+#[test]
+fn who_may_be_root_of_a_container_may_have_shown_the_kernel_another_name() {
+    // The caller's namespace is 2.
+    for (mntns, syscall, confidence) in [
+        (1, MountSyscall::Rmdir, Confidence::Likely),
+        (2, MountSyscall::Rmdir, Confidence::Certain),
+        // Takes rights that few containers have.
+        (1, MountSyscall::Umount2, Confidence::Certain),
+    ] {
+        let mut core = settled();
+        let host = KubeletNamespace { mntns, roots: Vec::new(), of_kubelet: false, pid: None };
+        core.observe(at(1, Fact::Kubelet(KubeletFacts { namespaces: vec![host] })));
+        take(&mut core);
+        observe(&mut core, 10, removal(syscall, "/mnt/x"));
+        core.observe(at(11, found(1, 410)));
+        let event = events(&mut core).remove(0);
+        assert_eq!(event.actor.as_ref().unwrap().confidence, confidence, "{event:?}");
+    }
+}
+
+#[test]
 fn each_system_call_of_one_caller_is_counted_by_itself() {
     let mut core = busy();
     let mut counts = |now, fact| {

@@ -4,7 +4,7 @@ use super::*;
 
 fn image(number: u32) -> RbdImage {
     RbdImage {
-        number,
+        number: number.into(),
         device: format!("252:{}", number * 16),
         pool: "kube".into(),
         namespace: Some("team-a".into()),

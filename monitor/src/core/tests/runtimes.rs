@@ -286,6 +286,21 @@ fn an_unknown_container_may_belong_to_the_runtime_that_is_down() {
 }
 
 #[test]
+fn a_runtime_that_nobody_named_and_that_was_never_found_is_none() {
+    let mut node = Node::watching(&[], &[]);
+    let vacant = |source: &str| {
+        let down = SourceStatus::down(SourceKind::Runtime, source, "there is no socket");
+        Fact::Source(SourceStatus { vacant: true, ..down })
+    };
+    node.says(5, vacant(B));
+    assert_eq!(node.core.runtimes(), RuntimeAvailability::All, "the other one is all there is");
+    node.says(6, vacant(A));
+    assert_eq!(node.core.runtimes(), RuntimeAvailability::Absent);
+    node.says(7, down(A));
+    assert_eq!(node.core.runtimes(), RuntimeAvailability::None);
+}
+
+#[test]
 fn containers_of_an_old_recording_belong_to_the_one_source_there_was() {
     let mut core = core();
     let old = |text: &str| serde_json::from_str::<Fact>(text).unwrap();
@@ -331,4 +346,92 @@ fn the_state_of_a_container_has_its_attempt_and_the_hash_of_its_specification() 
     let [container] = &state.containers[..] else { panic!("{state:?}") };
     let hash = container.spec_hash.clone().unwrap();
     assert_eq!((container.attempt, &*hash.hex, &*hash.decimal), (Some(2), "5cf0cfcf", "1559285711"));
+}
+
+const UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
+
+/// A namespace with a process of this control group.
+fn lived_in(netns: NsInum, cgroup: &str) -> Fact {
+    let owner = NetnsOwner { tgid: 16_707, start_ns: 5, comm: "pause".into(), cgroup: Some(cgroup.into()) };
+    Fact::Netns(Box::new(NetnsSnapshot { owner: Some(owner), ..NetnsSnapshot::empty(netns) }))
+}
+
+fn directory_of(uid: &str) -> PodRemains {
+    PodRemains {
+        uid: uid.into(),
+        directory: format!("/var/lib/kubelet/pods/{uid}"),
+        mntns: 2,
+        cgroup: PodCgroup::Populated,
+        containers: Vec::new(),
+        started: false,
+        mounts: Vec::new(),
+        mounts_omitted: 0,
+        filled: Vec::new(),
+        processes: Vec::new(),
+        name: Some(("lijiaob".into(), "web-0".into())),
+    }
+}
+
+#[test]
+fn pods_are_known_by_their_processes_and_directories_while_no_runtime_answers() {
+    use state::KnownBy::{Cgroup, Directory, Runtime};
+    let mut core = core();
+    core.observe(at(1, status("netlink", true)));
+    core.observe(at(1, status("docker", false)));
+    core.observe(at(2, snapshot(HOST)));
+    let cgroup = format!("/kubepods/burstable/pod{UID}/{ID}");
+    core.observe(at(2, lived_in(POD, &cgroup)));
+    // Users may name control groups of their own as they like.
+    let Fact::Netns(of_user) = lived_in(8, &format!("/user.slice{}", cgroup.replace("5c94", "6c94"))) else {
+        unreachable!()
+    };
+    core.observe(at(2, Fact::Netns(Box::new(NetnsSnapshot { foreign_userns: true, ..*of_user }))));
+    let pods = |core: &Core| {
+        let name = |pod: &state::PodStatus| pod.pod.name.clone().unwrap_or_default();
+        let state = core.state(3);
+        state.pods.iter().map(|pod| (name(pod), pod.known_by, pod.netns)).collect::<Vec<_>>()
+    };
+    assert_eq!(pods(&core), [(String::new(), Cgroup, Some(POD))]);
+    let state = core.state(3);
+    assert_eq!((state.pods[0].pod.uid.as_str(), &state.pods[0].containers[..]), (UID, &[ID.to_owned()][..]));
+    assert_eq!(state.pods_incomplete().as_deref(), Some("no container runtime answers (docker: gone)"));
+    core.observe(at(4, Fact::PodRemains { pods: vec![directory_of("dd"), directory_of(UID)] }));
+    let by_directory = ("web-0".to_owned(), Directory, None);
+    assert_eq!(pods(&core), [("web-0".to_owned(), Cgroup, Some(POD)), by_directory.clone()]);
+    // The runtime is back, and knows one of them.
+    core.observe(at(5, container(ContainerState::Running)));
+    core.observe(at(5, status("docker", true)));
+    assert_eq!(pods(&core), [("etcd1-0".to_owned(), Runtime, Some(POD))]);
+    assert_eq!(core.state(6).pods_incomplete(), None);
+}
+
+#[test]
+fn the_pod_of_a_sandbox_is_named_as_its_network_was_asked_for_while_no_runtime_answers() {
+    let name = |called: &str, uid: Option<&str>| {
+        let mut core = core();
+        core.observe(at(1, status("docker", false)));
+        core.observe(at(2, lived_in(POD, &format!("/kubepods/burstable/pod{UID}/{ID}"))));
+        core.observe(at(2, task("/system.slice/kubelet.service")));
+        let actor = TaskRef { key: key(), tid: 28_997, comm: "calico".into(), context: None };
+        let exec = CniExec {
+            actor,
+            plugin: "/opt/cni/bin/calico".into(),
+            command: CniCommand::Add,
+            container_id: Some(called.into()),
+            netns: None,
+            ifname: Some("eth0".into()),
+            pod: Some(CniPod {
+                namespace: "lijiaob".into(),
+                name: "etcd1-0".into(),
+                uid: uid.map(str::to_owned),
+            }),
+            truncated: false,
+        };
+        core.observe(at(3, Fact::CniExec(Box::new(exec))));
+        core.state(4).pods.remove(0).pod.name
+    };
+    assert_eq!(name(ID, None).as_deref(), Some("etcd1-0"));
+    assert_eq!(name(ID, Some(UID)).as_deref(), Some("etcd1-0"));
+    assert_eq!(name(ID, Some("another")), None);
+    assert_eq!(name(&"a".repeat(64), None), None, "of another sandbox");
 }

@@ -61,7 +61,7 @@ fn the_kernel_is_said_to_hold_a_mount_only_after_three_more_looks_that_found_nob
     core.observe(at(10_001 * MS, nobody(id)));
     let event = take(&mut core).0.remove(0);
     assert_eq!((event.completes, event.holders_verdict), (Some(seq), Some(Verdict::Kernel)));
-    let expected = "refused: no process was found to hold it in 10 s: the kernel does, or somebody now and then (found \
+    let expected = "refused: no process was found to hold it in 10 s: the kernel does, or a pending call, or somebody now and then (found \
                     later)";
     assert!(event.message.ends_with(expected), "{}", event.message);
     // Another attempt begins no new row of looks.

@@ -52,6 +52,68 @@ fn what_waits_for_a_namespace_is_not_judged_by_the_next_one_of_its_number() {
     assert_eq!(event.target.as_ref().unwrap().container.as_ref().map(|one| &*one.id), Some(ID));
 }
 
+/// A deletion in the namespace with this cookie.
+fn deletion_in(half: u32) -> Fact {
+    let change = change(NeighborOp::Deleted, NeighborCause::Admin);
+    Fact::Neighbor(Box::new(NeighborChange { netns_cookie: Some(half), ..change }))
+}
+
+fn snapshot_of(cookie: u64) -> Fact {
+    let Fact::Netns(tables) = snapshot(POD) else { unreachable!() };
+    Fact::Netns(Box::new(NetnsSnapshot { cookie: Some(cookie), ..*tables }))
+}
+
+/// Gateway or not, and container.
+type Said = (Option<bool>, Option<String>);
+
+/// What was said of each deletion, and whether an incident was opened.
+fn said(core: &mut Core) -> (Vec<Said>, bool) {
+    let told = core.take_output().filter_map(|output| match output {
+        Output::Event(event) => Some(*event),
+        Output::Request(_) => None,
+    });
+    let (incidents, events): (Vec<Event>, Vec<Event>) = told.partition(|event| event.incident.is_some());
+    let of_entry = |event: Event| {
+        let container = event.target.as_ref().and_then(|target| target.container.as_ref());
+        (event.neighbor.unwrap().gateway, container.map(|one| one.id.clone()))
+    };
+    let deletions = events.into_iter().filter(|event| event.kind == Kind::NeighborDeleted);
+    (deletions.map(of_entry).collect(), !incidents.is_empty())
+}
+
+#[test]
+fn what_happened_in_a_namespace_that_was_never_read_is_not_told_of_the_next_one_of_its_number() {
+    let mut core = core();
+    core.observe(at(1, task("/system.slice/kubelet.service")));
+    events(&mut core);
+    core.observe(at(10, deletion_in(1)));
+    assert_eq!(said(&mut core), (vec![], false), "it is read first");
+    core.observe(at(11, container(ContainerState::Running)));
+    core.observe(at(12, snapshot_of(1 << 32 | 2)));
+    assert_eq!(said(&mut core), (vec![(None, None)], false));
+    // Whatever comes late, too.
+    core.observe(at(13, deletion_in(1)));
+    core.observe(at(14, snapshot_of(1 << 32 | 2)));
+    assert_eq!(said(&mut core), (vec![(None, None)], false));
+}
+
+#[test]
+fn what_happened_in_the_next_namespace_of_a_number_waits_until_that_is_read() {
+    let mut core = core();
+    for fact in [snapshot_of(1), task("/system.slice/kubelet.service")] {
+        core.observe(at(1, fact));
+    }
+    events(&mut core);
+    core.observe(at(10, deletion_in(2)));
+    assert_eq!(requests(&mut core), [Request::Netns { netns: POD }]);
+    core.observe(at(12, snapshot_of(2)));
+    assert_eq!(said(&mut core).0, [(Some(true), None)]);
+    core.observe(at(13, container(ContainerState::Running)));
+    said(&mut core);
+    core.observe(at(14, deletion_in(2)));
+    assert_eq!(said(&mut core).0, [(Some(true), Some(ID.to_owned()))]);
+}
+
 #[test]
 fn of_the_host_nothing_is_said_where_routes_were_missed() {
     let mut core = core();

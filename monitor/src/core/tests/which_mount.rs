@@ -35,6 +35,24 @@ fn holders_are_repeated_only_while_the_path_leads_to_their_mount() {
     }
 }
 
+#[test]
+fn of_a_call_that_was_not_seen_to_begin_the_answer_is_only_likely_the_kernels() {
+    for (doubt, confidence) in
+        [(PathDoubt::StartUnseen, Confidence::Likely), (PathDoubt::ReadLate, Confidence::Certain)]
+    {
+        let mut core = settled();
+        let Fact::Umount(mut call) = attempt_below("/", "/mnt/x") else { unreachable!() };
+        call.origin.as_mut().unwrap().doubt = Some(doubt);
+        core.observe(at(10, Fact::Umount(call)));
+        core.observe(at(11, report(1)));
+        let emitted = take(&mut core).0;
+        let [event] = &emitted[..] else { panic!("{emitted:?}") };
+        assert_eq!(event.actor.as_ref().unwrap().confidence, confidence);
+        let is_likely = event.message.contains("what is likely");
+        assert_eq!(is_likely, confidence == Confidence::Likely, "{event:?}");
+    }
+}
+
 /// Of the holders that were asked about, these still hold the mount.
 pub(super) fn still_held(requested: &[Request], pids: &[u32]) -> Fact {
     let [Request::StillHeld { id, holders, .. }] = requested else { panic!("{requested:?}") };

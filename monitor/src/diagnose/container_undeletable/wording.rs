@@ -1,10 +1,11 @@
 //! What the incident says, and the next steps.
 
 use super::refusal::Refusal;
-use super::{Removal, of_state};
+use super::{Removal, Victim, of_state};
 use crate::diagnose::advice::{advice, of_process, remove};
-use crate::diagnose::volume_busy::release::links;
+use crate::diagnose::volume_busy::release::{RELEASES_MAX, links, processes};
 use crate::escape::name;
+use crate::event::past::past;
 use crate::event::wording::{
     container_label, holders_phrase, mount_point_phrase, repeated_actor_phrase, target_label, users,
 };
@@ -13,13 +14,7 @@ use crate::node::kubelet::Way;
 use crate::node::view::NodeView;
 use crate::observation::{ContainerFacts, Verdict};
 
-/// `cleared`: what was refused last was in the way, and is gone; how surely.
-pub(super) fn summary(
-    target: &Target,
-    facts: &ContainerFacts,
-    refusal: Option<&Refusal>,
-    cleared: Option<Confidence>,
-) -> String {
+pub(super) fn summary(target: &Target, facts: &ContainerFacts, victim: &Victim) -> String {
     let owner = target_label(target).unwrap_or_else(|| "a container".to_owned());
     let subject = match (&target.container, target.confirmed_pod()) {
         (Some(container), Some(_)) => format!("container {} of {owner}", container_label(container)),
@@ -33,13 +28,15 @@ pub(super) fn summary(
     };
     let said = facts.removal_error.as_deref();
     let said = said.map(|error| format!("; the runtime says {}", name(error))).unwrap_or_default();
-    let reason = match (refusal, cleared) {
+    let reason = match (victim.refusal.as_deref(), victim.cleared) {
         (Some(refusal), _) => refused(refusal),
         (None, Some(Confidence::Certain)) => "what was in the way is gone".to_owned(),
         (None, Some(_)) => "what was in the way is likely gone".to_owned(),
         (None, None) => "what refused that was not seen".to_owned(),
     };
-    format!("{subject} {state}: {reason}{said}")
+    // Whether it is the reason, nobody has seen.
+    let left = victim.left.as_deref().map(|left| format!(", but {left}")).unwrap_or_default();
+    format!("{subject} {state}: {reason}{left}{said}")
 }
 
 /// Who was refused what, and why.
@@ -56,7 +53,8 @@ fn refused(refusal: &Refusal) -> String {
         (false, false) => "what is in the way was not found".to_owned(),
     };
     let what = if mount.is_umount() { "umount" } else { &mount.syscall };
-    format!("{what} of {likely}{}{by} was refused: {why}", name(&mount.path))
+    // Of that moment: who held it then may be gone.
+    past(&format!("{what} of {likely}{}{by} was refused: {why}", name(&mount.path)))
 }
 
 /// What holds it is made to let go; then it is removed again, by its runtime.
@@ -77,9 +75,8 @@ pub(super) fn advice_for(
             steps.push(advice(form::SHOW_USERS, "see who holds it now", &command));
         }
         let holders = refusal.objects.holders.as_deref().unwrap_or_default();
-        if let Some(holder) = users(holders).find(|holder| holder.pid != 0) {
-            steps.extend(release(holder, refusal, links(holders, holder.pid, point)));
-        }
+        let release = |holder| release(holder, refusal, links(holders, holder.pid, point));
+        steps.extend(processes(holders).filter_map(release).take(RELEASES_MAX));
         // It is the reason by itself, whoever uses it.
         if is_here && !mount.is_umount() {
             let likely = if mount.confidence.is_some() { "likely " } else { "" };
@@ -112,7 +109,9 @@ pub(super) fn advice_for(
 /// knows what that means.
 fn release(holder: &MountHolder, refusal: &Refusal, links: Vec<ProcessLink>) -> Option<Advice> {
     let is_of_service = holder.unit.as_deref().is_some_and(|unit| unit.ends_with(".service"));
-    if holder.container.is_some() || is_of_service || holder.serves.is_some() {
+    // What a first process of a pid namespace is, and ends with, is not known here; and it ignores that signal.
+    let is_first = holder.init || holder.pid == 1;
+    if holder.container.is_some() || is_of_service || holder.serves.is_some() || is_first {
         return None;
     }
     let command = ["kill", &holder.pid.to_string()];

@@ -66,6 +66,8 @@ impl GatewayNeighborLost {
             found_at_start: false,
             recovered: false,
             learned: true,
+            gone_since: None,
+            explanation: None,
         };
         self.suspect(context, key, fault, findings);
     }

@@ -5,17 +5,21 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::health::Health;
+use super::host_side::Explanation;
 use super::{health, may_be_harmless, repair, wording};
 use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, IncidentObjects, Report};
 use crate::event::wording::target_label;
-use crate::event::{Confidence, Event, Incident, Kind, Neighbor, Severity, Target};
+use crate::event::{Confidence, Event, Incident, Kind, Neighbor, Severity, Shared, Target};
 use crate::node::charge::of_target;
+use crate::node::gateways::Gateway;
+use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, NeighborKey, NsInum};
+use crate::observation::{BootNs, LlAddr, NeighborKey, NsInum};
 
 /// The states in which packets go to a link-layer address at once.
 const USABLE: [&str; 5] = ["reachable", "stale", "delay", "probe", "noarp"];
+const PERMANENT: &str = "permanent";
 
 /// What is wrong with the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,11 +65,14 @@ pub(super) struct GatewayOwner {
     /// Cookie of the namespace, where the kernel has it.
     #[serde(default)]
     pub(super) cookie: Option<u64>,
+    /// When the process started by which a container is known: the oldest one in the namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) started: Option<BootNs>,
 }
 
 impl GatewayOwner {
-    /// The owner of `netns`; `None` if nothing lives in it.
-    pub(super) fn of(target: &Target, netns: NsInum, cookie: Option<u64>) -> Option<Self> {
+    /// The owner of `netns`, as far as that is known; `None` if nothing lives in it.
+    pub(super) fn of(target: &Target, netns: NsInum, namespace: Option<&Namespace>) -> Option<Self> {
         let (id, container) = match &target.container {
             Some(container) => {
                 let sandbox = target.pod.as_ref().and_then(|pod| pod.sandbox_id.clone());
@@ -77,6 +84,9 @@ impl GatewayOwner {
                 (format!("netns:{}", cookie.unwrap_or_else(|| netns.to_string())), String::new())
             }
         };
+        let pid = target.container.as_ref().and_then(|container| container.pid);
+        let process = namespace.and_then(|namespace| namespace.owner.as_ref());
+        let cookie = namespace.and_then(|namespace| namespace.cookie);
         Some(Self {
             id,
             container,
@@ -84,6 +94,7 @@ impl GatewayOwner {
             by_runtime: target.container.as_ref().is_some_and(|container| container.name.is_some()),
             is_foreign: target.is_foreign(),
             cookie: cookie.or_else(|| target.netns_cookie.as_ref()?.parse().ok()),
+            started: process.filter(|process| Some(process.tgid) == pid).map(|process| process.start_ns),
         })
     }
 
@@ -130,6 +141,12 @@ pub(super) struct Fault {
     /// Whether the entry was not static.
     #[serde(default)]
     pub(super) learned: bool,
+    /// Since when the entry is seen to be gone that was wrong before; the event that names who removed it may still come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) gone_since: Option<BootNs>,
+    /// What is known of the host's side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) explanation: Option<Explanation>,
 }
 
 impl Fault {
@@ -148,25 +165,27 @@ impl Fault {
         if !self.objects.target.as_deref().is_none_or(is_vague) {
             return;
         }
+        let namespace = context.node.namespaces.get(netns);
         if let Some(target) = health::live_target(context.node, netns)
-            && let Some(owner) = GatewayOwner::of(&target, netns, self.owner.cookie)
+            && let Some(owner) = GatewayOwner::of(&target, netns, namespace)
         {
-            self.owner = owner;
-            self.objects.target = Some(Box::new(target));
+            self.owner = GatewayOwner { cookie: owner.cookie.or(self.owner.cookie), ..owner };
+            self.objects.target = Some(Shared::new(target));
         }
     }
 
-    /// The fault of a static entry that was deleted or replaced.
+    /// The fault of a static entry that was deleted or replaced, or of one that was set to a wrong address.
     pub(super) fn lost(context: &Context<'_>, owner: GatewayOwner, target: Target, event: &Event) -> Self {
         let neighbor = event.neighbor.as_ref();
-        let replaced = neighbor.is_some_and(|entry| entry.new_lladdr.is_some());
+        let is_set = neighbor.is_some_and(|entry| is_set(entry));
+        let replaced = is_set || neighbor.is_some_and(|entry| entry.new_lladdr.is_some());
         let reason = if replaced { FaultReason::WrongLladdr } else { FaultReason::Missing };
         // The new address may be correct if the gateway has moved, unless the model shows otherwise.
         let known = neighbor.is_some_and(|entry| is_wrong(context, entry));
         let is_doubted = is_of_unknown_state(event)
             || replaced && !known
             || neighbor.is_some_and(|entry| may_be_harmless(context.node, key(entry)));
-        let mut objects = IncidentObjects { target: Some(Box::new(target)), ..IncidentObjects::of(event) };
+        let mut objects = IncidentObjects { target: Some(Shared::new(target)), ..IncidentObjects::of(event) };
         if let Some(entry) = &mut objects.neighbor {
             entry.reason = Some(reason.name().to_owned());
             entry.gateway = Some(true);
@@ -184,7 +203,9 @@ impl Fault {
             objects,
             found_at_start: false,
             recovered: false,
-            learned: false,
+            learned: is_set && neighbor.is_some_and(|entry| entry.new_state.as_deref() != Some(PERMANENT)),
+            gone_since: None,
+            explanation: None,
         }
     }
 
@@ -227,8 +248,9 @@ impl Fault {
         self.what_happened = what;
         self.last = context.now;
         self.evidence.clear();
-        self.recovered = false;
+        (self.recovered, self.gone_since) = (false, None);
         self.objects.actor = None;
+        self.explanation = None;
         self.objects.neighbor = Some(Box::new(entry));
     }
 
@@ -246,16 +268,24 @@ impl Fault {
             severity: self.owner.severity(severity),
             confidence: self.confidence,
             summary: wording::summary(self, key),
-            ruled_out: target.map(|_| repair::ruled_out(context.node, key)),
+            ruled_out: target.map(|_| repair::ruled_out(context.node, key, self.explanation.as_ref())),
             advice: target.map(|target| repair::advice_for(context, self, key, target)),
             objects: self.objects.clone(),
             first: self.first,
             last: self.last.min(context.now),
             count: Count::More(u64::try_from(self.evidence.len()).unwrap_or(1).max(1)),
-            evidence: self.evidence.clone(),
+            evidence: self.all_evidence(),
             found_at_start: self.found_at_start,
             caused_by: Vec::new(),
         }
+    }
+
+    /// Its events, and that of what explains it.
+    fn all_evidence(&self) -> Vec<u64> {
+        let of_host = self.explanation.as_ref().map(|known| known.seq).filter(|seq| *seq != 0);
+        let mut all: Vec<u64> = of_host.into_iter().chain(self.evidence.iter().copied()).collect();
+        all.sort_unstable();
+        all
     }
 
     /// The fault of an incident that the previous run of the daemon left open.
@@ -267,7 +297,7 @@ impl Fault {
         neighbor: &Neighbor,
     ) -> Self {
         let first = context.clock.boot_ns(&incident.first_seen).unwrap_or_default();
-        Self {
+        let mut fault = Self {
             owner,
             ifname: neighbor.ifname.clone(),
             reason: FaultReason::of(neighbor.reason.as_deref()),
@@ -281,7 +311,14 @@ impl Fault {
             found_at_start: false,
             recovered: false,
             learned: false,
-        }
+            gone_since: None,
+            explanation: None,
+        };
+        let text = incident.summary.strip_prefix(&wording::summary(&fault, key(neighbor)));
+        fault.explanation = text
+            .and_then(|text| text.strip_prefix(wording::AND))
+            .map(|text| Explanation::resumed(text, context.now));
+        fault
     }
 }
 
@@ -296,11 +333,32 @@ pub(super) fn is_of_unknown_state(event: &Event) -> bool {
     event.kind == Kind::NeighborDeleted && event.neighbor.as_ref().is_some_and(|entry| entry.state.is_none())
 }
 
+/// Whether an event tells that an entry was set where there was no static one.
+pub(super) fn is_set(entry: &Neighbor) -> bool {
+    entry.cause == "admin" && entry.new_state.is_some()
+}
+
+/// The address that an entry has after a change: one that stays is told as the one before.
+pub(super) fn lladdr_after(entry: &Neighbor) -> Option<&str> {
+    entry.new_lladdr.as_deref().or(entry.lladdr.as_deref())
+}
+
+/// Whether the entry is still as it was set, which the model shows to be wrong.
+pub(super) fn is_set_wrong(node: &NodeView<'_>, entry: &Neighbor) -> bool {
+    let key = key(entry);
+    let gateway = node.namespaces.get(key.netns).and_then(|known| known.gateway(key.ifindex, key.address));
+    let is_as_set = |lladdr: &LlAddr| Some(lladdr.to_string().as_str()) == lladdr_after(entry);
+    gateway.and_then(Gateway::lladdr).is_some_and(is_as_set)
+        && health::health(node, key) == Health::Wrong
+        && !health::is_former(node, key)
+}
+
 /// Whether the model shows that an entry was given an address by which the gateway is not reached.
 fn is_wrong(context: &Context<'_>, entry: &Neighbor) -> bool {
     let key = key(entry);
     let expected = context.node.gateway_lladdr(key).map(ToString::to_string);
-    health::health(context.node, key) == Health::Wrong || expected.is_some() && expected != entry.new_lladdr
+    health::health(context.node, key) == Health::Wrong
+        || expected.is_some() && expected.as_deref() != lladdr_after(entry)
 }
 
 pub(super) fn subject(owner: &GatewayOwner, key: NeighborKey) -> String {

@@ -195,7 +195,7 @@ fn is_of_container(node: &NodeView<'_>, netns: NsInum) -> bool {
 
 /// The prefix that a CNI plugin puts before the hash or number of an interface name: `cali` of `cali9118ebbb10b`.
 /// Hex digits at its end count as part of the hash, for all interfaces of the plugin alike.
-fn prefix(ifname: &str) -> &str {
+pub(super) fn prefix(ifname: &str) -> &str {
     ifname.trim_end_matches(|c: char| c.is_ascii_hexdigit())
 }
 

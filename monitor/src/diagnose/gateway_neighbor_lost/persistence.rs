@@ -1,8 +1,9 @@
 //! Whether a fault persists, is resolved, or has another reason by now, as the model shows.
 
+use super::fault::lladdr_after;
 use super::health::{self, Health};
 use super::recheck::{REPLACED_AFTER, mismatch};
-use super::{Fault, FaultPhase, FaultReason};
+use super::{Fault, FaultPhase, FaultReason, PENDING_EVENT};
 use crate::diagnose::Context;
 use crate::node::gateways::Gateway;
 use crate::observation::NeighborKey;
@@ -56,30 +57,38 @@ impl Fault {
         }
     }
 
-    /// What is wrong now, where that cannot follow from what was wrong before.
+    /// Notes since when the entry is gone that was wrong.
+    pub(super) fn note_gone(&mut self, context: &Context<'_>, key: NeighborKey) {
+        let is_gone =
+            self.reason == FaultReason::WrongLladdr && health::health(context.node, key) == Health::Absent;
+        self.gone_since = is_gone.then(|| self.gone_since.unwrap_or(context.now));
+    }
+
+    /// Whether that is so new that the event of its removal may still be on its way.
+    pub(super) fn is_just_gone(&self, context: &Context<'_>) -> bool {
+        self.gone_since.is_some_and(|since| context.now < since.saturating_add(PENDING_EVENT))
+    }
+
+    /// What is wrong now, where that cannot follow from what was wrong before, and what has happened then. Of an entry that is
+    /// gone this does not tell.
     pub(super) fn other_reason(
         &self,
         context: &Context<'_>,
         key: NeighborKey,
-    ) -> Option<(FaultReason, String)> {
+    ) -> Option<(FaultReason, Option<String>)> {
         let gateway = context.node.namespaces.get(key.netns)?.gateway(key.ifindex, key.address)?;
         match (self.reason, health::health(context.node, key)) {
             (FaultReason::Missing | FaultReason::Failed, Health::Wrong) => {
-                Some((FaultReason::WrongLladdr, mismatch(context.node, key, gateway)))
+                Some((FaultReason::WrongLladdr, Some(mismatch(context.node, key, gateway))))
             }
             (FaultReason::WrongLladdr, Health::Wrong) => {
-                let before = self
-                    .objects
-                    .neighbor
-                    .as_ref()
-                    .and_then(|entry| entry.new_lladdr.clone().or_else(|| entry.lladdr.clone()));
-                let is_other =
-                    before.is_some_and(|before| Some(before) != gateway.lladdr().map(ToString::to_string));
-                is_other.then(|| (FaultReason::WrongLladdr, mismatch(context.node, key, gateway)))
+                let before = self.objects.neighbor.as_ref().and_then(|entry| lladdr_after(entry));
+                let is_other = before.is_some_and(|before| {
+                    Some(before) != gateway.lladdr().map(ToString::to_string).as_deref()
+                });
+                is_other.then(|| (FaultReason::WrongLladdr, Some(mismatch(context.node, key, gateway))))
             }
-            (FaultReason::WrongLladdr, Health::Absent) => {
-                Some((FaultReason::Missing, "is gone, and nobody was seen removing it".to_owned()))
-            }
+            (FaultReason::WrongLladdr, Health::Absent) => Some((FaultReason::Missing, None)),
             _ => None,
         }
     }

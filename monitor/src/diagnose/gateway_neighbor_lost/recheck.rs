@@ -2,20 +2,21 @@
 
 use std::collections::BTreeSet;
 
+use super::fault::is_set_wrong;
 use super::health::{self, Health, Outlier};
 use super::persistence::Recheck;
+use super::unseen::UNSEEN;
 use super::{
     CHECK_ALL_DELAY, Fault, FaultPhase, FaultReason, GATEWAY_CONFIRM, GATEWAY_TEARDOWN, GATEWAY_YOUNG_POD,
     GatewayNeighborLost, GatewayOwner, LEARNED_GATEWAY_FAILED, NETWORK_SETUP, PENDING_EVENT, REREAD_INTERVAL,
-    REREAD_RETRY, REREADS_PER_SECOND, SECOND, UNUSED_AFTER, may_be_harmless, seconds, subject,
+    REREAD_RETRY, REREADS_PER_SECOND, SECOND, UNUSED_AFTER, key, may_be_harmless, seconds, subject,
 };
-use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat, Report};
+use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat};
 use crate::diagnose::{CAPACITY, Context, STARTUP_GRACE};
 use crate::escape::name;
-use crate::event::{CloseReason, Confidence, Neighbor, Severity, Target};
-use crate::node::containers::is_live;
+use crate::event::{CloseReason, Confidence, Event, Neighbor, Severity, Shared, Target};
 use crate::node::gateways::Gateway;
-use crate::node::view::{NodeView, RuntimeAvailability};
+use crate::node::view::NodeView;
 use crate::observation::{BootNs, NeighborKey, NsInum, Request};
 
 /// A learned entry that works this long after the static one was deleted has replaced it.
@@ -31,6 +32,7 @@ impl GatewayNeighborLost {
     pub(super) fn netns_read(&mut self, context: &Context<'_>, netns: NsInum, findings: &mut Findings) {
         if netns != context.node.host_netns {
             self.close_gone_of(context, &self.keys(Some(netns)), findings);
+            self.forget_left(context.node, netns);
             self.attribute(context, findings);
             self.recheck(context, netns, None, findings);
             self.detect(context, netns, findings);
@@ -57,6 +59,7 @@ impl GatewayNeighborLost {
                 continue;
             };
             let result = fault.recheck(context, key);
+            fault.note_gone(context, key);
             let may_be_old = evidence.is_none()
                 && !health::was_told_since(context.node, key, fault.last)
                 && context.now < fault.last.saturating_add(READ_DURATION)
@@ -67,15 +70,17 @@ impl GatewayNeighborLost {
                     if health::is_suspended(context.node, key) => {}
                 (_, Recheck::Resolved) => self.close(key, CloseReason::Resolved, evidence, findings),
                 (FaultPhase::Open, Recheck::Persists) => {
-                    if let Some((reason, what)) = fault.other_reason(context, key).filter(|_| !may_be_old) {
-                        let entry = entry(context.node, key, reason);
-                        fault.turn(context, reason, entry, what);
-                        let report = fault.report(context, key, Severity::Warning, true);
-                        findings.report(Report { count: Count::Restart(1), ..report });
-                        continue;
-                    }
                     fault.last = context.now;
-                    findings.repeat(repeat_of(fault, key, None));
+                    let last = repeat_of(fault, key, None);
+                    match fault.other_reason(context, key).filter(|_| !may_be_old) {
+                        Some(other) => self.turn(context, key, other, findings),
+                        None => {
+                            findings.repeat(last);
+                            if !may_be_old {
+                                self.explain_again(context, key, findings);
+                            }
+                        }
+                    }
                 }
                 (FaultPhase::Open, Recheck::Inconclusive) => {
                     let is_learned = health::health(context.node, key) == Health::Learned;
@@ -88,17 +93,26 @@ impl GatewayNeighborLost {
                 }
                 (FaultPhase::Suspected { due }, result)
                     if context.now < due && !(fault.is_downgrade() && result == Recheck::Persists) => {}
+                // Its event is still to come, perhaps.
+                (FaultPhase::Suspected { .. }, Recheck::Persists) if fault.is_just_gone(context) => {
+                    self.rereads.schedule(netns, context.now + PENDING_EVENT);
+                }
                 (FaultPhase::Suspected { .. }, Recheck::Persists) => {
                     fault.last = context.now;
                     if let Some(mut fault) = self.faults.remove(&key) {
                         fault.learn_owner(context, netns);
                         // What was suspected may be over, and something else wrong by now.
                         if let Some((reason, what)) = fault.other_reason(context, key) {
+                            let what = what.unwrap_or_else(|| self.unseen_removal(context, netns));
                             fault.turn(context, reason, entry(context.node, key, reason), what);
                             fault.first = context.now;
                         }
                         let by_nobody = fault.reason == FaultReason::Missing && fault.evidence.is_empty();
                         let loss = by_nobody.then(|| self.undecided_loss(context, key)).flatten();
+                        if fault.what_happened == UNSEEN {
+                            // Since then it may have been told that records were lost.
+                            fault.what_happened = self.unseen_removal(context, netns);
+                        }
                         let fault = loss.unwrap_or(fault);
                         self.open(context, key, fault, findings);
                     }
@@ -117,7 +131,8 @@ impl GatewayNeighborLost {
         };
         for (ifindex, address, gateway) in namespace.gateways() {
             let key = NeighborKey { netns, ifindex, address };
-            if self.faults.contains_key(&key) || health::is_former(context.node, key) {
+            let is_known = self.faults.contains_key(&key) || self.left.contains(&key);
+            if is_known || health::is_former(context.node, key) {
                 continue;
             }
             match health::health(context.node, key) {
@@ -143,16 +158,13 @@ impl GatewayNeighborLost {
                         continue;
                     }
                     let what_happened = match gateway.gone_before_start {
-                        true => "was removed while nothing was watching",
-                        false if self.may_have_lost_sight(context, netns) => {
-                            "is gone; who removed it was not found out"
-                        }
-                        false => "is gone, and nobody was seen removing it",
+                        true => "was removed while nothing was watching".to_owned(),
+                        false => self.unseen_removal(context, netns),
                     };
                     let found = DetectedFault {
                         reason: FaultReason::Missing,
                         confidence: Confidence::Certain,
-                        what_happened: what_happened.to_owned(),
+                        what_happened,
                         was_fine: !gateway.gone_before_start,
                         learned: false,
                     };
@@ -196,6 +208,30 @@ impl GatewayNeighborLost {
         let is_teardown = gateway.went_with_link || is_torn_down();
         let confirm = if is_teardown { &GATEWAY_TEARDOWN } else { &GATEWAY_CONFIRM };
         context.now + seconds(self.thresholds.get(confirm))
+    }
+
+    /// An entry was set where there was no static one: to a wrong address, or to one that mends what was wrong.
+    pub(super) fn set(
+        &mut self,
+        context: &Context<'_>,
+        (owner, target): (GatewayOwner, Target),
+        event: &Event,
+        neighbor: &Neighbor,
+        findings: &mut Findings,
+    ) {
+        let key = key(neighbor);
+        if !is_set_wrong(context.node, neighbor) {
+            return self.recheck(context, key.netns, Some(event.seq), findings);
+        }
+        let fault = Fault::lost(context, owner, target, event);
+        if self.faults.get(&key).is_some_and(|known| known.phase == FaultPhase::Open) {
+            return self.lost(context, key, fault, findings);
+        }
+        // A pod that is being set up may have it for a moment.
+        let namespace = context.node.namespaces.get(key.netns);
+        let gateway = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));
+        let due = gateway.map_or(context.now, |gateway| self.confirmed(context, key.netns, gateway));
+        self.suspect(context, key, Fault { phase: FaultPhase::Suspected { due }, ..fault }, findings);
     }
 
     /// Detects faults in all namespaces of containers.
@@ -282,20 +318,6 @@ impl GatewayNeighborLost {
         self.schedule_check_all(context.now);
     }
 
-    /// Closes the faults of containers that have exited.
-    pub(super) fn close_gone(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        self.close_gone_of(context, &self.keys(None), findings);
-    }
-
-    fn close_gone_of(&mut self, context: &Context<'_>, keys: &[NeighborKey], findings: &mut Findings) {
-        for key in keys {
-            let is_gone = |fault: &Fault| fault.owner.is_gone(context.node, key.netns);
-            if self.faults.get(key).is_some_and(is_gone) {
-                self.close(*key, CloseReason::SubjectGone, None, findings);
-            }
-        }
-    }
-
     /// When an unresolved gateway becomes an incident: later for a new pod whose gateway never worked, which may still be
     /// in setup.
     pub(super) fn failed_due(&self, context: &Context<'_>, key: NeighborKey, owner: &GatewayOwner) -> BootNs {
@@ -329,7 +351,7 @@ impl GatewayNeighborLost {
             return findings.discard();
         }
         let objects = IncidentObjects {
-            target: Some(Box::new(target)),
+            target: Some(Shared::new(target)),
             neighbor: Some(Box::new(entry(context.node, key, found.reason))),
             ..IncidentObjects::default()
         };
@@ -353,6 +375,8 @@ impl GatewayNeighborLost {
                 && context.ready.is_none_or(|ready| context.now <= ready + 2 * SECOND),
             recovered: false,
             learned: found.learned,
+            gone_since: None,
+            explanation: None,
         };
         self.suspect(context, key, fault, findings);
     }
@@ -369,29 +393,10 @@ struct DetectedFault {
     learned: bool,
 }
 
-impl GatewayOwner {
-    /// Whether its container is gone according to the runtime, or, where none reported it, no process lives there any more.
-    fn is_gone(&self, node: &NodeView<'_>, netns: NsInum) -> bool {
-        if !self.by_runtime {
-            // Who lives there may be of the next namespace with its number.
-            let is_other = |(owner, _): (GatewayOwner, Target)| !self.is_same(&owner);
-            return node.namespaces.get(netns).is_some() && live_owner(node, netns).is_none_or(is_other);
-        }
-        let known = node.containers.get(&self.container);
-        if known.is_some_and(|facts| is_live(facts.state) && facts.netns == Some(netns)) {
-            return false;
-        }
-        let successor = live_owner(node, netns);
-        successor.is_none_or(|(successor, _)| successor.id != self.id)
-            && (known.is_some() || node.runtimes == RuntimeAvailability::All)
-    }
-}
-
 /// The owner of a namespace in which a process lives.
 pub(super) fn live_owner(node: &NodeView<'_>, netns: NsInum) -> Option<(GatewayOwner, Target)> {
     let target = health::live_target(node, netns)?;
-    let cookie = node.namespaces.get(netns).and_then(|namespace| namespace.cookie);
-    Some((GatewayOwner::of(&target, netns, cookie)?, target))
+    Some((GatewayOwner::of(&target, netns, node.namespaces.get(netns))?, target))
 }
 
 fn repeat_of(fault: &Fault, key: NeighborKey, severity: Option<Severity>) -> Repeat {
@@ -405,7 +410,7 @@ fn repeat_of(fault: &Fault, key: NeighborKey, severity: Option<Severity>) -> Rep
 }
 
 /// The entry as the model shows it.
-fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor {
+pub(super) fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor {
     let namespace = node.namespaces.get(key.netns);
     let gateway = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));
     let link = namespace.and_then(|namespace| namespace.links.get(&key.ifindex));
@@ -430,6 +435,7 @@ fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor
         ended_lower: false,
         link_moved: false,
         after_exit: false,
+        other_netns: false,
     }
 }
 

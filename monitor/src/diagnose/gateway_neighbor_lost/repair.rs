@@ -1,12 +1,17 @@
 //! What to do about a lost gateway, and what was found healthy. Both follow from the model as it is now.
 
-use super::{Fault, FaultReason};
+use super::host_side::{Act, Explanation, HostFault, host_fault};
+use super::{Fault, FaultReason, SECOND};
 use crate::diagnose::Context;
 use crate::diagnose::advice::{advice, in_namespace, list_sandboxes, restart};
+use crate::diagnose::pod_network::is_deletion_feared;
 use crate::escape::name;
 use crate::event::{Actor, Advice, Container, Form, NamedProcess, Pod, Target, form};
 use crate::node::view::NodeView;
-use crate::observation::{LinkFacts, LlAddr, NeighborKey, iff};
+use crate::observation::{BootNs, CniPod, LinkFacts, LlAddr, NeighborKey, RouteFacts, iff};
+
+/// A removal of another sandbox is feared for so long.
+const STALE_DEL: BootNs = 120 * SECOND;
 
 /// The incident's advice.
 pub(super) fn advice_for(
@@ -18,13 +23,22 @@ pub(super) fn advice_for(
     let mut steps = Vec::new();
     if let (Some(link), Some(inside)) = (link(context.node, key), Inside::of(context, key, target)) {
         let look = ["neigh", "show", "dev", &link.ifname];
-        steps.push(inside.advice(form::SHOW_ENTRY, "look at the entry", &look));
-        let end = context.node.host_end(key.netns, key.ifindex);
-        let is_down = |end: &&LinkFacts| end.netns == context.node.host_netns && end.flags & iff::UP == 0;
-        if let Some(end) = end.filter(is_down) {
-            let text = "set the host end of the interface up; while it is down, nothing passes";
-            let words = ["ip", "link", "set", &end.ifname, "up"];
-            steps.push(advice(form::SET_UP, text, &words));
+        let text = match is_route_gone(context.node, key, link) {
+            true => {
+                "look at the entry; the default route by the gateway is missing, too: it went with the interface or its \
+                 address, and whoever made it has to put it back"
+            }
+            false => "look at the entry",
+        };
+        steps.push(inside.advice(form::SHOW_ENTRY, text, &look));
+        if link.flags & iff::UP == 0 {
+            let text = "set the interface up again; its routes went with it, and its static entries: whoever made them has to \
+                        put them back";
+            let words = ["link", "set", "dev", &link.ifname, "up"];
+            steps.push(inside.advice(form::SET_UP_INSIDE, text, &words));
+        }
+        if let Some(found) = host_fault(context.node, key) {
+            steps.extend(about_host(context.node, fault, found));
         }
         if let Some(lladdr) = replaceable(context.node, fault, key) {
             let (address, lladdr) = (key.address.to_string(), lladdr.to_string());
@@ -35,26 +49,81 @@ pub(super) fn advice_for(
         }
     }
     match (target.confirmed_pod(), &target.container) {
-        (Some(pod), container) => steps.extend(about_pod(context.node, fault, pod, container.as_ref())),
+        (Some(pod), container) => steps.extend(about_pod(context, fault, pod, container.as_ref())),
         (None, Some(container)) => {
-            let text = "restart the container, if its runtime made its network: it gets a new one; what others have put into \
-                        it is lost";
+            let mut text = "restart the container, if its runtime made its network: it gets a new one; what others have put \
+                            into it is lost"
+                .to_owned();
+            if context.node.containers.is_shared(key.netns, &container.id) {
+                text.push_str(
+                    "; restart the containers that share it afterwards: they would be left in the old one",
+                );
+            }
             let restart = restart(context.node, container);
-            steps.extend(restart.map(|(form, command)| advice(form, text, &command)));
+            steps.extend(restart.map(|(form, command)| advice(form, &text, &command)));
         }
         _ => {}
     }
     steps
 }
 
+/// What to do about what is wrong on the host's side. That the host answers for others is expected of it only where it was
+/// found to be why nothing answers.
+fn about_host(node: &NodeView<'_>, fault: &Fault, found: HostFault<'_>) -> Vec<Advice> {
+    let (end, is_proxy_off) = match found {
+        HostFault::Down(link) => {
+            let what = match link.kind.as_deref() {
+                Some("bridge") => "the bridge that the host end of the interface is a port of",
+                _ => "the host end of the interface",
+            };
+            let text = format!("set {what} up; while it is down, nothing passes");
+            return vec![advice(form::SET_UP, &text, &["ip", "link", "set", &link.ifname, "up"])];
+        }
+        HostFault::ProxyOff(end) => (end, true),
+        HostFault::ForwardingOff(end) => (end, false),
+        // Where it led, nothing here tells.
+        HostFault::NoRoute(_) => return Vec::new(),
+    };
+    let Some(explanation) = &fault.explanation else { return Vec::new() };
+    let again =
+        "have the host answer for the gateway again; an agent of the network plugin does so when it starts";
+    let of_end = |sysctl: &str, text: &str| {
+        let setting = format!("net/ipv4/conf/{}/{sysctl}=1", end.ifname);
+        advice(form::SET_SYSCTL, text, &["sysctl", "-w", &setting])
+    };
+    let mut steps = Vec::new();
+    if is_proxy_off {
+        steps.push(of_end("proxy_arp", again));
+    }
+    // It answers for others only where it forwards what comes by the interface.
+    let is_told = !is_proxy_off && explanation.says_nothing_is_forwarded();
+    if is_told || node.host_sysctls.forwards_nothing() {
+        let text = "have the host forward again, what comes by any interface; until then it answers for no gateway either";
+        steps.push(advice(form::SET_SYSCTL, text, &["sysctl", "-w", "net/ipv4/ip_forward=1"]));
+    } else if !is_proxy_off {
+        steps.push(of_end("forwarding", again));
+    } else if node.host_sysctls.forwards_ipv4(end.ifindex) == Some(false) {
+        let text = "have the host forward what comes by the interface, too: it answers for no gateway where it does not";
+        steps.push(of_end("forwarding", text));
+    }
+    steps
+}
+
 /// What to do with the pod. Where the removal of an older sandbox of its name may be failing, that is what took the
 /// entry, and it would take the next pod's: then the pod is better not deleted.
-fn about_pod(node: &NodeView<'_>, fault: &Fault, pod: &Pod, container: Option<&Container>) -> Option<Advice> {
+fn about_pod(
+    context: &Context<'_>,
+    fault: &Fault,
+    pod: &Pod,
+    container: Option<&Container>,
+) -> Option<Advice> {
     let (namespace, pod_name) = (pod.namespace.as_deref()?, pod.name.as_deref()?);
     let kubelet = fault.objects.actor.as_deref().is_some_and(is_of_kubelet);
-    let is_failing = node.cni.has_failing_of(namespace, pod_name);
-    if kubelet || is_failing || has_older_sandbox(node, pod, container) {
-        let (form, command) = list_sandboxes(node, container?, pod)?;
+    let named = CniPod { namespace: namespace.to_owned(), name: pod_name.to_owned(), uid: None };
+    let is_feared = is_deletion_feared(context, namespace, pod_name)
+        || has_stale_del(context, &named, own_sandbox(pod, container));
+    if kubelet || is_feared || has_older_sandbox(context.node, pod, container) {
+        let (form, command) = list_sandboxes(context.node, container?, pod)?;
         let text = "look for older sandboxes of this pod: while the removal of one fails, do not delete the pod, or its \
                     successor loses its network too";
         return Some(advice(form, text, &command));
@@ -69,8 +138,20 @@ fn is_of_kubelet(actor: &Actor) -> bool {
         || actor.ancestors.iter().any(|ancestor| ancestor.comm == "kubelet")
 }
 
+/// Whether another sandbox of the pod than this one is being removed, or was of late: an incident may be about to open.
+fn has_stale_del(context: &Context<'_>, pod: &CniPod, own: Option<&str>) -> bool {
+    let cni = context.node.cni;
+    let is_of_late = |at: BootNs| context.now < at.saturating_add(STALE_DEL);
+    cni.of_pod(&pod.namespace, &pod.name).any(|(_, known)| known.stale_at.is_some_and(is_of_late))
+        || own.is_some_and(|own| cni.is_other_being_deleted(pod, own))
+}
+
+fn own_sandbox<'a>(pod: &'a Pod, container: Option<&'a Container>) -> Option<&'a str> {
+    pod.sandbox_id.as_deref().or(container.map(|container| container.id.as_str()))
+}
+
 fn has_older_sandbox(node: &NodeView<'_>, pod: &Pod, container: Option<&Container>) -> bool {
-    let own = pod.sandbox_id.as_deref().or(container.map(|container| container.id.as_str()));
+    let own = own_sandbox(pod, container);
     node.containers.present().filter(|facts| facts.is_sandbox() && Some(facts.id.as_str()) != own).any(
         |facts| {
             facts.pod.as_ref().is_some_and(|other| {
@@ -125,23 +206,53 @@ fn is_in_use(node: &NodeView<'_>, key: NeighborKey) -> bool {
         .is_some_and(|namespace| namespace.gateways_in_use().contains(&(key.ifindex, key.address)))
 }
 
-/// What the model shows to be healthy.
-pub(super) fn ruled_out(node: &NodeView<'_>, key: NeighborKey) -> Vec<String> {
+/// Whether the route that led to the gateway is known to have gone with the interface, which is up again.
+fn is_route_gone(node: &NodeView<'_>, key: NeighborKey, link: &LinkFacts) -> bool {
+    let Some(namespace) = node.namespaces.get(key.netns) else { return false };
+    let gateway = namespace.gateway(key.ifindex, key.address);
+    let leads_there =
+        |route: &RouteFacts| (route.ifindex, route.gateway) == (Some(key.ifindex), Some(key.address));
+    link.flags & iff::UP != 0
+        && gateway.is_some_and(|gateway| gateway.went_with_link)
+        && !namespace.is_doubted()
+        && !namespace.is_dead_gateway(key.ifindex, key.address)
+        && !namespace.may_have_been_deleted(key.ifindex, key.address)
+        && !namespace.routes().iter().any(leads_there)
+}
+
+/// What the model shows to be healthy. What explains the fault and was mended since is not ruled out.
+pub(super) fn ruled_out(
+    node: &NodeView<'_>,
+    key: NeighborKey,
+    explanation: Option<&Explanation>,
+) -> Vec<String> {
+    let is_blamed =
+        |link: &LinkFacts, acts: &[Act]| explanation.is_some_and(|known| known.blames(link, acts));
+    let is_fine = |link: &LinkFacts| is_up(link) && !is_blamed(link, &[Act::Down]);
     let Some(link) = link(node, key) else { return Vec::new() };
     let ifname = name(&link.ifname);
     let mut healthy = Vec::new();
-    if is_up(link) {
+    if is_fine(link) {
         healthy.push(format!("{ifname} is up"));
     }
     if is_in_use(node, key) {
         healthy.push(format!("the default route via {} is in place", key.address));
     }
     let Some(end) = node.host_end(key.netns, key.ifindex) else { return healthy };
-    if is_up(end) {
+    if is_fine(end) {
         healthy.push(format!("its host end {} is up", name(&end.ifname)));
     }
+    let is_answered_for = |end: &LinkFacts| {
+        let sysctls = node.host_sysctls;
+        let answers = sysctls.answers_arp_for_others(end.ifindex) == Some(true);
+        answers && sysctls.forwards_ipv4(end.ifindex) == Some(true) && end.netns == node.host_netns
+    };
+    let off = [Act::ProxyOff, Act::ForwardingOff, Act::ForwardsNothing];
+    if key.address.is_ipv4() && end.master.is_none() && is_answered_for(end) && !is_blamed(end, &off) {
+        healthy.push(format!("proxy_arp is on for its host end {}", name(&end.ifname)));
+    }
     let Some(gateway) = node.gateway_link(key) else { return healthy };
-    if gateway.ifindex != end.ifindex && is_up(gateway) {
+    if gateway.ifindex != end.ifindex && is_fine(gateway) {
         healthy.push(format!("the bridge {} is up", name(&gateway.ifname)));
     }
     let namespace = node.namespaces.get(key.netns);

@@ -8,6 +8,8 @@ use crate::observation::*;
 
 mod advice;
 mod downtime;
+mod host_side;
+mod kinds;
 mod owners;
 mod reasons;
 mod restart;

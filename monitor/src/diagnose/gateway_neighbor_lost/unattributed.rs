@@ -1,14 +1,25 @@
 //! Losses in namespaces of which it is not known yet who lives there: kept for a while, until somebody turns up.
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     FOREIGN_UNATTRIBUTED_MAX, GatewayNeighborLost, REREAD_INTERVAL, UNATTRIBUTED_MAX, UNATTRIBUTED_NS,
-    UnattributedEvent, health, is_restored, key, recheck::READ_DURATION,
+    health, is_restored, key, recheck::READ_DURATION,
 };
 use crate::diagnose::Context;
 use crate::diagnose::finding::Findings;
-use crate::event::{Event, Target};
+use crate::event::{Event, Shared, Target};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, NsInum};
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct UnattributedEvent {
+    /// When it was kept.
+    pub(super) since: BootNs,
+    /// Time of the event, which its serialized form does not include.
+    pub(super) at: BootNs,
+    pub(super) event: Event,
+}
 
 impl GatewayNeighborLost {
     pub(super) fn keep_unattributed(&mut self, context: &Context<'_>, event: &Event, netns: NsInum) {
@@ -49,7 +60,7 @@ impl GatewayNeighborLost {
             };
             match has_lost(context.node, netns, &target, one.at) {
                 Some(true) if !is_restored(context.node, key(&neighbor)) => {
-                    let event = Event { target: Some(Box::new(target)), ..one.event };
+                    let event = Event { target: Some(Shared::new(target)), ..one.event };
                     self.neighbor(context, &event, &neighbor, findings);
                 }
                 Some(_) => {}

@@ -1,20 +1,26 @@
 //! Summary of an incident.
 
+use super::fault::{is_set, lladdr_after};
 use super::{Fault, FaultReason};
 use crate::escape::name;
 use crate::event::Event;
 use crate::event::wording::{actor_phrase, cause_phrase};
 use crate::observation::NeighborKey;
 
+/// What explains it follows.
+pub(super) const AND: &str = ", and ";
+
 /// What happened to the entry according to an event: `was deleted by calico (pid 28997)`.
 pub(super) fn what_happened(event: &Event) -> String {
     let Some(neighbor) = &event.neighbor else {
         return String::new();
     };
-    let mut text = match (&neighbor.new_lladdr, &neighbor.new_state) {
-        (Some(lladdr), _) => format!("was replaced with {lladdr}"),
-        (None, Some(state)) => format!("was downgraded to {state}"),
-        (None, None) => "was deleted".to_owned(),
+    let set = lladdr_after(neighbor).filter(|_| is_set(neighbor));
+    let mut text = match (set, &neighbor.new_lladdr, &neighbor.new_state) {
+        (Some(lladdr), _, _) => format!("was set to {lladdr}"),
+        (None, Some(lladdr), _) => format!("was replaced with {lladdr}"),
+        (None, None, Some(state)) => format!("was downgraded to {state}"),
+        (None, None, None) => "was deleted".to_owned(),
     };
     if let Some(actor) = &event.actor {
         text.push_str(&format!(" by {}", actor_phrase(actor)));
@@ -41,8 +47,10 @@ pub(super) fn summary(fault: &Fault, key: NeighborKey) -> String {
             )
         }
         FaultReason::Failed => {
+            let why = fault.explanation.as_ref().map(|known| format!("{AND}{}", known.text));
             format!(
-                "{label} cannot reach its gateway {address}: nothing answers its {protocol} requests on {ifname}"
+                "{label} cannot reach its gateway {address}: nothing answers its {protocol} requests on {ifname}{}",
+                why.unwrap_or_default()
             )
         }
     }

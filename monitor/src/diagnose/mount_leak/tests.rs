@@ -74,6 +74,7 @@ fn copy(unique: u64) -> MountCopy {
             uid: Some(0),
             cgroup: Some(in_exporter()),
             in_userns: false,
+            init: false,
         },
         original: original(&volume_path(), true),
         bind: Some(BindMount {
@@ -263,7 +264,11 @@ fn a_block_device_that_stays_in_use_is_a_warning() {
     let words = "; its device /dev/rbd0 (251:0) stays in use for that";
     assert!(incident.summary.ends_with(words), "{}", incident.summary);
     of_device.original = None;
-    assert_eq!(opened(&[of_device])[0].severity, Severity::Info, "that is only likely");
+    let incident = &opened(&[of_device.clone()])[0];
+    assert_eq!((incident.severity, incident.confidence), (Severity::Warning, Confidence::Likely));
+    let incident =
+        &opened(&[copy(52), MountCopy { original: original(&volume_path(), true), ..of_device }])[0];
+    assert!(incident.summary.ends_with(words), "the reason of the warning is told: {}", incident.summary);
 }
 
 #[test]
@@ -334,6 +339,16 @@ fn a_process_of_root_is_one_by_itself() {
     assert!(incident.summary.starts_with("node_exporter (pid 4711) still has "), "{}", incident.summary);
     assert_eq!(incident.advice[1].command, "kill 4711");
     assert!(incident.advice[1].text.contains("with the last process of that mount namespace"));
+}
+
+#[test]
+fn the_first_process_of_a_pid_namespace_is_ended_by_the_one_signal_that_it_cannot_ignore() {
+    let mut of_shell = copy(50);
+    (of_shell.bind, of_shell.holder.cgroup, of_shell.holder.init) = (None, Some("/".into()), true);
+    let step = &opened(&[of_shell.clone()])[0].advice[1];
+    assert_eq!((step.form.as_str(), step.command.as_str()), ("end-container", "kill -KILL 4711"));
+    (of_shell.holder.tgid, of_shell.holder.init) = (1, false);
+    assert_eq!(opened(&[of_shell])[0].advice.len(), 1, "nobody ends process 1 of the node");
 }
 
 #[test]

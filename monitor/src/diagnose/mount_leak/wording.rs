@@ -1,13 +1,13 @@
 //! What is said of mounts that are left.
 
-use super::Leak;
+use super::{Leak, Refused};
 use crate::escape::name;
 use crate::event::{Confidence, LeakedMount, leak_holder};
 use crate::observation::KernelMounts;
 
-/// One sentence: who has what, by what it came, what stays in use for it. `leaks`: the surest first. `is_refused`: for the
-/// first of them.
-pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, is_refused: bool) -> String {
+/// One sentence: who has what, by what it came, what stays in use for it. `leaks`: the surest first. `refused`: what was of
+/// the first of them.
+pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, refused: Option<Refused>) -> String {
     let Some(first) = leaks.first() else { return String::new() };
     let mount = &first.mount;
     let (what, at) = (mount.phrase(), name(&mount.identity.mount_point));
@@ -43,9 +43,13 @@ pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, is_refused: bool) 
         );
     }
     text.push_str(&format!("; {}", stays(mount)));
-    if is_refused {
-        text.push_str("; an unmount or removal of it was refused (EBUSY)");
-    }
+    text.push_str(match refused {
+        Some(Refused::Seen) => "; an unmount or removal of it was refused (EBUSY)",
+        Some(Refused::ByRuntime) => {
+            "; the runtime says that the removal of its directory was refused (EBUSY)"
+        }
+        None => "",
+    });
     if kernel.removes_despite_copies() == Some(false) {
         let setting = if kernel.may_detach == Some(false) { " with fs.may_detach_mounts = 0" } else { "" };
         text.push_str(&format!(

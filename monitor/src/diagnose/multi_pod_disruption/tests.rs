@@ -145,3 +145,44 @@ fn it_goes_on_over_a_restart_of_the_daemon() {
     restore(&mut next, 0..4);
     assert_eq!(next.open(), []);
 }
+
+/// Has `ip` delete the entries of these pods, run anew for each by a shell of this start.
+fn hit_by_shell(node: &mut TestNode, numbers: std::ops::Range<u32>, shell_start: BootNs) {
+    for number in numbers {
+        let tgid = 50_000 + number;
+        let Fact::Task(facts) = task(tgid, "/usr/sbin/ip") else { panic!() };
+        let shell = Ancestor {
+            tgid: 49_000,
+            start_ns: shell_start,
+            comm: "bash".into(),
+            started: Some(true),
+            ..Ancestor::default()
+        };
+        node.observe(Fact::Task(Box::new(TaskFacts { ancestors: vec![shell], ..*facts })));
+        let actor = TaskRef { key: task_key(tgid), tid: tgid, comm: "ip".into(), context: None };
+        node.set_entry(FIRST + number, None);
+        let change = NeighborChange { actor: Some(actor), ..deletion(FIRST + number, NeighborCause::Admin) };
+        node.observe(Fact::Neighbor(Box::new(change)));
+    }
+}
+
+#[test]
+fn two_processes_that_had_the_same_id_one_after_the_other_are_not_one_actor() {
+    let mut two = node();
+    hit_by_shell(&mut two, 0..2, 5 * S);
+    hit_by_shell(&mut two, 2..4, 6 * S);
+    assert_eq!((parent(&two), effects(&two).len()), (None, 4));
+    let mut one = node();
+    hit_by_shell(&mut one, 0..4, 5 * S);
+    let found = parent(&one).unwrap();
+    assert_eq!((found.count, found.confidence), (4, Confidence::Certain));
+}
+
+#[test]
+fn an_actor_that_is_known_by_its_id_alone_is_only_likely_one() {
+    let mut node = node();
+    hit_by_shell(&mut node, 0..4, 0);
+    let found = parent(&node).unwrap();
+    assert_eq!((found.count, found.confidence), (4, Confidence::Likely));
+    assert!(found.summary.contains(", likely by ip, run by bash (pid 49000)"), "{}", found.summary);
+}

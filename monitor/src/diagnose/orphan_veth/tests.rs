@@ -3,6 +3,8 @@ use crate::core::Resume;
 use crate::diagnose::tests::harness::*;
 use crate::observation::*;
 
+mod whose;
+
 /// The host's end of the pair of lijiaob/etcd1-0, as the tables number it.
 const END: u32 = 11;
 const CALI: &str = "cali9118ebbb10b";
@@ -148,6 +150,27 @@ fn a_pair_that_is_still_as_it_was_made_is_one_too() {
 }
 
 #[test]
+fn a_namespace_that_nothing_seems_to_keep_is_possibly_kept_by_a_socket() {
+    for (netns, confidence, words) in [
+        (
+            Some(ETCD),
+            Confidence::Certain,
+            "held by nothing that was found: possibly by an open socket of it, or a",
+        ),
+        (None, Confidence::Likely, "held by nothing that was found: possibly by an open socket of it, or a"),
+        (Some(HOST), Confidence::Certain, "and both of its ends are in the network namespace of the host"),
+    ] {
+        let mut node = started(node(CALI), vec![etcd_sandbox()]);
+        node.peers.insert(END, VethPeer { netns, ..found(Vec::new()) });
+        exit(&mut node);
+        node.run_for(70 * S);
+        let incident = &open(&node)[0];
+        assert_eq!(incident.confidence, confidence, "{netns:?}");
+        assert!(incident.summary.contains(words), "{}", incident.summary);
+    }
+}
+
+#[test]
 fn a_runtime_that_is_down_makes_no_pod_look_gone() {
     let mut node = started(node(CALI), vec![etcd_sandbox()]);
     let down = SourceStatus { up: false, ..SourceStatus::up(SourceKind::Runtime, "docker") };
@@ -242,4 +265,101 @@ fn it_goes_on_over_a_restart_of_the_daemon_and_is_over_if_the_device_went_meanwh
     let mut later = started(TestNode::booted(resume), Vec::new());
     later.run_for(5 * S);
     assert_eq!(open(&later).len(), 0);
+}
+
+/// A node without a runtime, whose device has these behind it.
+fn alone(keepers: Vec<Holder>) -> TestNode {
+    let mut node = node(CALI);
+    node.peers.insert(END, found(keepers));
+    node.start_without_runtime();
+    node.events.clear();
+    node
+}
+
+#[test]
+fn where_there_is_no_runtime_a_device_without_a_process_behind_it_is_likely_left() {
+    let mut node = alone(vec![keeper(77, "tcpdump", Access::Fd)]);
+    node.run_for(70 * S);
+    let incident = &open(&node)[0];
+    assert_eq!(incident.confidence, Confidence::Likely);
+    assert_eq!(
+        incident.summary,
+        "veth cali9118ebbb10b is still on this node: no process is behind it, its other end is in network namespace \
+         net:[4026532253], held by tcpdump (pid 77) with an open file"
+    );
+    assert_eq!(incident.ruled_out, ["no process is in that network namespace"]);
+    let past = crate::event::past::past(&incident.summary);
+    assert_eq!(crate::event::past::present(&past), [""; 0], "{past}");
+
+    let mut node = alone(vec![keeper(80, "sleep", Access::Netns)]);
+    node.run_for(600 * S);
+    assert_eq!(of_kind(&node), [""; 0], "a process is in the namespace");
+    assert!(node.requests.iter().any(is_look));
+}
+
+#[test]
+fn without_a_runtime_a_pod_lives_as_long_as_it_has_a_directory() {
+    let etcd = PodRemains {
+        uid: CAM_UID.into(),
+        directory: format!("/var/lib/kubelet/pods/{CAM_UID}"),
+        mntns: MNTNS,
+        cgroup: PodCgroup::Empty,
+        containers: Vec::new(),
+        started: true,
+        mounts: Vec::new(),
+        mounts_omitted: 0,
+        filled: Vec::new(),
+        processes: Vec::new(),
+        name: Some(("lijiaob".into(), "etcd1-0".into())),
+    };
+    let mut node = alone(Vec::new());
+    node.observe(Fact::PodRemains { pods: vec![etcd] });
+    node.run_for(600 * S);
+    assert_eq!(of_kind(&node), [""; 0]);
+    node.observe(Fact::PodRemains { pods: Vec::new() });
+    node.run_for(70 * S);
+    let summary = &open(&node)[0].summary;
+    assert!(summary.contains(" of pod lijiaob/etcd1-0 is still on this node: its pod is gone"), "{summary}");
+}
+
+#[test]
+fn a_runtime_that_was_named_and_is_not_there_may_have_the_pod() {
+    let mut node = alone(Vec::new());
+    node.observe(no_runtime(false));
+    node.run_for(600 * S);
+    assert_eq!(of_kind(&node), [""; 0]);
+}
+
+#[test]
+fn that_a_runtime_turns_out_to_be_none_counts_at_once() {
+    let mut node = node(CALI);
+    node.peers.insert(END, found(Vec::new()));
+    for netns in [HOST, ETCD] {
+        node.observe_netns(netns);
+    }
+    node.observe(no_runtime(false));
+    node.observe(up("netlink"));
+    node.run_for(600 * S);
+    assert_eq!(of_kind(&node), [""; 0], "it may have the pod");
+    node.observe(no_runtime(true));
+    node.run_for(70 * S);
+    assert_eq!(open(&node).len(), 1);
+    // The other way about it is not known any more, and what was said is kept.
+    node.observe(no_runtime(false));
+    node.run_for(600 * S);
+    assert_eq!(of_kind(&node), ["incident.opened"]);
+}
+
+#[test]
+fn the_removal_of_its_network_that_fails_is_its_cause() {
+    let mut node = started(node(CALI), vec![etcd_sandbox()]);
+    node.run_for(S);
+    for _ in 0..3 {
+        node.call(CniCommand::Del, SANDBOX, 1);
+        node.run_for(10 * S);
+    }
+    exit(&mut node);
+    node.run_for(70 * S);
+    let failing = node.open().into_iter().find(|incident| incident.kind == "cni-teardown-failing").unwrap();
+    assert_eq!(open(&node)[0].caused_by, [failing.id.as_str()]);
 }

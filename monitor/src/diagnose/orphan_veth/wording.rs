@@ -5,17 +5,34 @@ use crate::diagnose::advice::advice;
 use crate::escape::name;
 use crate::event::wording::{pod_label, process_phrase};
 use crate::event::{Advice, MountHolder, Pod, form};
-use crate::node::view::NodeView;
+use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{Access, LinkFacts};
 
+/// What keeps a network namespace that no list shows: sockets hold the one they were made in, and so do those of file systems.
+const UNLISTED: &str = "an open socket of it, or a client of NFS or Ceph in the kernel";
 /// What keeps the namespace that a summary names.
 const NAMED_MAX: usize = 2;
 
-pub(super) fn summary(node: &NodeView<'_>, link: &LinkFacts, pod: Option<&Pod>, end: &VethEnd) -> String {
+/// `pod`: whose it was, and whether a pod of which it may be lives elsewhere.
+pub(super) fn summary(
+    node: &NodeView<'_>,
+    link: &LinkFacts,
+    (pod, lives): (Option<&Pod>, bool),
+    end: &VethEnd,
+) -> String {
     let ifname = name(&link.ifname);
     let mut text = match pod {
         Some(pod) => {
-            format!("veth {ifname} of pod {} is still on this node: its pod is gone", pod_label(pod))
+            let what = if lives { "its pod has another network namespace" } else { "its pod is gone" };
+            format!("veth {ifname} of pod {} is still on this node: {what}", pod_label(pod))
+        }
+        None if lives => {
+            format!(
+                "veth {ifname} is still on this node: the pod that it is called after has another network namespace"
+            )
+        }
+        None if node.runtimes == RuntimeAvailability::Absent => {
+            format!("veth {ifname} is still on this node: no process is behind it")
         }
         None => format!("veth {ifname} is still on this node: no pod that runs here has it"),
     };
@@ -29,7 +46,7 @@ pub(super) fn summary(node: &NodeView<'_>, link: &LinkFacts, pod: Option<&Pod>, 
             text.push_str(&format!(", its other end is in network namespace {of}net:[{netns}]"));
         }
         None => {
-            text.push_str(", and its other end was not found");
+            text.push_str(&format!(", and its other end was not found: possibly {UNLISTED}, held it alone"));
             return text;
         }
     }
@@ -39,7 +56,7 @@ pub(super) fn summary(node: &NodeView<'_>, link: &LinkFacts, pod: Option<&Pod>, 
         keepers.push(format!("{} more", rest.len()));
     }
     text.push_str(&match keepers.is_empty() {
-        true => ", held by nothing that was found".to_owned(),
+        true => format!(", held by nothing that was found: possibly by {UNLISTED}"),
         false => format!(", held by {}", keepers.join(" and ")),
     });
     text
@@ -58,11 +75,14 @@ fn keeper(of: &MountHolder) -> String {
     }
 }
 
-pub(super) fn ruled_out(end: &VethEnd) -> Vec<String> {
+pub(super) fn ruled_out(node: &NodeView<'_>, end: &VethEnd) -> Vec<String> {
+    let who =
+        if node.runtimes == RuntimeAvailability::Absent { "process" } else { "container of any runtime" };
+    // Those of other pods may be.
+    let who =
+        if end.keepers.iter().any(super::is_of_living_container) { "container of its pod" } else { who };
     match end.netns {
-        Some(_) if end.complete => {
-            vec!["no container of any runtime is in that network namespace".to_owned()]
-        }
+        Some(_) if end.complete => vec![format!("no {who} is in that network namespace")],
         _ => Vec::new(),
     }
 }

@@ -84,6 +84,34 @@ fn a_record_that_stays_failed_for_three_looks_and_thirty_seconds_is_told_until_i
 }
 
 #[test]
+fn a_table_that_is_full_is_quoted_if_it_is_of_the_same_family_and_the_record_failed_of_late() {
+    let quotes = |node: &TestNode| {
+        node.events
+            .iter()
+            .filter(|event| event.kind == Kind::LogQuoted)
+            .map(|event| event.seq)
+            .collect::<Vec<_>>()
+    };
+    let full = |ipv6| {
+        let text = "neighbour: x_cache: neighbor table overflow!".into();
+        let says = LogSays::NeighborOverflow { ipv6 };
+        Fact::Log(Box::new(LogLine { log: "/dev/kmsg".into(), text, says }))
+    };
+    let mut node = started(node());
+    fail(&mut node, 4);
+    node.observe(full(true));
+    assert_eq!(quotes(&node), [0; 0], "that table is of IPv6");
+    // Nothing was seen of the record since, and that of another entry may be full.
+    node.run_for(61 * S);
+    node.observe(full(false));
+    assert_eq!(quotes(&node), [0; 0]);
+    fail(&mut node, 1);
+    node.observe(full(false));
+    assert_eq!(quotes(&node), node.open()[0].evidence);
+    assert_eq!(quotes(&node).len(), 1);
+}
+
+#[test]
 fn what_is_wrong_on_the_way_is_said_and_not_that_it_is_healthy() {
     let mut broken = node();
     broken.tables.get_mut(&HOST).unwrap().links[0].flags = 0;
@@ -99,6 +127,61 @@ fn what_is_wrong_on_the_way_is_said_and_not_that_it_is_healthy() {
     assert_eq!(incident.ruled_out, ["eth0 in the pod is up", "no other pod of this node has it"]);
     let text = crate::event::past::past(&incident.summary);
     assert_eq!(crate::event::past::present(&text), [""; 0], "{text}");
+}
+
+#[test]
+fn who_set_the_host_s_end_down_before_is_named() {
+    let told = |by_somebody: bool, is_after: bool, is_lost: bool| {
+        let mut bridged = node();
+        let host = bridged.tables.get_mut(&HOST).unwrap();
+        host.links[0].master = Some(90);
+        let bridge = veth(HOST, 90, "cni0", 0, 0);
+        host.links.push(LinkFacts { kind: Some("bridge".into()), peer: None, ..bridge });
+        let mut node = started(bridged);
+        let failed = |node: &TestNode| HostNeighbor { ifindex: 90, ..entry(node, NudState::FAILED) };
+        let before = failed(&node);
+        if by_somebody {
+            let actor = TaskRef { key: task_key(28_997), tid: 28_997, comm: "calico".into(), context: None };
+            let act = LinkAct { netns: HOST, ifindex: END, op: LinkOp::Closed, missing: 0, actor };
+            node.run_for(S);
+            node.observe(task(28_997, "/opt/cni/bin/calico"));
+            node.observe(Fact::LinkAct(Box::new(act)));
+        }
+        let link = &mut node.tables.get_mut(&HOST).unwrap().links[0];
+        link.flags = 0;
+        let down = link.clone();
+        node.observe(Fact::Link(Box::new(down)));
+        if is_lost {
+            let lost = Loss { source: "bpf".into(), reason: "ring-full".into(), count: Some(1) };
+            node.observe(Fact::Lost(lost));
+        }
+        for _ in 0..4 {
+            let entry = if is_after { failed(&node) } else { before.clone() };
+            look(&mut node, &[entry]);
+        }
+        let incident = node.open().into_iter().find(|incident| incident.kind == KIND).unwrap().clone();
+        let is_it = |event: &&Event| event.incident.as_ref().is_some_and(|one| one.id == incident.id);
+        let actor = node.events.iter().rfind(is_it).unwrap().actor.clone();
+        (incident, actor.map(|actor| (actor.pid, actor.confidence)))
+    };
+    let (incident, actor) = told(true, true, false);
+    assert!(
+        incident.summary.ends_with("; cali9118ebbb10b was set down by calico (pid 28997)"),
+        "{}",
+        incident.summary
+    );
+    assert_eq!(actor, Some((28_997, Confidence::Certain)));
+    assert_eq!(incident.evidence.len(), 1);
+    let past = crate::event::past::past(&incident.summary);
+    assert_eq!(crate::event::past::present(&past), [""; 0], "{past}");
+    let (incident, actor) = told(true, true, true);
+    assert!(incident.summary.contains("was set down, likely by calico"), "{}", incident.summary);
+    assert_eq!(actor, Some((28_997, Confidence::Likely)));
+    for (by_somebody, is_after) in [(false, true), (true, false)] {
+        let (incident, actor) = told(by_somebody, is_after, false);
+        assert!(incident.summary.ends_with("; cali9118ebbb10b is down"), "{}", incident.summary);
+        assert_eq!(actor, None);
+    }
 }
 
 #[test]

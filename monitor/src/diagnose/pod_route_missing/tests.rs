@@ -6,6 +6,8 @@ use crate::diagnose::tests::harness::*;
 use crate::event::Incident;
 use crate::observation::*;
 
+mod deleted;
+
 const IP: &str = "192.168.252.66";
 const HOST_END: &str = "cali9118ebbb10b";
 /// The host's end of its pair, as the tables number it.
@@ -100,7 +102,7 @@ fn a_route_that_is_deleted_and_stays_away_is_told_until_it_is_back() {
         commands,
         [
             "ip route show match 192.168.252.66",
-            "ip route add 192.168.252.66 dev cali9118ebbb10b scope link",
+            "ip route replace 192.168.252.66 dev cali9118ebbb10b scope link",
             "kevtmon why lijiaob/etcd1-0",
         ]
     );
@@ -162,7 +164,10 @@ fn where_more_cannot_be_known_nothing_is_said() {
     deleted.run_for(90 * S);
     assert!(deleted.open().iter().any(|incident| incident.kind == KIND), "it lives on all the same");
 
-    let mut down = started(node());
+    // A gateway that was learned stops answering, which is told by itself.
+    let mut learned = node();
+    learned.set_entry(ETCD, Some((NudState(0x02), Some(host_mac()))));
+    let mut down = started(learned);
     set_end(&mut down, 0);
     lose(&mut down, FoundRoute::Nothing);
     down.run_for(120 * S);
@@ -228,6 +233,94 @@ fn where_rules_tell_packets_apart_it_is_only_likely() {
     lose(&mut node, FoundRoute::Nothing);
     node.run_for(15 * S);
     assert_eq!(node.open()[0].confidence, Confidence::Certain);
+}
+
+/// Calico sets the host's end down, and the route by it is gone.
+fn cut(node: &mut TestNode) {
+    let Fact::Task(task) = calico() else { unreachable!() };
+    let actor = TaskRef { key: task.key, tid: 28_997, comm: "calico".into(), context: None };
+    let act = LinkAct { netns: HOST, ifindex: END, op: LinkOp::Closed, missing: 0, actor };
+    node.observe(Fact::LinkAct(Box::new(act)));
+    node.elsewhere.insert(ip(), FoundRoute::Default { ifindex: UPLINK });
+    set_end(node, 0);
+}
+
+#[test]
+fn who_set_the_host_end_of_a_static_gateway_down_is_named_until_the_route_is_back() {
+    let mut node = started(node());
+    cut(&mut node);
+    node.run_for(9 * S);
+    assert_eq!(node.kinds(), [""; 0], "it may be set up again");
+    node.run_for(3 * S);
+    let event = node.last_incident();
+    let (incident, actor) = (event.incident.as_ref().unwrap(), event.actor.as_ref().unwrap());
+    assert_eq!((incident.kind.as_str(), incident.confidence), (KIND, Confidence::Certain));
+    assert_eq!(
+        incident.summary,
+        "this node has no route to pod lijiaob/etcd1-0 at 192.168.252.66, which is reached by cali9118ebbb10b: packets take \
+         the default route by ens3; its host end cali9118ebbb10b was set down by calico (pid 28997)"
+    );
+    assert_eq!((actor.pid, actor.confidence, incident.evidence.len()), (28_997, Confidence::Certain, 1));
+    assert!(!incident.ruled_out.iter().any(|fine| fine.contains("host end")), "{:?}", incident.ruled_out);
+    let commands: Vec<&str> = incident.advice.iter().map(|step| step.command.as_str()).collect();
+    assert_eq!(commands[1], "ip link set cali9118ebbb10b up");
+    assert_eq!(commands[2], "ip route replace 192.168.252.66 dev cali9118ebbb10b scope link");
+    // It is up again, but its route is not back.
+    set_end(&mut node, iff::UP | iff::LOWER_UP);
+    node.run_for(6 * S);
+    let open = &node.open()[0];
+    assert!(open.summary.ends_with("likely went when cali9118ebbb10b was set down by calico (pid 28997)"));
+    restore(&mut node);
+    node.run_for(2 * S);
+    let (kind, incident) = last(&node);
+    assert_eq!((kind, incident.close_reason), (Kind::IncidentClosed, Some(CloseReason::Resolved)));
+}
+
+#[test]
+fn a_host_end_that_is_down_is_found_by_a_daemon_that_starts_later_without_an_actor() {
+    let mut node = node();
+    node.tables.get_mut(&HOST).unwrap().links[0].flags = 0;
+    node.elsewhere.insert(ip(), FoundRoute::Nothing);
+    node.start(vec![ContainerFacts { started_ns: Some(1), ..etcd_sandbox() }]);
+    node.run_until(59 * S);
+    assert_eq!(node.kinds(), [""; 0], "its network may still be in setup");
+    node.run_for(40 * S);
+    let event = node.last_incident();
+    let incident = event.incident.as_ref().unwrap();
+    assert!(incident.found_at_start && event.actor.is_none());
+    assert!(incident.summary.ends_with("; its host end cali9118ebbb10b is down"), "{}", incident.summary);
+}
+
+#[test]
+fn a_host_end_that_was_never_up_or_whose_pod_is_torn_down_is_none_that_is_down() {
+    let mut new = started(node());
+    new.tables.get_mut(&HOST).unwrap().links[0].flags = 0;
+    new.observe(Fact::LinkGone { netns: HOST, ifindex: END, moved_to: None });
+    new.elsewhere.insert(ip(), FoundRoute::Nothing);
+    set_end(&mut new, 0);
+    new.run_for(120 * S);
+    assert!(new.open().iter().all(|incident| incident.kind != KIND), "it was made, and never set up");
+    set_end(&mut new, iff::UP | iff::LOWER_UP);
+    set_end(&mut new, 0);
+    new.run_for(60 * S);
+    assert_eq!(new.open().iter().filter(|incident| incident.kind == KIND).count(), 1);
+
+    let mut deleted = started(node());
+    deleted.call_with(CniCommand::Del, SANDBOX, 0, cut);
+    deleted.run_for(30 * S);
+    assert!(deleted.open().iter().all(|incident| incident.kind != KIND), "it is being deleted");
+}
+
+#[test]
+fn who_set_a_host_end_down_is_only_likely_known_after_a_loss() {
+    let mut node = started(node());
+    cut(&mut node);
+    node.observe(Fact::Lost(Loss { source: "netlink".into(), reason: "overrun".into(), count: None }));
+    node.run_for(15 * S);
+    let event = node.last_incident();
+    assert_eq!(event.actor.as_ref().unwrap().confidence, Confidence::Likely);
+    let summary = &event.incident.as_ref().unwrap().summary;
+    assert!(summary.ends_with("was set down, likely by calico (pid 28997)"), "{summary}");
 }
 
 #[test]

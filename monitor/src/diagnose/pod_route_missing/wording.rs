@@ -1,12 +1,12 @@
 //! Summary, what is in order, and next steps.
 
-use super::Missing;
 use super::routed::RoutedPod;
+use super::{Down, Missing};
 use crate::diagnose::advice::advice;
 use crate::diagnose::gateway_neighbor_lost::health::{Health, health};
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, pod_label, target_label};
-use crate::event::{Advice, form};
+use crate::event::{Advice, Confidence, form};
 use crate::node::view::NodeView;
 use crate::observation::{FoundRoute, NeighborKey, iff};
 
@@ -31,12 +31,27 @@ pub(super) fn summary(node: &NodeView<'_>, missing: &Missing, pod: &RoutedPod) -
         }
         FoundRoute::Other => String::new(),
     });
-    if let Some(down) = &missing.went_with {
+    let by = |down: &Down| {
+        down.actor.as_deref().map_or_else(String::new, |actor| match actor.confidence {
+            Confidence::Certain => format!(" by {}", actor_phrase(actor)),
+            _ => format!(", likely by {}", actor_phrase(actor)),
+        })
+    };
+    let end = name(&pod.end.ifname);
+    if missing.is_end_down == Some(true) {
+        text.push_str(&match &missing.set_down {
+            Some(down) => format!("; its host end {end} was set down{}", by(down)),
+            None => format!("; its host end {end} is down"),
+        });
+    } else if let Some(down) = &missing.went_with {
         let by = down.actor.as_deref().map(actor_phrase);
         let by = by.map_or_else(String::new, |by| format!(" by {by}"));
-        text.push_str(&format!("; the route likely went when {} was set down{by}", name(&pod.end.ifname)));
+        text.push_str(&format!("; the route likely went when {end} was set down{by}"));
     } else if missing.is_deleted {
-        text.push_str("; the route was deleted, and the kernel did not tell by whom");
+        match missing.deletion_told.as_ref().filter(|told| told.actor.is_some()) {
+            Some(told) => text.push_str(&format!("; the route was deleted{}", by(told))),
+            None => text.push_str("; the route was deleted, and the kernel did not tell by whom"),
+        }
     }
     text
 }
@@ -67,15 +82,20 @@ pub(super) fn steps(pod: &RoutedPod) -> Vec<Advice> {
         true => "calico-node on this node, which adds the routes of all pods when it starts",
         false => "the network plugin's agent on this node, if it has one that adds routes",
     };
+    // Not `add`: the route that discards or refuses packets may be one to this very address.
     let text = format!("add the route now; what else is missing comes back with a restart of {agent}");
-    let add = ["ip", "route", "add", &address, "dev", &pod.device.ifname, "scope", "link"];
+    let add = ["ip", "route", "replace", &address, "dev", &pod.device.ifname, "scope", "link"];
     let mut show = vec!["ip", "route", "show", "match", &address];
     if pod.address.is_ipv6() {
         show.insert(1, "-6");
     }
-    vec![
-        advice(form::SHOW_ROUTES, "see which routes of the node match the address", &show),
-        advice(form::ADD_ROUTE, &text, &add),
-        advice(form::TELL_POD, "show what is known of the pod", &["kevtmon", "why", &label]),
-    ]
+    let show = advice(form::SHOW_ROUTES, "see which routes of the node match the address", &show);
+    // No route leads by an interface that is down.
+    let set_up = (pod.end.flags & iff::UP == 0).then(|| {
+        let text = "set the host end of the interface up; while it is down, nothing passes, and no route can be added";
+        advice(form::SET_UP, text, &["ip", "link", "set", &pod.end.ifname, "up"])
+    });
+    let add = advice(form::ADD_ROUTE, &text, &add);
+    let tell = advice(form::TELL_POD, "show what is known of the pod", &["kevtmon", "why", &label]);
+    [show].into_iter().chain(set_up).chain([add, tell]).collect()
 }

@@ -16,6 +16,8 @@ pub(super) struct Gates<'a> {
     /// killed for reasons of their own.
     killed: Vec<&'a PodProcess>,
     volumes: Vec<Volume>,
+    /// Those whose directories are not empty, though nothing is mounted there.
+    filled: Vec<Volume>,
     /// Sandboxes whose `DEL` fails.
     failing: Vec<String>,
     /// Whether one has succeeded of another.
@@ -45,6 +47,7 @@ impl<'a> Gates<'a> {
             pod,
             killed: pod.seen.processes.iter().filter(ends).collect(),
             volumes,
+            filled: pod.filled().collect(),
             failing: context
                 .incidents
                 .iter()
@@ -67,6 +70,12 @@ impl<'a> Gates<'a> {
     pub(super) fn is_shut(&self) -> bool {
         let is_kept = !self.volumes.is_empty() || !self.failing.is_empty() || self.pod.has_left_processes();
         self.is_killed() || self.is_over() && is_kept
+    }
+
+    /// The same of one of which that was told before. Of one that has completed, what its kubelet keeps may be there, too, so that
+    /// this alone does not tell that it is to go.
+    pub(super) fn is_kept_shut(&self) -> bool {
+        self.is_shut() || self.is_over() && !self.filled.is_empty()
     }
 
     /// Since when that should have gone.
@@ -113,6 +122,12 @@ impl<'a> Gates<'a> {
             if let Some(volume) = self.volumes.first() {
                 let (volume, plugin) = (name(&volume.name), name(&volume.plugin));
                 shut.push(format!("volume {volume} ({plugin}) is mounted{}", more(self.volumes.len())));
+            } else if let Some(volume) = self.filled.first() {
+                let (volume, plugin) = (name(&volume.name), name(&volume.plugin));
+                shut.push(format!(
+                    "the directory of volume {volume} ({plugin}) is not empty, though nothing is mounted there{}",
+                    more(self.filled.len())
+                ));
             }
         }
         shut.join("; ")

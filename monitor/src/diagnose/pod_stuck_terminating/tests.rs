@@ -48,6 +48,32 @@ fn a_pod_whose_volume_stays_mounted_is_stuck_and_what_is_behind_it_is_linked() {
 }
 
 #[test]
+fn the_directory_of_a_volume_that_is_not_empty_keeps_it_open_and_opens_nothing() {
+    let path = format!("/var/lib/kubelet/pods/{CAM_UID}/volumes/kubernetes.io~glusterfs/cam-pv-50g");
+    let filled = || pods_seen(vec![PodRemains { filled: vec![path.clone()], ..cam_remains(false) }]);
+    let mut node = cam_runs();
+    end_cam(&mut node);
+    node.observe(filled());
+    node.run_for(3600 * S);
+    assert_eq!(node.kinds(), [""; 0], "a kubelet keeps what is of a pod that has completed");
+    node.observe(pods_seen(vec![cam_remains(true)]));
+    node.run_for(S);
+    assert_eq!(stuck(&node).len(), 1);
+    node.observe(filled());
+    node.run_for(3600 * S);
+    let incident = &stuck(&node)[0];
+    let words = ": the directory of volume cam-pv-50g (kubernetes.io/glusterfs) is not empty, though nothing is mounted there";
+    assert!(incident.summary.ends_with(words), "{}", incident.summary);
+    assert_eq!(incident.ruled_out, ["no process is in its control group", "none of its volumes is mounted"]);
+    assert!(incident.advice.iter().all(|step| !step.command.contains("rm ")), "{:?}", incident.advice);
+    node.observe(pods_seen(vec![cam_remains(false)]));
+    let (kind, closed) = *node.incidents().iter().rfind(|(_, incident)| incident.kind == KIND).unwrap();
+    assert_eq!(kind, Kind::IncidentClosed);
+    let words = " was not empty, though nothing was mounted there";
+    assert!(closed.summary.ends_with(words), "{}", closed.summary);
+}
+
+#[test]
 fn a_graceful_deletion_and_a_pod_that_has_completed_are_no_incident() {
     let mut node = cam_runs();
     // The volumes of a running pod are not looked at; then app and sandbox end, and what was mounted goes.

@@ -23,7 +23,7 @@ fn started(images: &[&str], resume: Resume) -> TestNode {
 
 fn mapped(images: &[&str]) -> Fact {
     let image = |(number, image): (u32, &&str)| RbdImage {
-        number,
+        number: number.into(),
         device: format!("252:{}", number * 16),
         pool: "kube".into(),
         image: (*image).into(),
@@ -41,6 +41,8 @@ fn exec(tgid: u32, command: RbdCommand, lock: &str) -> RbdExec {
         namespace: None,
         image: "index".into(),
         snapshot: None,
+        device: None,
+        nbd: false,
         lock: (command != RbdCommand::Map).then(|| lock.into()),
         shared: false,
     }
@@ -143,8 +145,10 @@ fn a_lock_that_was_removed_in_time_or_never_taken_is_none() {
 fn where_it_is_not_known_what_is_mapped_nothing_is_said() {
     let mut node = node(&[]);
     node.rbd(RbdCommand::LockAdd, LOCK, 0);
-    let unread =
-        |unread: &[u32]| Fact::RbdImages(RbdImages { unread: unread.to_vec(), ..RbdImages::default() });
+    let unread = |unread: &[u32]| {
+        let unread = unread.iter().map(|number| (*number).into()).collect();
+        Fact::RbdImages(RbdImages { unread, ..RbdImages::default() })
+    };
     node.observe(unread(&[0]));
     node.run_for(900 * S);
     assert_eq!(node.kinds(), [""; 0]);

@@ -19,8 +19,14 @@ pub(super) fn steps(context: &Context<'_>, seen: &ImageUse) -> Vec<Advice> {
     steps.extend(staged.filter_map(|(mntns, path)| unmount_staged(context, *mntns, path)));
     let mounted = seen.holders.iter().filter(|holder| holder.access == Access::Mount).take(MOUNTS_MAX);
     steps.extend(mounted.filter_map(|holder| unmount_inside(context, holder)));
-    let text = "then unmap it, which is refused (EBUSY) as long as anything has it open; never with -o force";
-    steps.push(advice(form::UNMAP_IMAGE, text, &["rbd", "unmap", device]));
+    steps.push(if seen.rbd.is_by_nbd() {
+        let text = "only once nothing has it open any more unmap it: unlike the kernel's client, rbd-nbd need not refuse that, and \
+                    what was not written yet is lost";
+        advice(form::UNMAP_BY_NBD, text, &["rbd-nbd", "unmap", device])
+    } else {
+        let text = "then unmap it, which is refused (EBUSY) as long as anything has it open; never with -o force";
+        advice(form::UNMAP_IMAGE, text, &["rbd", "unmap", device])
+    });
     if seen.rbd.snapshot.is_none() {
         let text = "only then see whether a lock is left, and whose; `rbd lock remove` takes one away";
         steps.push(advice(form::LIST_LOCKS, text, &["rbd", "lock", "list", &seen.rbd.spec()]));

@@ -54,7 +54,7 @@ fn node() -> TestNode {
 
 fn mapped(is_mapped: bool) -> Fact {
     let image = RbdImage {
-        number: 0,
+        number: 0.into(),
         device: "252:0".into(),
         pool: "kube".into(),
         image: "index-api-image".into(),
@@ -66,7 +66,14 @@ fn mapped(is_mapped: bool) -> Fact {
 }
 
 fn used_by(holders: &[Holder]) -> RbdUses {
-    let used = RbdUse { number: 0, holders: holders.to_vec(), omitted: 0, devices: Vec::new(), swap: false };
+    let used = RbdUse {
+        number: 0.into(),
+        holders: holders.to_vec(),
+        omitted: 0,
+        devices: Vec::new(),
+        swap: false,
+        unlocated: false,
+    };
     RbdUses { uses: vec![used], host: Some(NODE), unread: Default::default(), complete: true }
 }
 
@@ -174,6 +181,49 @@ fn who_has_it_in_another_mount_namespace_is_named_with_the_command_that_frees_it
     assert_eq!(node.kinds(), ["incident.opened", "incident.updated"]);
 }
 
+/// An image that `rbd-nbd` has mapped.
+fn by_nbd() -> RbdImage {
+    RbdImage {
+        number: RbdNumber::Nbd(0),
+        device: "43:0".into(),
+        pool: "kube".into(),
+        image: "index-api-image".into(),
+        ..RbdImage::default()
+    }
+}
+
+#[test]
+fn what_rbd_nbd_has_mapped_is_likely_one_and_freed_by_that_program() {
+    let mut node = started(Resume::default());
+    node.observe(Fact::RbdImages(RbdImages { images: vec![by_nbd()], ..RbdImages::default() }));
+    let uses = |holders: &[Holder]| {
+        let mut found = used_by(holders);
+        found.uses[0].number = RbdNumber::Nbd(0);
+        Fact::RbdUses(found)
+    };
+    node.observe(uses(&[of_pod(), on_host(STAGED)]));
+    node.run_for(900 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+    node.observe(uses(&[on_host(STAGED)]));
+    node.run_for(301 * S);
+    let incident = &node.open()[0];
+    assert_eq!(incident.confidence, Confidence::Likely, "its name rests on arguments");
+    assert!(
+        incident.summary.starts_with(
+            "RBD image kube/index-api-image is still mapped as /dev/nbd0, though no pod has used it for 5 min; "
+        ),
+        "{}",
+        incident.summary
+    );
+    let umount = format!("umount {STAGED}");
+    assert_eq!(
+        commands(incident),
+        ["kevtmon why /dev/nbd0", &umount, "rbd-nbd unmap /dev/nbd0", "rbd lock list kube/index-api-image"]
+    );
+    node.observe(mapped(true));
+    assert_eq!(closed(&node), Some(CloseReason::Resolved), "another device has that number");
+}
+
 #[test]
 fn an_image_that_a_pod_uses_again_is_none() {
     let mut node = node();
@@ -239,10 +289,12 @@ fn where_not_all_could_be_looked_at_nothing_is_said() {
     let mut node = node();
     let none = used_by(&[]);
     let omitted = RbdUse { omitted: 1, ..none.uses[0].clone() };
+    let unlocated = RbdUse { unlocated: true, ..none.uses[0].clone() };
     for found in [
         RbdUses { host: None, ..none.clone() },
         RbdUses { unread: [NODE].into(), ..none.clone() },
         RbdUses { uses: vec![omitted], ..none.clone() },
+        RbdUses { uses: vec![unlocated], ..none.clone() },
     ] {
         node.observe(Fact::RbdUses(found));
         node.run_for(900 * S);
@@ -270,7 +322,9 @@ fn without_a_runtime_nobody_knows_whose_a_use_is() {
             up,
             rung: None,
             reason: (!up).then(|| "gone".to_owned()),
+            lacks: None,
             absent: false,
+            vacant: false,
         })
     };
     node.observe(down(false));
@@ -282,6 +336,22 @@ fn without_a_runtime_nobody_knows_whose_a_use_is() {
     node.observe(uses(&[in_exporter()]));
     node.run_for(301 * S);
     assert_eq!(node.kinds(), ["incident.opened"]);
+}
+
+#[test]
+fn where_there_is_no_runtime_at_all_it_is_likely_one_and_a_pod_s_directory_is_a_use() {
+    let mut node = booted(Resume::default());
+    node.start_without_runtime();
+    node.observe(mapped(true));
+    node.observe(uses(&[of_pod()]));
+    node.run_for(900 * S);
+    assert!(node.open().is_empty());
+    node.observe(uses(&[]));
+    node.run_for(301 * S);
+    let incident = &node.open()[0];
+    assert_eq!(incident.confidence, Confidence::Likely);
+    assert!(incident.summary.contains("; nobody was found to hold it"), "{}", incident.summary);
+    assert!(!incident.summary.contains("not everything could be read"), "{}", incident.summary);
 }
 
 #[test]

@@ -71,6 +71,33 @@ fn it_opens_when_the_newer_sandbox_is_added_before_any_harm_is_done() {
 }
 
 #[test]
+fn a_retry_that_does_no_harm_is_told_as_one_until_harm_follows() {
+    let mut node = before_the_pod();
+    node.call(CniCommand::Add, OLD, 0);
+    node.call(CniCommand::Del, OLD, 1);
+    start_pod(&mut node);
+    let is_warned = |open: &Incident| open.advice[0].text.contains("do not delete the pod");
+    assert!(is_warned(&node.of_kind(KIND)[0]));
+    node.call(CniCommand::Del, OLD, 0);
+    let open = node.of_kind(KIND).remove(0);
+    assert!(
+        open.summary.ends_with(
+            "failed, and succeeded when it was tried again; nothing of the network of sandbox 291716a39be9 was seen to go \
+             with that"
+        ),
+        "{}",
+        open.summary
+    );
+    assert_eq!((open.count, is_warned(&open)), (1, false));
+    node.run_for(30 * S);
+    node.delete_entry(ETCD, NeighborCause::Admin);
+    let harmed = |node: &TestNode| node.of_kind(KIND).remove(0).summary.contains("static gateway ARP");
+    assert!(harmed(&node));
+    node.call(CniCommand::Del, OLD, 0);
+    assert!(harmed(&node), "it is not taken back");
+}
+
+#[test]
 fn it_opens_at_once_when_harm_follows_a_call_that_succeeds_at_the_first_time() {
     for seconds in [1, 50, 70] {
         let mut node = TestNode::with_running_pod();

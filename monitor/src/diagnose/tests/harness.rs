@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 pub(in crate::diagnose) use super::calls::*;
+pub(in crate::diagnose) use super::runtimes::*;
 pub(in crate::diagnose) use super::volumes::*;
 use crate::core::{Core, Output, Resume, assert_same};
 use crate::event::{Event, Incident, Kind};
@@ -41,6 +42,8 @@ pub(in crate::diagnose) struct TestNode {
     pub(in crate::diagnose) mounted: bool,
     /// What a scan of it reports.
     pub(in crate::diagnose) scan: fn(u64, &str) -> HolderReport,
+    /// Whether those hold it still who did.
+    pub(in crate::diagnose) still_held: bool,
     /// Mounts on top of it.
     pub(in crate::diagnose) covers: u32,
     pub(in crate::diagnose) presence_known: bool,
@@ -84,6 +87,7 @@ impl TestNode {
             tables: BTreeMap::new(),
             mounted: true,
             scan: holders,
+            still_held: true,
             covers: 0,
             presence_known: true,
             checkpoint: Some(false),
@@ -249,7 +253,8 @@ impl TestNode {
                     false => MountPresence::unknown(id, "no process is left"),
                 }));
             }
-            Request::StillHeld { id, mount, holders, .. } => {
+            Request::StillHeld { id, mount, mut holders, .. } => {
+                holders.retain(|_| self.still_held);
                 self.observe(Fact::Holders(Box::new(HolderReport {
                     holders,
                     complete: true,
@@ -474,6 +479,7 @@ pub(in crate::diagnose) fn deletion(netns: NsInum, cause: NeighborCause) -> Neig
         device_lladdr: None,
         actor: Some(TaskRef { key: task_key(28_997), tid: 28_997, comm: "calico".into(), context: None }),
         netlink_port: None,
+        netns_cookie: None,
         netns_of_user: false,
     }
 }

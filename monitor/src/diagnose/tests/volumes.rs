@@ -56,6 +56,7 @@ pub(in crate::diagnose) fn holders(id: u64, path: &str) -> HolderReport {
             tid: None,
             start_ns: None,
             uid: Some(0),
+            init: false,
             cgroup: Some("/system.slice/run-r77.scope".into()),
             mntns: Some(4_026_531_840),
             serves: Some(serves),
@@ -81,6 +82,7 @@ pub(in crate::diagnose) fn cam_remains(is_mounted: bool) -> PodRemains {
         started: true,
         mounts: is_mounted.then(|| holders(0, &volume_path()).mount).flatten().into_iter().collect(),
         mounts_omitted: 0,
+        filled: Vec::new(),
         processes: Vec::new(),
         name: None,
     }

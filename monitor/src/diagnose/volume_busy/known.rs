@@ -65,8 +65,10 @@ pub(in crate::diagnose) fn confidence(event: &Event) -> Confidence {
     let holders = event.holders.as_deref().unwrap_or_default();
     let explains = users(holders).next().is_some() || event.holders_verdict == Some(Verdict::ChildMount);
     let is_whole = event.holders_unreadable.iter().all(|spot| spot.pid.is_some());
-    match event.holders_complete {
-        Some(false) if !explains || !is_whole => Confidence::Likely,
+    match (event.holders_complete, event.holders_verdict) {
+        (Some(false), _) if !explains || !is_whole => Confidence::Likely,
+        // That nothing was found is no proof: what a call in progress or a ring uses nothing in /proc may show.
+        (_, Some(Verdict::Kernel)) if !explains => Confidence::Likely,
         _ => Confidence::Certain,
     }
 }

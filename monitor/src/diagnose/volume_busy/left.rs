@@ -7,13 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::wording::told_at;
 use super::{BusyVolume, LEFT_AFTER, VolumeBusy, release, subject};
 use crate::diagnose::finding::{Count, Findings, IncidentObjects, Report};
 use crate::diagnose::{CAPACITY, Context, SECOND, seconds};
 use crate::escape::name;
 use crate::event::wording::{copies_phrase, holders_phrase, owner_phrase, users};
 use crate::event::{
-    Advice, CloseReason, Confidence, Event, Mount, MountHolder, MountServer, Severity, Target, Volume,
+    Advice, CloseReason, Confidence, Event, Mount, MountHolder, MountServer, Severity, Shared, Target, Volume,
 };
 use crate::node::pod_remains::PodOnNode;
 use crate::observation::{BootNs, MountFacts, MountIdentity, PodCgroup, Rank, Request, Share, Verdict};
@@ -147,14 +148,9 @@ impl VolumeBusy {
         let summary = self.sentence(volume, &target, UNKNOWN);
         let mount = mount_object(facts, volume.clone());
         let busy = BusyVolume {
-            first: since,
-            last: context.now,
-            severity: Severity::Info,
-            mounts: Vec::new(),
-            former: 0,
-            is_likely_gone: false,
             summary: summary.clone(),
             left: Some(StillMounted { identity, scan: 0, asked: 0 }),
+            ..BusyVolume::new(since, context.now)
         };
         self.busy.insert(subject.clone(), busy);
         let severity = self.severity(context, &subject);
@@ -166,7 +162,7 @@ impl VolumeBusy {
             ruled_out: Some(ruled_out(pod)),
             advice: Some(look(context, &mount, &[])),
             objects: IncidentObjects {
-                target: Some(Box::new(target)),
+                target: Some(Shared::new(target)),
                 mount: Some(Box::new(mount)),
                 ..IncidentObjects::default()
             },
@@ -226,9 +222,12 @@ impl VolumeBusy {
             verdict => verdict,
         };
         let target = context.node.target_of_pod(&volume.pod_uid);
-        let sentence = self.sentence(&volume, &target, &reason(holders, verdict));
-        let mount = Mount { servers: servers.to_vec(), unserved, ..mount_object(mount, volume) };
-        let summary = format!("{sentence}{}", mount.server_phrase());
+        let mount = Mount { servers: servers.to_vec(), unserved, ..mount_object(mount, volume.clone()) };
+        let mut reason = format!("{}{}", reason(holders, verdict), mount.server_phrase());
+        if !holders.is_empty() || verdict == Verdict::ChildMount || !servers.is_empty() {
+            reason = told_at(context.clock, context.now, &reason);
+        }
+        let summary = self.sentence(&volume, &target, &reason);
         let steps = look(context, &mount, holders);
         if let Some(busy) = self.busy.get_mut(&subject) {
             busy.summary.clone_from(&summary);
@@ -241,7 +240,7 @@ impl VolumeBusy {
             ruled_out: None,
             advice: Some(steps),
             objects: IncidentObjects {
-                target: Some(Box::new(target)),
+                target: Some(Shared::new(target)),
                 mount: Some(Box::new(mount)),
                 holders_verdict: Some(verdict),
                 ..found.clone()
@@ -272,15 +271,12 @@ impl VolumeBusy {
         let incident = event.incident.as_deref();
         let time =
             |text: Option<&String>| text.and_then(|text| context.clock.boot_ns(text)).unwrap_or(context.now);
+        let first = time(incident.map(|incident| &incident.first_seen));
         let busy = BusyVolume {
-            first: time(incident.map(|incident| &incident.first_seen)),
-            last: time(incident.map(|incident| &incident.last_seen)),
             severity: incident.map_or(Severity::Info, |incident| incident.severity),
-            mounts: Vec::new(),
-            former: 0,
-            is_likely_gone: false,
             summary: incident.map(|incident| incident.summary.clone()).unwrap_or_default(),
             left: Some(StillMounted { identity: None, scan: 0, asked: 0 }),
+            ..BusyVolume::new(first, time(incident.map(|incident| &incident.last_seen)))
         };
         self.busy.insert(subject.clone(), busy);
         self.set_timer(&subject);
@@ -345,7 +341,9 @@ pub(in crate::diagnose) fn mount_object(facts: &MountFacts, volume: Volume) -> M
         identity: facts.identity(),
         confidence: None,
         attempts: None,
+        refused: Vec::new(),
         volume: Some(volume),
+        staged: None,
         child_mounts: Vec::new(),
         unserved: false,
         servers: Vec::new(),

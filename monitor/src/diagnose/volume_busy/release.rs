@@ -1,33 +1,40 @@
 //! What to do about a busy volume, and what does not hold it.
 
-use crate::diagnose::advice::{advice, continue_server, in_namespace, of_process, replace_in_pod, restart};
+use std::collections::BTreeSet;
+
+use crate::diagnose::Context;
+use crate::diagnose::advice::{
+    advice, continue_server, in_namespace, is_restarted_alone, of_process, replace_in_pod, restart,
+};
+use crate::diagnose::pod_network::is_deletion_feared;
 use crate::escape::name;
 use crate::event::wording::{pod_label, users};
 use crate::event::{
     Advice, Confidence, Event, Form, Mount, MountHolder, MountServer, Pod, ProcessLink, form,
 };
 use crate::node::kubelet::Way;
-use crate::node::view::NodeView;
-use crate::observation::{Access, BootNs, NsInum, ServerState, Verdict};
+use crate::observation::{Access, BootNs, LoopDevice, MountedElsewhere, NsInum, ServerState, Verdict};
 
 /// Maximum number of links by which it is seen whether a process still uses a mount.
 const LINKS_MAX: usize = 8;
+/// Those who hold a mount and are each made to let go; more are counted.
+pub(in crate::diagnose) const RELEASES_MAX: usize = 8;
 
-pub(super) fn advice_for(node: &NodeView<'_>, event: &Event, mount: &Mount) -> Vec<Advice> {
+pub(super) fn advice_for(context: &Context<'_>, event: &Event, mount: &Mount) -> Vec<Advice> {
     let age = event.holders_age_ms.unwrap_or_default().saturating_mul(1_000_000);
     let holders = event.holders.as_deref().unwrap_or_default();
-    steps(node, mount, holders, event.holders_verdict, event.at.saturating_sub(age))
+    steps(context, mount, holders, event.holders_verdict, event.at.saturating_sub(age))
 }
 
 /// `seen`: when the holders were.
 pub(super) fn steps(
-    node: &NodeView<'_>,
+    context: &Context<'_>,
     mount: &Mount,
     holders: &[MountHolder],
     verdict: Option<Verdict>,
     seen: BootNs,
 ) -> Vec<Advice> {
-    let way = node.kubelets.way(mount.mntns);
+    let way = context.node.kubelets.way(mount.mntns);
     let mut steps = vec![look(mount, holders, way)];
     // It answers nobody, nor whoever is to let go.
     steps.extend(continue_stopped(mount, seen));
@@ -37,11 +44,7 @@ pub(super) fn steps(
         let inside = (form::UNMOUNT_INSIDE, way, mount.mntns);
         steps.extend(umount(form::UNMOUNT, inside, text, &["umount", child]));
     }
-    if let Some(holder) = users(holders).find(|holder| holder.pid != 0) {
-        // Whatever it ends or restarts, it does so to somebody who may have let go by now.
-        let links = links(holders, holder.pid, &mount.path);
-        steps.push(of_process(release(node, holder, mount), holder.pid, seen, links));
-    }
+    steps.extend(release_all(context, mount, holders, seen));
     if way == Way::Host
         && let Some(above) = mounted_from(holders)
     {
@@ -53,6 +56,7 @@ pub(super) fn steps(
             &["umount", above],
         ));
     }
+    steps.extend(mounted_elsewhere(holders).map(|there| unmount_elsewhere(there, seen)));
     // Nothing was mounted there any more; who knows what is by now. And what the kernel holds would only be hidden by that.
     if !matches!(verdict, Some(Verdict::NotAMount | Verdict::Kernel)) {
         let text = "detach it even while it is in use; what holds it then goes on using it unseen";
@@ -72,12 +76,29 @@ pub(super) fn continue_stopped(mount: &Mount, seen: BootNs) -> Option<Advice> {
 
 /// Where a loop device is mounted that holds it: as long as it is, nobody can detach the device from its file.
 fn mounted_from(holders: &[MountHolder]) -> Option<&str> {
-    let devices =
-        holders.iter().filter(|holder| !holder.possible).filter_map(|holder| holder.loop_device.as_ref());
-    devices
-        .flat_map(|device| &device.mounts)
-        .map(String::as_str)
-        .max_by_key(|point| point.matches('/').count())
+    let mounts = devices(holders).flat_map(|device| &device.mounts);
+    mounts.map(String::as_str).max_by_key(|point| point.matches('/').count())
+}
+
+/// The loop devices that hold the mount for certain.
+fn devices(holders: &[MountHolder]) -> impl Iterator<Item = &LoopDevice> {
+    holders.iter().filter(|holder| !holder.possible).filter_map(|holder| holder.loop_device.as_ref())
+}
+
+/// Where it is mounted in another mount namespace alone.
+fn mounted_elsewhere(holders: &[MountHolder]) -> Option<&MountedElsewhere> {
+    devices(holders).flat_map(|device| &device.elsewhere).max_by_key(|there| there.path.matches('/').count())
+}
+
+fn unmount_elsewhere(there: &MountedElsewhere, seen: BootNs) -> Advice {
+    let text = format!(
+        "unmount the file system of the loop device whose backing file is on it, in the mount namespace of {} (pid {})",
+        name(&there.comm),
+        there.pid
+    );
+    let command = ["nsenter", "-t", &there.pid.to_string(), "-m", "umount", &there.path];
+    let step = advice(form::UNMOUNT_INSIDE, &text, &command);
+    of_process(step, there.pid, seen, in_namespace("mnt", there.mntns))
 }
 
 /// An unmount in the mount namespace of the mount: elsewhere, another one or nothing is at its path. None where no way
@@ -131,17 +152,51 @@ pub(in crate::diagnose) fn links(holders: &[MountHolder], pid: u32, mountpoint: 
     all.unwrap_or_default()
 }
 
-/// How to make a holder release the mount, in the least disruptive way.
-fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount) -> Advice {
+/// How to make all those let go who hold the mount: as long as one of them does, no unmount succeeds.
+fn release_all(context: &Context<'_>, mount: &Mount, holders: &[MountHolder], seen: BootNs) -> Vec<Advice> {
+    let mut steps: Vec<Advice> = Vec::new();
+    let mut more = 0;
+    for holder in processes(holders) {
+        let Some(step) = release(context, holder, mount) else { continue };
+        // One command for all processes of a container.
+        if steps.iter().any(|known| known.command == step.command) {
+            continue;
+        }
+        if steps.len() >= RELEASES_MAX {
+            more += 1;
+            continue;
+        }
+        // Whatever it ends or restarts, it does so to somebody who may have let go by now.
+        let links = links(holders, holder.pid, &mount.path);
+        steps.push(of_process(step, holder.pid, seen, links));
+    }
+    let all = steps.len() + more;
+    if all > 1 {
+        for (index, step) in steps.iter_mut().enumerate() {
+            step.text.push_str(&format!(" ({} of {all} found: each of them has to let go)", index + 1));
+        }
+    }
+    steps
+}
+
+/// Each process that uses the mount once, in the order of the list.
+pub(in crate::diagnose) fn processes(holders: &[MountHolder]) -> impl Iterator<Item = &MountHolder> {
+    let mut seen = BTreeSet::new();
+    users(holders).filter(move |holder| holder.pid != 0 && seen.insert(holder.pid))
+}
+
+/// How to make a holder release the mount, in the least disruptive way. None for process 1 of the node.
+fn release(context: &Context<'_>, holder: &MountHolder, mount: &Mount) -> Option<Advice> {
+    let node = context.node;
     // The pod of the volume is being deleted already.
     let deleted = mount.volume.as_ref().map(|volume| volume.pod_uid.as_str());
     let pod = Pod::confirmed(holder.pod.as_ref());
     let other_pod = pod.filter(|pod| Some(pod.uid.as_str()) != deleted);
     if let Some(Pod { namespace: Some(namespace), name: Some(pod), .. }) = other_pod {
         // Its successor would lose its network.
-        if !node.cni.has_failing_of(namespace, pod) {
+        if !is_deletion_feared(context, namespace, pod) {
             let command = ["kubectl", "-n", namespace, "delete", "pod", pod];
-            return advice(form::DELETE_POD, "delete the pod that holds it", &command);
+            return Some(advice(form::DELETE_POD, "delete the pod that holds it", &command));
         }
     }
     let in_pod = holder.container.as_ref().filter(|_| pod.is_some());
@@ -150,12 +205,32 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount) -> Advice {
             Some(_) => "stop the container that holds it; the kubelet starts another one",
             None => "stop the container that holds it",
         };
-        return advice(form, text, &command);
+        return Some(advice(form, text, &command));
     }
     if let Some((form, command)) = holder.container.as_ref().and_then(|container| restart(node, container)) {
-        return advice(form, "restart the container that holds it", &command);
+        return Some(advice(form, "restart the container that holds it", &command));
+    }
+    release_process(holder)
+}
+
+/// The same for a process that nothing else is known to end.
+fn release_process(holder: &MountHolder) -> Option<Advice> {
+    if holder.pid == 1 {
+        return None;
     }
     let pid = holder.pid.to_string();
+    let is_first_of_container =
+        holder.container.as_ref().is_some_and(|container| container.pid == Some(holder.pid));
+    // It ignores every signal that it does not handle, but this one.
+    if holder.init || is_first_of_container {
+        let text = match &holder.container {
+            Some(_) => "end the container that holds it by its first process",
+            None => {
+                "end the process that holds it, and with it all others of its pid namespace, of which it is the first"
+            }
+        };
+        return Some(advice(form::END_CONTAINER, text, &["kill", "-KILL", &pid]));
+    }
     if let Some(serves) = &holder.serves {
         let text = format!(
             "end the file server that holds it; pod {} {} the volume at {}",
@@ -163,26 +238,15 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount) -> Advice {
             if serves.confidence == Some(Confidence::Certain) { "loses" } else { "likely loses" },
             name(&serves.mountpoint)
         );
-        return advice(form::END_SERVER, &text, &["kill", &pid]);
+        return Some(advice(form::END_SERVER, &text, &["kill", &pid]));
     }
-    match holder.unit.as_deref().filter(|unit| unit.ends_with(".service")) {
+    let unit = holder.unit.as_deref().filter(|unit| is_restarted_alone(unit) && holder.container.is_none());
+    Some(match unit {
         Some(unit) => {
             advice(form::RESTART_UNIT, "restart the service that holds it", &["systemctl", "restart", unit])
         }
-        None => {
-            // The first process of a process namespace ignores every signal that it does not handle, but this one.
-            let is_first =
-                holder.container.as_ref().is_some_and(|container| container.pid == Some(holder.pid));
-            match is_first {
-                true => advice(
-                    form::END_CONTAINER,
-                    "end the container that holds it by its first process",
-                    &["kill", "-KILL", &pid],
-                ),
-                false => advice(form::END_PROCESS, "end the process that holds it", &["kill", &pid]),
-            }
-        }
-    }
+        None => advice(form::END_PROCESS, "end the process that holds it", &["kill", &pid]),
+    })
 }
 
 /// What a complete scan has not found.
@@ -200,7 +264,7 @@ pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
         && !server.is_troubled()
         && server.confidence == Confidence::Certain
     {
-        healthy.push(format!("the file server of that mount, {}, is not stopped", server.label()));
+        healthy.push(format!("the file server of that mount, {}, was not stopped", server.label()));
     }
     if event.holders_complete != Some(true) || !scanned {
         return healthy;
@@ -216,228 +280,4 @@ pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::event::{Container, NamedProcess, Volume};
-    use crate::observation::{
-        ContainerFacts, KubeletFacts, KubeletNamespace, LoopDevice, SourceKind, SourceStatus,
-    };
-    use crate::tests::model::{Model, container};
-    use crate::tests::sample;
-
-    const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
-
-    /// What to do about a holder in this container, which this source reports.
-    fn command(runtime: Option<&str>, source: &str, pod: Option<Pod>) -> String {
-        let mut model = Model::default();
-        if !source.is_empty() {
-            let facts = ContainerFacts {
-                runtime: runtime.unwrap_or_default().into(),
-                source: source.into(),
-                ..container(ID)
-            };
-            model.containers.put(1, facts);
-        }
-        let runtime = runtime.map(str::to_owned);
-        let container = Container {
-            id: ID.into(),
-            runtime,
-            name: None,
-            image: None,
-            pid: None,
-            state: None,
-            exit_code: None,
-            oom_killed: None,
-        };
-        let event = sample::busy();
-        let mut holder = event.holders.as_ref().unwrap()[0].clone();
-        (holder.pid, holder.container, holder.pod) = (7, Some(container), pod);
-        (holder.unit, holder.serves) = (None, None);
-        release(&model.view(), &holder, event.mount.as_ref().unwrap()).command
-    }
-
-    fn unnamed(uid: &str) -> Option<Pod> {
-        Some(Pod {
-            namespace: None,
-            name: None,
-            uid: uid.into(),
-            claimed: false,
-            sandbox_id: None,
-            ip: Vec::new(),
-            labels: None,
-        })
-    }
-
-    #[test]
-    fn a_container_is_made_to_let_go_by_the_tool_and_the_socket_of_its_own_runtime() {
-        for (runtime, source, pod, expected) in [
-            (Some("docker"), "", None, format!("docker restart {ID}")),
-            (Some("docker"), "docker:/run/docker.sock", unnamed("u"), format!("docker restart {ID}")),
-            (Some("docker"), "docker:/x y", None, format!("docker --host 'unix:///x y' restart {ID}")),
-            (Some("podman"), "docker:/run/podman/podman.sock", None, format!("podman restart {ID}")),
-            (Some("podman"), "docker:/p", None, format!("podman --url unix:///p restart {ID}")),
-            (Some("containerd"), "", unnamed("u"), format!("crictl stop {ID}")),
-            (Some("crio"), "", unnamed("u"), format!("crictl stop {ID}")),
-            (Some("crio"), "cri:/run/crio/crio.sock", unnamed("u"), format!("crictl stop {ID}")),
-            (
-                Some("containerd"),
-                "cri:/c",
-                unnamed("u"),
-                format!("crictl --runtime-endpoint unix:///c stop {ID}"),
-            ),
-            (Some("docker"), "cri:/run/cri-dockerd.sock", unnamed("u"), format!("crictl stop {ID}")),
-            (Some("docker"), "cri:/run/cri-dockerd.sock", None, "kill 7".into()),
-            // No tool is known to find it.
-            (Some("containerd"), "", None, "kill 7".into()),
-            (None, "", unnamed("u"), "kill 7".into()),
-        ] {
-            assert_eq!(command(runtime, source, pod), expected, "{runtime:?} {source}");
-        }
-    }
-
-    #[test]
-    fn a_daemon_that_does_not_answer_is_not_asked_to_restart_anything() {
-        let source = "docker:/run/docker.sock";
-        let restart = |runtime: &str, up: bool| {
-            let mut model = Model::default();
-            model.containers.put(1, ContainerFacts { source: source.into(), ..container(ID) });
-            let status = SourceStatus { up, ..SourceStatus::up(SourceKind::Runtime, source) };
-            model.statuses.insert(source.into(), status);
-            let container = Container {
-                id: ID.into(),
-                runtime: Some(runtime.into()),
-                name: None,
-                image: None,
-                pid: None,
-                state: None,
-                exit_code: None,
-                oom_killed: None,
-            };
-            restart(&model.view(), &container).is_some()
-        };
-        assert!(restart("docker", true));
-        assert!(!restart("docker", false));
-        assert!(!restart("podman", false), "its service at that socket");
-    }
-
-    #[test]
-    fn a_pod_that_is_being_deleted_is_not_to_be_deleted() {
-        let event = sample::busy();
-        let own = event.mount.unwrap().volume.unwrap().pod_uid;
-        let named = |uid: &str| {
-            Some(Pod { namespace: Some("a".into()), name: Some("b".into()), ..unnamed(uid).unwrap() })
-        };
-        assert_eq!(command(Some("docker"), "", named("another")), "kubectl -n a delete pod b");
-        assert_eq!(command(Some("docker"), "", named(&own)), format!("docker restart {ID}"));
-    }
-
-    #[test]
-    fn who_holds_it_is_looked_for_again_where_anybody_was_found() {
-        let event = sample::busy();
-        let (mount, holders) = (event.mount.unwrap(), event.holders.unwrap());
-        let mount = Mount { path: "/m/a b".into(), child_mounts: Vec::new(), ..*mount };
-        let below = Mount { child_mounts: vec!["/m/a b/c".into()], ..mount.clone() };
-        let copy = MountHolder { access: Access::Mount, ..holders[0].clone() };
-        for (mount, holders, way, command) in [
-            (&mount, &holders[..], Way::Host, "kevtmon holders '/m/a b'"),
-            (&mount, &[copy], Way::Host, "kevtmon holders '/m/a b'"),
-            (&below, &[], Way::Host, "kevtmon holders '/m/a b'"),
-            (&mount, &[], Way::Host, "kevtmon why '/m/a b'"),
-            (&mount, &holders[..], Way::Unknown, "kevtmon why '/m/a b'"),
-        ] {
-            assert_eq!(look(mount, holders, way).command, command);
-        }
-    }
-
-    #[test]
-    fn the_deepest_mount_below_is_unmounted_first() {
-        let event = sample::busy();
-        let mut mount = event.mount.clone().unwrap();
-        mount.volume = None::<Volume>;
-        mount.child_mounts = vec!["/m/a".into(), "/m/a/b/c".into(), "/m/a/b".into()];
-        let steps = advice_for(&Model::default().view(), &event, &mount);
-        assert!(steps.iter().any(|step| step.command == "umount /m/a/b/c"), "{steps:?}");
-    }
-
-    #[test]
-    fn a_mount_in_the_namespace_of_a_kubelet_is_unmounted_there() {
-        let event = sample::busy();
-        let mut mount = event.mount.clone().unwrap();
-        (mount.path, mount.mntns, mount.fstype) = ("/m".into(), 5, None);
-        mount.child_mounts = vec!["/m/a".into()];
-        let commands = |pid: Option<u32>| {
-            let namespace = |mntns, pid: Option<u32>| KubeletNamespace {
-                mntns,
-                roots: vec!["/".into()],
-                of_kubelet: mntns == 5,
-                pid,
-            };
-            let mut model = Model::default();
-            model
-                .kubelets
-                .replace(9, KubeletFacts { namespaces: vec![namespace(1, None), namespace(5, pid)] });
-            let steps = advice_for(&model.view(), &event, &mount);
-            let own = steps.into_iter().filter(|step| step.command.contains("/m"));
-            own.map(|step| (step.command, step.process)).collect::<Vec<_>>()
-        };
-        let kubelet = Some(NamedProcess { pid: 7, seen_ns: "9".into(), links: in_namespace("mnt", 5) });
-        let look = ("kevtmon why /m".to_owned(), None);
-        let expected = [
-            look.clone(),
-            ("nsenter -t 7 -m umount /m/a".into(), kubelet.clone()),
-            ("nsenter -t 7 -m umount --lazy /m".into(), kubelet),
-        ];
-        assert_eq!(commands(Some(7)), expected);
-        assert_eq!(commands(None), [look], "something else is there in the host's");
-    }
-
-    #[test]
-    fn what_the_kernel_holds_is_not_to_be_detached_and_a_loop_device_is_unmounted_first() {
-        let mut event = sample::busy();
-        let mut mount = event.mount.clone().unwrap();
-        (mount.mntns, mount.child_mounts) = (5, Vec::new());
-        let mut model = Model::default();
-        let namespace = KubeletNamespace { mntns: 5, roots: vec!["/".into()], of_kubelet: false, pid: None };
-        model.kubelets.replace(9, KubeletFacts { namespaces: vec![namespace] });
-        let commands = |event: &Event| {
-            let steps = advice_for(&model.view(), event, &mount);
-            steps.into_iter().map(|step| step.command).collect::<Vec<_>>()
-        };
-        let mut device = event.holders.as_ref().unwrap()[0].clone();
-        (device.pid, device.access) = (0, Access::Loop);
-        let mounts = vec!["/m/loop".into()];
-        device.loop_device = Some(LoopDevice { name: "/dev/loop3".into(), mounts, devices: Vec::new() });
-        (event.holders, event.holders_verdict) = (Some(vec![device]), Some(Verdict::Kernel));
-        let look = format!("kevtmon holders {}", mount.path);
-        assert_eq!(commands(&event), [look, "umount /m/loop".to_owned()]);
-        event.holders = Some(Vec::new());
-        assert_eq!(commands(&event), [format!("kevtmon why {}", mount.path)]);
-    }
-
-    #[test]
-    fn nobody_is_to_be_ended_for_a_copy() {
-        let mut event = sample::busy();
-        event.holders.as_mut().unwrap().drain(..2);
-        let steps = advice_for(&Model::default().view(), &event, event.mount.as_ref().unwrap());
-        let commands: Vec<&str> = steps.iter().map(|step| step.command.as_str()).collect();
-        assert!(
-            commands[0].starts_with("kevtmon holders") && commands[1].starts_with("umount --lazy"),
-            "{commands:?}"
-        );
-        assert_eq!(commands.len(), 2, "{commands:?}");
-    }
-
-    #[test]
-    fn only_a_complete_scan_rules_holders_out() {
-        let mut event = sample::busy();
-        let mount = event.mount.clone().unwrap();
-        event.holders_complete = Some(false);
-        assert_eq!(ruled_out(&event, &mount), ["nothing is mounted below it"]);
-        event.holders_complete = Some(true);
-        assert_eq!(ruled_out(&event, &mount), ["nothing is mounted below it"], "there is a copy");
-        event.holders.as_mut().unwrap().truncate(2);
-        assert_eq!(ruled_out(&event, &mount)[1], "no other mount namespace has a copy of it");
-        event.holders_verdict = Some(Verdict::Skipped);
-        assert_eq!(ruled_out(&event, &mount), [""; 0]);
-    }
-}
+mod tests;

@@ -15,7 +15,7 @@ impl VolumeBusy {
         let severity = if age >= seconds(self.thresholds.get(&CRITICAL_AFTER)) {
             Severity::Critical
         } else if age >= seconds(self.thresholds.get(&WARNING_AFTER))
-            || busy.attempts(context.node.busy_mounts) >= u64::from(self.thresholds.get(&WARNING_ATTEMPTS))
+            || busy.unmounts(context.node.busy_mounts) >= u64::from(self.thresholds.get(&WARNING_ATTEMPTS))
         {
             Severity::Warning
         } else {

@@ -1,12 +1,55 @@
 //! The sentence about a busy volume.
 
+use serde::{Deserialize, Serialize};
+
 use super::known::Known;
 use crate::escape::name;
+use crate::event::past::past;
 use crate::event::wording::{
     holders_phrase, mount_point_phrase, owner_phrase, pod_label, repeated_actor_phrase, users,
 };
-use crate::event::{Event, Mount, MountHolder, Serves, Volume};
-use crate::observation::Verdict;
+use crate::event::{Event, Mount, MountHolder, Serves, Volume, WallClock, call_noun};
+use crate::observation::{BootNs, Verdict};
+
+const MS: BootNs = 1_000_000;
+
+/// A sentence about a busy volume, in parts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Sentence {
+    /// What is refused to whom.
+    refused: String,
+    /// Who holds it, and what is to be said of its file server.
+    held: String,
+    /// When that was seen; `None` where it names nobody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seen: Option<BootNs>,
+    /// Who was seen before, where that was not found out.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    before: String,
+}
+
+impl Sentence {
+    pub(super) fn text(&self, clock: WallClock) -> String {
+        let Self { refused, held, seen, before } = self;
+        let held = seen.map_or_else(|| held.clone(), |seen| told_at(clock, seen, held));
+        format!("{refused}: {held}{before}")
+    }
+
+    /// Whether it tells of somebody who may be gone at any time.
+    pub(super) fn names_somebody(&self) -> bool {
+        self.seen.is_some()
+    }
+
+    /// All of them were seen again.
+    pub(super) fn see_again(&mut self, at: BootNs) {
+        self.seen = self.seen.map(|seen| seen.max(at));
+    }
+}
+
+/// `at 12:00:03 UTC held by etcd (pid 7) with an open file`: who holds something may let go, or end, at any time after that.
+pub(super) fn told_at(clock: WallClock, seen: BootNs, held: &str) -> String {
+    past(&format!("at {} {held}", clock.time_of_day(seen)))
+}
 
 /// Whose volume a holder serves.
 pub(super) fn serves_phrase(serves: &Serves) -> String {
@@ -14,7 +57,11 @@ pub(super) fn serves_phrase(serves: &Serves) -> String {
 }
 
 /// `known`: who holds it as found earlier, where this event does not tell.
-pub(super) fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Option<&Known>) -> String {
+pub(super) fn sentence(
+    clock: WallClock,
+    (event, mount, volume): (&Event, &Mount, &Volume),
+    known: Option<&Known>,
+) -> Sentence {
     let caller = event.actor.as_deref().map(repeated_actor_phrase);
     let caller = caller.map_or_else(String::new, |caller| format!(" by {caller}"));
     let pod = match event.target.as_deref().map(owner_phrase) {
@@ -31,12 +78,25 @@ pub(super) fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Opti
         format!("{phrase}{serves}")
     };
     let verdict = event.holders_verdict.unwrap_or(Verdict::Skipped);
-    let now = held(event.holders.as_deref().unwrap_or_default(), verdict);
-    let before = known
-        .map_or_else(String::new, |known| format!("; as last seen, {}", held(&known.holders, known.verdict)));
-    let server = mount.server_phrase();
+    let holders = event.holders.as_deref().unwrap_or_default();
+    let now = held(holders, verdict);
+    let before =
+        |known: &Known| format!("; {}", told_at(clock, known.at, &held(&known.holders, known.verdict)));
+    // Of a removal it is that very mount that is in the way, and its end is seen.
+    let is_below = is_umount && verdict == Verdict::ChildMount;
+    let names_some = !holders.is_empty() || is_below || !mount.servers.is_empty();
+    let age = event.holders_age_ms.unwrap_or_default().saturating_mul(MS);
     let (volume, plugin) = (name(&volume.name), name(&volume.plugin));
     let likely = if mount.confidence.is_some() { "what is likely " } else { "" };
-    let what = if is_umount { "unmounted" } else { "removed" };
-    format!("{likely}volume {volume} ({plugin}){pod} cannot be {what}{caller}: {now}{before}{server}")
+    let what = match call_noun(&mount.syscall) {
+        "unmount" => "unmounted",
+        "rename" => "renamed",
+        _ => "removed",
+    };
+    Sentence {
+        refused: format!("{likely}volume {volume} ({plugin}){pod} cannot be {what}{caller}"),
+        held: format!("{now}{}", mount.server_phrase()),
+        seen: names_some.then(|| event.at.saturating_sub(age)),
+        before: known.map_or_else(String::new, before),
+    }
 }

@@ -11,6 +11,7 @@ use crate::event::{
     Advice, AncestorRef, CloseReason, Confidence, ContainerPart, Incident, Kind, LeakedMount, LinkPeer,
     NamedProcess, ProcessLink, Risk, Serves, Severity,
 };
+use crate::observation::{LoopDevice, MountedElsewhere};
 use crate::tests::sample;
 use crate::tests::schema::{assert_valid, errors};
 
@@ -91,30 +92,21 @@ fn extremes() -> Event {
     let previous = &mut event.recreation.as_mut().unwrap().previous;
     (previous.pid, previous.oom_killed) = (Some(7), Some(false));
     let actor = event.actor.as_mut().unwrap();
-    actor.ancestors = vec![AncestorRef {
-        pid: 1,
-        comm: "init".into(),
-        exe: Some("/sbin/init".into()),
-        started: Some(true),
-        uid: Some(0),
-        container: actor.container.clone(),
-        pod: actor.pod.clone(),
-        join: Some(actor.join),
-    }];
+    actor.ancestors = vec![ancestor(actor)];
     let neighbor = event.neighbor.as_mut().unwrap();
     neighbor.new_lladdr = Some("02:00:00:00:00:01".into());
     neighbor.new_state = Some("reachable".into());
     neighbor.reason = Some("wrong-lladdr".into());
     neighbor.ended_netns = Some(7);
-    neighbor.ended_lower = true;
-    neighbor.link_moved = true;
-    neighbor.after_exit = true;
+    (neighbor.ended_lower, neighbor.link_moved, neighbor.after_exit) = (true, true, true);
+    neighbor.other_netns = true;
     let of = |has: fn(&Event) -> bool| sample::all().into_iter().find(has).unwrap();
     event.link = of(|event| event.link.is_some()).link;
     let link = event.link.as_mut().unwrap();
     let end = |ifname: &str| LinkPeer { ifindex: 9, netns: Some(1), ifname: Some(ifname.into()) };
     (link.moved_to, link.peer, link.master) = (Some(end("eth0")), Some(end("cali0")), Some(3));
     event.address_conflict = Some(conflict(&pod));
+    event.reservation = Some(Box::new(reservation(&container, &pod)));
     event.sandbox = Some(Box::new(crate::event::Sandbox {
         id: container.id.clone(),
         checkpoint: Some(true),
@@ -125,13 +117,16 @@ fn extremes() -> Event {
     (mount.child_mounts, mount.unserved) = (vec!["/mnt/x/y".into()], true);
     mount.servers = vec![server(&container, &pod)];
     mount.container_id = Some(container.id.clone());
+    mount.staged = Some(staged());
+    mount.refused = vec![crate::event::RefusedCall { syscall: "rmdir".into(), attempts: 2 }];
     event.holders = busy.holders;
     for holder in event.holders.iter_mut().flatten() {
         holder.tid = Some(7);
-        holder.possible = true;
+        (holder.possible, holder.init) = (true, true);
         let (mounts, devices) = (vec!["/y".into()], vec!["dm-0".into()]);
+        let there = MountedElsewhere { path: "/y".into(), mntns: 4, pid: 7, comm: "sleep".into() };
         holder.loop_device =
-            Some(crate::observation::LoopDevice { name: "/dev/loop0".into(), mounts, devices });
+            Some(LoopDevice { name: "/dev/loop0".into(), mounts, devices, elsewhere: vec![there] });
         (holder.cmdline, holder.exe) = (Some("etcd".into()), Some("/etcd".into()));
         (holder.path, holder.fd) = (Some("/x".into()), Some(3));
         (holder.unit, holder.mntns) = (Some("x.service".into()), Some(4));
@@ -147,15 +142,43 @@ fn extremes() -> Event {
     event.throttled = of(|event| event.throttled.is_some()).throttled;
     event.throttled.as_mut().unwrap().container = Some(container);
     event.completes = Some(41);
+    event.resync = true;
     event.incident = Some(Box::new(closed_incident(&event)));
     event
+}
+
+fn ancestor(actor: &crate::event::Actor) -> AncestorRef {
+    AncestorRef {
+        pid: 1,
+        comm: "init".into(),
+        start_time_ns: Some("5".into()),
+        exe: Some("/sbin/init".into()),
+        started: Some(true),
+        uid: Some(0),
+        container: actor.container.clone(),
+        pod: actor.pod.clone(),
+        join: Some(actor.join),
+    }
+}
+
+fn reservation(container: &crate::event::Container, pod: &crate::event::Pod) -> crate::event::Reservation {
+    crate::event::Reservation {
+        address: "10.0.0.2".parse().unwrap(),
+        network: "cbr0".into(),
+        container_id: container.id.clone(),
+        netns: 7,
+        ifindex: 2,
+        ifname: "eth0".into(),
+        reserved_for: Some("c0ffee".into()),
+        reserved_for_pod: Some(pod.clone()),
+    }
 }
 
 fn leaks(container: &crate::event::Container, pod: &crate::event::Pod) -> Vec<LeakedMount> {
     let written = reviewed().into_iter().find(|event| event["leaks"].is_array()).unwrap();
     let mut leaks: Vec<LeakedMount> = serde_json::from_value(written["leaks"].clone()).unwrap();
     for leak in &mut leaks {
-        (leak.identity.unique, leak.without_process) = (Some(4_294_969_312), true);
+        (leak.identity.unique, leak.without_process, leak.init) = (Some(4_294_969_312), true, true);
         leak.part = Some(ContainerPart::Shm);
         leak.volume = Some(crate::event::Volume {
             pod_uid: pod.uid.clone(),
@@ -163,8 +186,17 @@ fn leaks(container: &crate::event::Container, pod: &crate::event::Pod) -> Vec<Le
             name: "data".into(),
         });
         (leak.container, leak.pod) = (Some(container.clone()), Some(pod.clone()));
+        leak.staged = Some(staged());
     }
     leaks
+}
+
+fn staged() -> crate::event::StagedVolume {
+    crate::event::StagedVolume {
+        plugin: "kubernetes.io/csi".into(),
+        name: Some("pvc-1".into()),
+        handle: Some("0001-0009-rook-ceph".into()),
+    }
 }
 
 fn server(container: &crate::event::Container, pod: &crate::event::Pod) -> crate::event::MountServer {

@@ -14,6 +14,12 @@ pub(crate) fn kernel_label(holder: &MountHolder) -> String {
             let mut text = format!("loop device {}, whose backing file is {path}", device.name);
             if let Some(first) = device.mounts.first() {
                 text.push_str(&format!(", mounted at {}", name(first)));
+            } else if let Some(first) = device.elsewhere.first() {
+                let process = format!("{} (pid {})", name(&first.comm), first.pid);
+                text.push_str(&format!(
+                    ", mounted at {} in the mount namespace of {process}",
+                    name(&first.path)
+                ));
             }
             if !device.devices.is_empty() {
                 text.push_str(&format!(", used by {}", device.devices.join(", ")));
@@ -23,6 +29,7 @@ pub(crate) fn kernel_label(holder: &MountHolder) -> String {
         (Access::Loop, None) => format!("a loop device, whose backing file is {path}"),
         (Access::Swap, _) => format!("the swap file {path}"),
         (Access::Export, _) => format!("the NFS export {path}"),
+        (Access::Uprobe, _) => format!("a uprobe in {path}"),
         _ => {
             let number = holder.mntns.map_or_else(String::new, |mntns| format!(" mnt:[{mntns}]"));
             format!("a mount namespace{number} without a process")
@@ -39,6 +46,8 @@ pub(super) fn possible_holders(holders: &[MountHolder]) -> Option<String> {
         (Access::InFlight, _) => format!("{label} with a file in a socket"),
         (Access::IoUring, Some(path)) => format!("{label} with a file of an io_uring called {}", name(path)),
         (Access::IoUring, None) => format!("{label} with a file of an io_uring"),
+        (Access::PerfEvent, _) => format!("{label} with a perf event, possibly a probe in a file"),
+        (Access::Call, _) => format!("{label} with a pending system call"),
         _ => label,
     };
     let others = match possible().count() - 1 {
@@ -52,7 +61,7 @@ pub(super) fn possible_holders(holders: &[MountHolder]) -> Option<String> {
 mod tests {
     use super::super::holders_phrase;
     use super::*;
-    use crate::observation::{LoopDevice, Verdict};
+    use crate::observation::{LoopDevice, MountedElsewhere, Verdict};
     use crate::tests::sample;
 
     fn holder(pid: u32, access: Access, path: &str) -> MountHolder {
@@ -64,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_loop_device_is_named_with_what_uses_it() {
-        let device = LoopDevice { name: "/dev/loop3".into(), mounts: Vec::new(), devices: Vec::new() };
+        let device = sample::loop_device("/dev/loop3");
         let held = |device| {
             let held = MountHolder { loop_device: Some(device), ..holder(0, Access::Loop, "/v/image") };
             holders_phrase(&[held], Verdict::Kernel)
@@ -73,6 +82,9 @@ mod tests {
         assert_eq!(held(device.clone()), alone);
         let used = LoopDevice { mounts: vec!["/a b".into()], devices: vec!["dm-0".into()], ..device };
         assert_eq!(held(used), format!("{alone}, mounted at \"/a b\", used by dm-0"));
+        let there = MountedElsewhere { path: "/m".into(), mntns: 7, pid: 9, comm: "sleep".into() };
+        let used = LoopDevice { elsewhere: vec![there], ..sample::loop_device("/dev/loop3") };
+        assert_eq!(held(used), format!("{alone}, mounted at /m in the mount namespace of sleep (pid 9)"));
     }
 
     #[test]

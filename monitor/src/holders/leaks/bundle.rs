@@ -2,7 +2,7 @@
 //! mounted in the container names neither pod nor directory. Docker, containerd, CRI-O and Podman all make such bundles.
 //!
 //! The bundle is found through the process that watches the container, which is root of the node and has it, or one beside
-//! it, as its current directory. Of the file nothing but the mounts is kept.
+//! it, as its current directory, or is given it as an argument (conmon). Of the file nothing but the mounts is kept.
 
 use std::fs::File;
 use std::io::Read;
@@ -48,15 +48,30 @@ struct SpecMount {
 pub(super) fn binds(proc: &Proc, tgid: u32, cgroup: &str) -> Option<Vec<BindMount>> {
     let id = container_id(cgroup)?;
     let watcher = watcher(proc, tgid)?;
-    let own = Path::new(&proc.link(watcher, "cwd")?).file_name()?.to_str()? == id;
+    let name = |cwd: &String| Path::new(cwd).file_name().is_some_and(|name| name == id);
+    let own = proc.link(watcher, "cwd").as_ref().is_some_and(name);
     let cwd = proc.path(watcher, "cwd");
-    let places: [PathBuf; 2] = [cwd.clone(), cwd.join("..").join(id)];
-    let text = places.iter().skip(usize::from(!own)).find_map(|bundle| file_of_root(bundle))?;
+    let places = [own.then(|| cwd.clone()), Some(cwd.join("..").join(id)), given(proc, watcher, id)];
+    let text = places.into_iter().flatten().find_map(|bundle| file_of_root(&bundle))?;
     Some(parse(&text))
 }
 
-/// The id of the innermost container that a control group is of.
+/// The bundle of this container that the watcher was given as an argument, as it sees it (conmon(8)).
+fn given(proc: &Proc, watcher: u32, id: &str) -> Option<PathBuf> {
+    let arguments = proc.arguments(watcher)?;
+    let after = |names: [&str; 2]| {
+        let place = arguments.iter().position(|argument| names.contains(&argument.as_str()))?;
+        arguments.get(place + 1)
+    };
+    let is_its = after(["-c", "--cid"]).is_some_and(|of| of == id);
+    let bundle = Path::new(after(["-b", "--bundle"]).filter(|_| is_its)?).strip_prefix("/").ok()?;
+    Some(proc.path(watcher, "root").join(bundle))
+}
+
+/// The id of the innermost container that a control group is of. In a part that is delegated, which begins with a doubled slash,
+/// somebody else chooses the names.
 fn container_id(cgroup: &str) -> Option<&str> {
+    let cgroup = cgroup.split_once("//").map_or(cgroup, |(of_root, _delegated)| of_root);
     let is_id = |word: &&str| word.len() == ID_DIGITS && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     cgroup.rsplit(|c: char| !c.is_ascii_alphanumeric()).find(is_id)
 }
@@ -142,9 +157,27 @@ mod tests {
     }
 
     #[test]
+    fn a_bundle_that_is_given_as_an_argument_is_found_for_its_own_container_only() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("7")).unwrap();
+        let of = |arguments: &str| {
+            std::fs::write(directory.path().join("7/cmdline"), arguments.replace(' ', "\0")).unwrap();
+            given(&Proc::new(directory.path()), 7, "ab")
+        };
+        let found = Some(directory.path().join("7/root/run/ab/userdata"));
+        assert_eq!(of("conmon --api-version 1 -c ab -b /run/ab/userdata -p /run/pid "), found);
+        assert_eq!(of("conmon --cid ab --bundle /run/ab/userdata "), found);
+        assert_eq!(of("conmon -c cd -b /run/ab/userdata "), None, "of another one");
+        assert_eq!(of("conmon -c ab -b run/ab "), None);
+        assert_eq!(of("conmon -c ab -b "), None);
+    }
+
+    #[test]
     fn the_innermost_container_of_a_control_group_counts() {
         let (outer, inner) = ("a".repeat(64), "b".repeat(64));
         assert_eq!(container_id(&format!("/docker/{outer}/docker-{inner}.scope")), Some(inner.as_str()));
+        let delegated = format!("/docker/{outer}//docker-{inner}.scope");
+        assert_eq!(container_id(&delegated), Some(outer.as_str()), "a name that the container chose");
         assert_eq!(container_id("/system.slice/ssh.service"), None);
     }
 }

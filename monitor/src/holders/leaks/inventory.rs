@@ -3,14 +3,17 @@
 //! Where the kernel numbers mounts for good (since 6.8, of other namespaces since 6.11), the highest number is read before
 //! the mounts of the host: a mount with a lower number was there at that time, and so was its file system.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::bundle;
+use super::reached::Reached;
 use crate::clock::boot_now;
+use crate::holders::attached::AttachedMount;
 use crate::holders::mntns_index::{Member, MntnsIndex, mounts, namespace as mount_namespace};
+use crate::holders::turns::Turns;
 use crate::holders::{Deadline, own_directory, own_tgid, thread_time};
 use crate::observation::{BindMount, BootNs, CopyHolder, MountCopy, NsInum, Propagation};
 use crate::sources::procfs::dir::Buffer;
@@ -25,6 +28,8 @@ use crate::sources::programs::is_of_runtime;
 const MOUNTS_OF_USER: usize = 4096;
 /// Mounts of one namespace, and of all, that are told.
 const COPIES_OF_ONE: usize = 256;
+/// Of one in a user namespace, of which everybody can have many.
+const COPIES_OF_USERS: usize = 64;
 const COPIES_MAX: usize = 2048;
 /// Bytes of what is told of one: all of it is what whoever made the mount likes.
 const TEXT_MAX: usize = 2048;
@@ -66,6 +71,9 @@ pub(in crate::holders) struct Found {
     /// What other namespaces have, and the host has not.
     pub(super) copies: Vec<MountCopy>,
     pub(super) omitted: u32,
+    /// Those of them for which it was not their own number that left no room.
+    #[serde(default)]
+    pub(super) displaced: u32,
     /// Mounts with this unique id, or a lower one, were there when those of the host were read.
     pub(super) bound: Option<u64>,
     /// A time just before the mounts of the host were read.
@@ -82,10 +90,20 @@ pub(in crate::holders) struct Found {
     pub(super) names: BTreeMap<u32, String>,
     /// Those of the wanted mounts that are there, in namespaces without a process.
     pub(super) kept: BTreeSet<u64>,
+    /// The mounts of the host, with the copies that go with them.
+    #[serde(default)]
+    pub(super) attached: Vec<AttachedMount>,
     /// Whether there was time for all.
     pub(super) finished: bool,
     /// Processor time that it took.
     pub(super) took: Duration,
+}
+
+impl Found {
+    /// Whether there was time for all namespaces, and room for all mounts.
+    pub(super) fn is_whole(&self) -> bool {
+        self.finished && self.omitted == 0
+    }
 }
 
 /// A directory of a file system that the host has mounted.
@@ -121,7 +139,7 @@ impl Job for Inventory {
 
     fn run(&self, proc: &Proc) -> Answer<Found> {
         let before = thread_time();
-        let mut found = look(proc, &self.wanted, &Deadline::after(self.budget));
+        let mut found = look(proc, &self.wanted, self.budget);
         if !self.in_background {
             found.names = names(proc, &found.unread);
         }
@@ -136,9 +154,11 @@ fn names(proc: &Proc, unread: &BTreeSet<u32>) -> BTreeMap<u32, String> {
     unread.iter().take(NAMED_MAX).filter_map(named).collect()
 }
 
-fn look(proc: &Proc, wanted: &[(NsInum, u64)], deadline: &Deadline) -> Found {
-    let Ok(index) = MntnsIndex::build(proc, deadline) else { return Found::default() };
-    let mut look = Look { proc, bundles: HashMap::new(), found: Found::default() };
+fn look(proc: &Proc, wanted: &[(NsInum, u64)], budget: Duration) -> Found {
+    let deadline = &Deadline::after(budget);
+    // Somebody may have very many processes: what was found by half of the time is looked at in the other half.
+    let Ok(index) = MntnsIndex::build(proc, &Deadline::after(budget / 2)) else { return Found::default() };
+    let mut look = Look::new(proc);
     look.found.unread.extend(&index.unreadable);
     // Threads of theirs may have namespaces of their own that were not looked up.
     look.found.unread.extend(&index.crowded);
@@ -148,7 +168,7 @@ fn look(proc: &Proc, wanted: &[(NsInum, u64)], deadline: &Deadline) -> Found {
         look.found.kept = kept(proc, &index, wanted);
     }
     let (namespaces, large): (Vec<_>, Vec<_>) =
-        look.sorted(&index).into_iter().partition(|namespace| !is_large(proc, namespace));
+        look.sorted(&index, deadline).into_iter().partition(|namespace| !is_large(proc, namespace));
     large.iter().for_each(|namespace| look.miss(namespace));
     // Those of users come last: without them the number is only lower, and fewer copies are known.
     let in_time = namespaces.iter().take_while(|_| !deadline.is_over());
@@ -158,11 +178,13 @@ fn look(proc: &Proc, wanted: &[(NsInum, u64)], deadline: &Deadline) -> Found {
     for namespace in namespaces.iter().filter(|namespace| namespace.whose == Whose::Host) {
         if let Some(shown) = mounts(proc, namespace.members.iter().copied(), |_| true) {
             add_host(&mut host, &mut look.found.crowded, &shown.table, namespace.inum);
+            look.reached.add_host(proc, (namespace.inum, &namespace.members), &shown.table);
         }
     }
     if host.is_empty() {
         return look.found;
     }
+    look.on_host = host.values().flatten().map(|mount| mount.path.clone()).collect();
     let mut of_owner: HashMap<u32, usize> = HashMap::new();
     for namespace in namespaces.iter().filter(|namespace| namespace.whose != Whose::Host) {
         if let Whose::User(owner) = namespace.whose {
@@ -180,6 +202,8 @@ fn look(proc: &Proc, wanted: &[(NsInum, u64)], deadline: &Deadline) -> Found {
         look.namespace(namespace, &mut host);
     }
     look.found.host = Some(host.into_values().take(HOST_MAX).flatten().collect());
+    let is_all = look.found.finished && look.found.missed.is_empty() && look.found.unread.is_empty();
+    look.found.attached = look.reached.finish(is_all);
     look.found
 }
 
@@ -203,7 +227,7 @@ fn kept(proc: &Proc, index: &MntnsIndex, wanted: &[(NsInum, u64)]) -> BTreeSet<u
 }
 
 /// Whose a mount namespace is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whose {
     /// The host's, a kubelet's or a runtime's.
     Host,
@@ -222,12 +246,25 @@ struct Namespace {
 struct Look<'p> {
     proc: &'p Proc,
     bundles: HashMap<String, Vec<BindMount>>,
+    reached: Reached,
+    /// Where the host has something mounted.
+    on_host: HashSet<String>,
     found: Found,
 }
 
-impl Look<'_> {
-    /// All namespaces: those that users can make come last.
-    fn sorted(&self, index: &MntnsIndex) -> Vec<Namespace> {
+impl<'p> Look<'p> {
+    fn new(proc: &'p Proc) -> Self {
+        Self {
+            proc,
+            bundles: HashMap::new(),
+            reached: Reached::default(),
+            on_host: HashSet::new(),
+            found: Found::default(),
+        }
+    }
+
+    /// All namespaces: those that users can make come last, and by turns of whose they are.
+    fn sorted(&self, index: &MntnsIndex, deadline: &Deadline) -> Vec<Namespace> {
         let own = || own_tgid(self.proc).and_then(|own| self.proc.ns(own, "mnt"));
         let host = self.proc.ns(1, "mnt").or_else(|| self.proc.first_mntns()).or_else(own);
         let mut namespaces: Vec<Namespace> = index
@@ -238,7 +275,14 @@ impl Look<'_> {
                 Namespace { inum: *inum, members: members.clone(), whose }
             })
             .collect();
-        namespaces.sort_by_key(|namespace| (namespace.whose, namespace.inum));
+        let first = |namespace: &Namespace| namespace.members.first().map(|member| member.tgid);
+        let turns = Turns::default().order(self.proc, namespaces.iter().filter_map(first), deadline);
+        let turns: HashMap<u32, usize> = turns.into_iter().zip(0..).collect();
+        let turn = |namespace: &Namespace| first(namespace).and_then(|tgid| turns.get(&tgid)).copied();
+        let is_users = |namespace: &Namespace| matches!(namespace.whose, Whose::User(_));
+        namespaces.sort_by_cached_key(|namespace| {
+            (is_users(namespace), namespace.whose != Whose::Host, turn(namespace), namespace.inum)
+        });
         namespaces
     }
 
@@ -272,6 +316,7 @@ impl Look<'_> {
             let cgroup = namespace.members.first().and_then(|member| self.proc.cgroup(member.tgid));
             root.iter_mut().for_each(|mount| mount.root_of.clone_from(&cgroup));
         }
+        self.reached.add_copies(self.proc, (namespace.inum, &namespace.members), &shown.table);
         let of_host = |mount: &&Mount| host.contains_key(&mount.device);
         let candidates = shown.table.iter().filter(|mount| !of_host(mount) && !is_own(mount));
         let mut copies: Vec<&Mount> = candidates.collect();
@@ -280,9 +325,14 @@ impl Look<'_> {
         }
         let all = copies.len();
         copies.retain(|mount| mount.mountpoint.len() + mount.root.len() + mount.source.len() <= TEXT_MAX);
-        let most = COPIES_OF_ONE.min(COPIES_MAX.saturating_sub(self.found.copies.len()));
+        let of_one = if matches!(namespace.whose, Whose::User(_)) { COPIES_OF_USERS } else { COPIES_OF_ONE };
+        let most = of_one.min(COPIES_MAX.saturating_sub(self.found.copies.len()));
         let omitted = all - copies.len().min(most);
-        self.found.omitted = self.found.omitted.saturating_add(omitted.try_into().unwrap_or(u32::MAX));
+        let omitted_now = u32::try_from(omitted).unwrap_or(u32::MAX);
+        self.found.omitted = self.found.omitted.saturating_add(omitted_now);
+        if most < of_one || !matches!(namespace.whose, Whose::User(_)) {
+            self.found.displaced = self.found.displaced.saturating_add(omitted_now);
+        }
         if omitted > 0 {
             // What is not told is not gone.
             self.found.read.remove(&namespace.inum);
@@ -310,7 +360,11 @@ impl Look<'_> {
             self.found.missed.insert(namespace.inum);
             return;
         };
-        let binds = self.binds(member.tgid, holder.cgroup.as_deref());
+        // In a user namespace anybody mounts what he likes, on what the container has of the host as well.
+        let binds = match namespace.whose {
+            Whose::User(_) => Vec::new(),
+            Whose::Host | Whose::Root => self.binds(member.tgid, holder.cgroup.as_deref()),
+        };
         let by_kernel = member.dir(self.proc).and_then(|dir| MountNamespace::of(&dir).ok());
         let unique = by_kernel.map_or_else(|| vec![None; copies.len()], |ns| ns.unique_ids(copies));
         let copies = copies.iter().zip(unique).map(|(mount, unique)| MountCopy {
@@ -318,7 +372,12 @@ impl Look<'_> {
             propagation: propagation(mount),
             holder: holder.clone(),
             original: None,
-            bind: bundle::of_mount(&binds, &mount.mountpoint).cloned(),
+            bind: bundle::of_mount(&binds, &mount.mountpoint)
+                // Another file system on the same directory of a container is its own then.
+                .filter(|bind| {
+                    bind.on_host(&mount.mountpoint).is_none_or(|path| !self.on_host.contains(&path))
+                })
+                .cloned(),
             without_process: false,
         });
         self.found.copies.extend(copies);
@@ -334,6 +393,7 @@ impl Look<'_> {
             uid: self.proc.uid(member.tgid),
             cgroup: self.proc.cgroup(member.tgid),
             in_userns: matches!(namespace.whose, Whose::User(_)),
+            init: self.proc.is_init(member.tgid),
         };
         // Much was read by its number.
         let dir = member.dir(self.proc)?;
@@ -422,31 +482,4 @@ fn propagation(mount: &Mount) -> Propagation {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_that_was_set_aside_is_not_read_for_its_name() {
-        let own = std::process::id();
-        let proc = Proc::default();
-        assert!(names(&proc, &[own].into()).contains_key(&own));
-        assert_eq!(names(&proc.without(vec![own]), &[own].into()), BTreeMap::new());
-    }
-
-    #[test]
-    fn a_namespace_with_more_mounts_than_are_told_does_not_count_as_read() {
-        let proc = Proc::default();
-        let own = std::process::id();
-        let inum = proc.ns(own, "mnt").unwrap();
-        let members = vec![Member { tgid: own, tid: own }];
-        let namespace = Namespace { inum, members, whose: Whose::Root };
-        let mut look = Look { proc: &proc, bundles: HashMap::new(), found: Found::default() };
-        look.namespace(&namespace, &mut BTreeMap::new());
-        assert!(look.found.read.contains(&inum) && look.found.missed.is_empty());
-        let one = look.found.copies[0].clone();
-        look.found = Found { copies: vec![one; COPIES_MAX], ..Found::default() };
-        look.namespace(&namespace, &mut BTreeMap::new());
-        assert!(look.found.omitted > 0 && !look.found.read.contains(&inum));
-        assert_eq!(look.found.missed, [inum].into());
-    }
-}
+mod tests;

@@ -100,7 +100,7 @@ impl Memory {
             .filter(|(copy, _)| is_missed(copy, &found))
             .map(|(copy, _)| copy.mount.device.as_str())
             .collect();
-        let is_complete = found.finished && found.omitted == 0;
+        let is_complete = found.is_whole();
         let present: BTreeSet<&str> = host.iter().map(|mount| mount.device.as_str()).collect();
         self.by_device.retain(|device, seen| {
             // A look that missed some copies may have missed all of this one.
@@ -187,7 +187,7 @@ impl Memory {
         };
         let with_original = |copy: &MountCopy| MountCopy { original: original(copy), ..copy.clone() };
         let mut copies: Vec<MountCopy> = found.copies.iter().map(with_original).collect();
-        let is_complete = found.finished && found.omitted == 0;
+        let is_complete = found.is_whole();
         let gone: Vec<String> = self
             .by_device
             .iter()
@@ -313,10 +313,8 @@ mod tests {
                 tgid: 50,
                 start_ns: 1,
                 comm: "sleep".into(),
-                exe: None,
                 uid: Some(0),
-                cgroup: None,
-                in_userns: false,
+                ..CopyHolder::default()
             },
             original: None,
             bind: None,

@@ -12,7 +12,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::clock::boot_now;
+use crate::clock::{at_beat, boot_now};
+use crate::holders::attached::Attached;
 use crate::metrics::Metrics;
 use crate::observation::{Fact, KernelMounts, MountCopies, SourceKind, SourceStatus};
 use crate::sources::procfs::readers::{Answer, Readers, Unread};
@@ -23,9 +24,11 @@ mod inventory;
 mod memory;
 mod own_table;
 mod places;
+mod reached;
 #[cfg(test)]
 mod tests;
 
+use inventory::Found;
 pub(super) use inventory::Inventory;
 use memory::Memory;
 pub use memory::Remembered;
@@ -41,6 +44,8 @@ const BUDGET: Duration = Duration::from_millis(500);
 const INTERVAL: Duration = Duration::from_secs(60);
 /// So long after a change, since others follow it.
 const SETTLE: Duration = Duration::from_secs(1);
+/// So many looks in succession that were not at all are told.
+const PARTIAL_LOOKS: u32 = 2;
 /// Shortest time between two looks.
 const PAUSE: Duration = Duration::from_secs(4);
 /// The rest after a look that failed: what made it fail may cost as much again.
@@ -51,17 +56,19 @@ const RESTS: u32 = 500;
 const REST_MAX: Duration = Duration::from_secs(10);
 
 /// Follows such mounts until the receiver of observations is gone. What is sent to it asks for a look soon. `remembered`:
-/// what an earlier run of the daemon in this boot has found.
+/// what an earlier run of the daemon in this boot has found. `attached`: is told what the host has mounted.
 pub fn start(
     readers: Readers,
     tx: Sender,
     metrics: Arc<Metrics>,
-    remembered: Vec<Remembered>,
+    (remembered, attached): (Vec<Remembered>, Attached),
 ) -> mpsc::Sender<()> {
     let (asked_tx, asked) = mpsc::channel(1);
     let kernel = kernel();
     let memory = Memory::of(remembered);
-    let follower = Follower { readers, tx, metrics, kernel, memory, patience: PATIENCE, is_degraded: false };
+    let (patience, is_degraded, partial) = (PATIENCE, false, 0);
+    let follower =
+        Follower { readers, tx, metrics, kernel, memory, attached, patience, is_degraded, partial };
     tokio::spawn(follower.run(asked));
     asked_tx
 }
@@ -77,9 +84,12 @@ struct Follower {
     metrics: Arc<Metrics>,
     kernel: KernelMounts,
     memory: Memory,
+    attached: Attached,
     patience: Duration,
-    /// Whether it was reported that no reader answers.
+    /// Whether it was reported that no reader answers, or that not all is looked at.
     is_degraded: bool,
+    /// How many looks in succession were not at all.
+    partial: u32,
 }
 
 /// The receiver of observations is gone.
@@ -95,8 +105,7 @@ impl Follower {
             let Ok(rest) = self.look(is_asked || had_any).await else { return };
             (is_asked, had_any) = (false, self.memory.has_any());
             let rest = Instant::now() + rest;
-            let next =
-                if self.memory.is_young(boot_now()) { rest } else { rest.max(Instant::now() + INTERVAL) };
+            let next = if self.memory.is_young(boot_now()) { rest } else { rest.max(at_beat(INTERVAL)) };
             tokio::select! {
                 () = sleep_until(next) => continue,
                 () = table.changed() => {}
@@ -117,7 +126,7 @@ impl Follower {
     async fn look(&mut self, told: bool) -> Result<Duration, Closed> {
         let wanted = self.memory.wanted();
         let inventory = Inventory { budget: BUDGET, in_background: true, wanted };
-        let found = match self.readers.ask(inventory, self.patience).await {
+        let mut found = match self.readers.ask(inventory, self.patience).await {
             Ok(Answer { reply, .. }) => reply,
             Err(error) => {
                 let reason = format!(
@@ -130,9 +139,8 @@ impl Follower {
                 return Ok(AFTER_FAILURE);
             }
         };
-        if std::mem::take(&mut self.is_degraded) {
-            self.report(SourceStatus::up(SourceKind::Processes, SOURCE)).await?;
-        }
+        self.tell_whether_whole(&found).await?;
+        self.attached.update(std::mem::take(&mut found.attached));
         self.metrics.mount_inventory();
         let rest = (found.took * RESTS).clamp(PAUSE, REST_MAX);
         let copies = MountCopies { kernel: self.kernel.clone(), ..self.memory.apply(boot_now(), found) };
@@ -141,6 +149,26 @@ impl Follower {
             self.tx.send(observed_now(fact)).await.map_err(|_| Closed)?;
         }
         Ok(rest)
+    }
+
+    /// Once may be by chance, and a user who has more mounts than his share conceals his own alone.
+    async fn tell_whether_whole(&mut self, found: &Found) -> Result<(), Closed> {
+        let is_whole = found.finished && found.displaced == 0;
+        self.partial = if is_whole { 0 } else { self.partial.saturating_add(1) };
+        let is_degraded = self.partial >= PARTIAL_LOOKS;
+        if is_degraded == std::mem::replace(&mut self.is_degraded, is_degraded) {
+            return Ok(());
+        }
+        let status = match is_degraded {
+            true => {
+                let reason = "there are more processes, or more mounts in other namespaces, than there is time or room for, so that \
+                              a mount-leak may be found or closed late, or not at all";
+                tracing::warn!("{reason}");
+                SourceStatus::down(SourceKind::Processes, SOURCE, reason.to_owned())
+            }
+            false => SourceStatus::up(SourceKind::Processes, SOURCE),
+        };
+        self.report(status).await
     }
 
     async fn report(&self, status: SourceStatus) -> Result<(), Closed> {
@@ -163,7 +191,7 @@ fn kernel() -> KernelMounts {
 pub async fn look_once(readers: &Readers, patience: Duration) -> Result<OnDemand, Unread> {
     let inventory = Inventory { budget: patience, in_background: false, wanted: Vec::new() };
     let Answer { reply, .. } = readers.ask(inventory, patience).await?;
-    let is_complete = reply.host.is_some() && reply.finished && reply.omitted == 0;
+    let is_complete = reply.host.is_some() && reply.is_whole();
     let named = |pid: &u32| UnreadProcess { pid: *pid, comm: reply.names.get(pid).cloned() };
     let unread = reply.unread.iter().map(named).collect();
     let copies = MountCopies { copies: reply.copies, omitted: reply.omitted, kernel: kernel() };

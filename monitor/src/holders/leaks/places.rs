@@ -141,15 +141,8 @@ mod tests {
             device: "0:50".into(),
             mntns: 9,
         };
-        let holder = CopyHolder {
-            tgid: 50,
-            start_ns: 1,
-            comm: "sleep".into(),
-            exe: None,
-            uid: Some(0),
-            cgroup: None,
-            in_userns: false,
-        };
+        let holder =
+            CopyHolder { tgid: 50, start_ns: 1, comm: "sleep".into(), uid: Some(0), ..CopyHolder::default() };
         let propagation = Propagation::Private;
         MountCopy { mount, propagation, holder, original: None, bind: None, without_process: false }
     }

@@ -1,21 +1,55 @@
 //! Looks by readers that are real processes.
 
 use super::*;
+use crate::observation::Observation;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 
-#[tokio::test]
-async fn while_no_reader_answers_the_source_is_down_and_then_up_again() {
-    let (tx, mut observations) = mpsc::channel(8);
-    let mut follower = Follower {
+fn follower() -> (Follower, mpsc::Receiver<Observation>) {
+    let (tx, observations) = mpsc::channel(8);
+    let follower = Follower {
         readers: Readers::from(Proc::default()),
         tx,
         metrics: Arc::new(Metrics::new("0", "0", Own::default()).unwrap()),
         kernel: kernel(),
         memory: Memory::default(),
+        attached: Attached::default(),
         patience: Duration::ZERO,
         is_degraded: false,
+        partial: 0,
     };
+    (follower, observations)
+}
+
+#[tokio::test]
+async fn looks_that_are_not_at_all_are_told_unless_it_was_one() {
+    let (mut follower, mut observations) = follower();
+    let [whole, late, crowded] = [(true, 0), (false, 0), (true, 1)].map(|(finished, displaced)| Found {
+        finished,
+        displaced,
+        ..Found::default()
+    });
+    for (found, expected) in [
+        (&late, None),
+        (&whole, None),
+        (&late, None),
+        (&crowded, Some(false)),
+        (&late, None),
+        (&whole, Some(true)),
+        (&whole, None),
+    ] {
+        assert!(follower.tell_whether_whole(found).await.is_ok());
+        let told = observations.try_recv().ok().map(|observation| match observation.fact {
+            Fact::Source(status) => status.up,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(told, expected);
+    }
+}
+
+#[tokio::test]
+async fn while_no_reader_answers_the_source_is_down_and_then_up_again() {
+    let (mut follower, mut observations) = follower();
     let mut states = Vec::new();
     for patience in [Duration::ZERO, PATIENCE, PATIENCE] {
         follower.patience = patience;

@@ -53,8 +53,31 @@ impl Rest {
     /// Nothing.
     pub(in crate::holders) const NONE: Self = Self { fd: None, threads: BTreeMap::new(), maps: false };
 
+    /// Descriptors from these on, each in the table of the process or of a thread.
+    pub(in crate::holders) fn from(fds: impl Iterator<Item = (Option<u32>, u32)>) -> Self {
+        let mut rest = Self::NONE;
+        for (tid, fd) in fds {
+            let first = match tid {
+                Some(tid) => rest.threads.entry(tid).or_insert(fd),
+                None => rest.fd.get_or_insert(fd),
+            };
+            *first = fd.min(*first);
+        }
+        rest
+    }
+
     pub(in crate::holders) fn is_any(&self) -> bool {
         self.has_descriptors() || self.maps
+    }
+
+    /// Whether there are descriptors of the table that the process has.
+    pub(in crate::holders) fn has_own_table(&self) -> bool {
+        self.fd.is_some()
+    }
+
+    /// Leaves those out.
+    pub(in crate::holders) fn leave_own_table(&mut self) {
+        self.fd = None;
     }
 
     pub(super) fn has_descriptors(&self) -> bool {
@@ -120,7 +143,7 @@ enum State {
 }
 
 /// The tables of one process that are known.
-pub(super) struct Tables {
+pub(in crate::holders) struct Tables {
     /// A thread of each.
     tids: Vec<u32>,
     own_ids: bool,
@@ -129,8 +152,13 @@ pub(super) struct Tables {
 }
 
 impl Tables {
+    /// That of this thread alone. `own_ids`: whether /proc shows the ids of our own pid namespace.
+    pub(in crate::holders) fn of(tid: u32, own_ids: bool) -> Self {
+        Self { tids: vec![tid], own_ids, count: 0 }
+    }
+
     /// Whether a thread has one that is not known yet, as far as that can be told.
-    pub(super) fn is_new(&mut self, tid: u32) -> bool {
+    pub(in crate::holders) fn is_new(&mut self, tid: u32) -> bool {
         let shares = |known: &u32| kcmp::share_files(*known, tid) == Some(true);
         if self.own_ids && self.tids.iter().any(shares) {
             return false;
@@ -150,7 +178,7 @@ impl Tables {
 impl Visitor {
     /// The tables of a process of which only that of this thread is known.
     pub(super) fn tables(&self, tid: u32) -> Tables {
-        Tables { tids: vec![tid], own_ids: self.own.is_some(), count: 0 }
+        Tables::of(tid, self.own.is_some())
     }
 
     /// Looks at all tables of a process: the first descriptors, or what is left of them; false if there was no time for that.
@@ -298,7 +326,11 @@ impl Visitor {
                 false
             }
             (Some(Some(id)), path) => files.targets.has(id, path.as_deref()),
-            (Some(None), Some(path)) => files.targets.names(visit.ns, path),
+            // Before 3.15 a name is all that there is.
+            (Some(None), Some(path)) if files.targets.names(visit.ns, path) => {
+                visit.decide(On::Unknown, Access::Fd, path, |id| MeantMount { id, unique: None });
+                false
+            }
             _ => false,
         };
         if held {

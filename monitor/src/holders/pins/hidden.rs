@@ -6,22 +6,37 @@
 //! a list showed all that can hide files, it is not read again.
 
 use std::borrow::Cow;
+use std::ops::ControlFlow;
+use std::thread::park_timeout;
+use std::time::Duration;
 
 use super::descriptors::{FDS_PER_LOOK, Owner};
 use super::{Pin, Visit, Visitor};
 use crate::holders::Deadline;
 use crate::holders::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use crate::holders::searched::ScanTargets;
+use crate::kernel_release::KernelRelease;
 use crate::observation::Access;
 use crate::sources::procfs::dir::{Dir, NumberName};
 use crate::sources::procfs::mountinfo::unescape;
 
 /// What `/proc/PID/fd` shows of a ring.
-const RING: &str = "anon_inode:[io_uring]";
+pub(super) const RING: &str = "anon_inode:[io_uring]";
 /// The line of a ring's fdinfo before those of its files (`io_uring_show_fdinfo`, io_uring/fdinfo.c).
 const REGISTERED: &str = "UserFiles:";
 /// A place of its table that is free.
 const NO_FILE: &str = "<none>";
+
+/// Bytes of a ring's fdinfo that are read, and of one of its lines: a ring can have a million files.
+const INFO_MAX: u64 = 4 << 20;
+const LINE_MAX: usize = 4096 + 32;
+
+/// How often a ring is looked at that is in use: then the kernel shows no files of it (`mutex_trylock` of `io_uring_show_fdinfo`).
+const RING_LOOKS: u32 = 8;
+
+/// How often sockets of a daemon as this one are looked at again while they show a file, and the pause before each look.
+const OWN_LOOKS: u32 = 5;
+const OWN_PAUSE: Duration = Duration::from_millis(2);
 
 /// Unix sockets of one process that are remembered; one with more is listed again.
 const MAX_SOCKETS: usize = 64;
@@ -61,13 +76,32 @@ impl Hiding {
 }
 
 impl Visitor {
-    /// Looks at all that in a process whose other files were looked at. `known`: its sockets, if it can hide nothing else;
-    /// `targets`: none where the files of rings do not matter.
+    /// Looks at all that in a process whose other files were looked at. `known`: its sockets, if it can hide nothing else. Of
+    /// rings of one that is not near, what has no name is not taken for a file of the mount.
     pub(in crate::holders) fn hidden(
         &mut self,
         (tgid, process): (u32, &Dir),
         known: Option<&[u32]>,
-        targets: Option<&ScanTargets<'_>>,
+        targets: (&ScanTargets<'_>, bool),
+        deadline: &Deadline,
+    ) -> Option<Visit> {
+        let mut visit = self.hidden_now((tgid, process), known, targets, deadline)?;
+        // What readers open for a daemon is on its way to it for a moment; what others send it stays.
+        let mut looks = OWN_LOOKS;
+        while visit.is_sent_files && looks > 0 && !deadline.is_over() && self.is_own_program(process) {
+            // Nothing announces that a reader's descriptor has arrived.
+            park_timeout(OWN_PAUSE);
+            visit = self.hidden_now((tgid, process), known, targets, deadline)?;
+            looks -= 1;
+        }
+        Some(visit)
+    }
+
+    fn hidden_now(
+        &mut self,
+        (tgid, process): (u32, &Dir),
+        known: Option<&[u32]>,
+        targets: (&ScanTargets<'_>, bool),
         deadline: &Deadline,
     ) -> Option<Visit> {
         let mut visit = Visit::default();
@@ -85,7 +119,7 @@ impl Visitor {
     }
 
     /// Calls this with a thread for each table of descriptors of a process, the main one first. `None` when it ended.
-    fn each_table(
+    pub(super) fn each_table(
         &mut self,
         (tgid, process): (u32, &Dir),
         deadline: &Deadline,
@@ -134,7 +168,7 @@ impl Visitor {
     fn find_all(
         &mut self,
         task: &Dir,
-        targets: Option<&ScanTargets<'_>>,
+        (targets, is_near): (&ScanTargets<'_>, bool),
         deadline: &Deadline,
         visit: &mut Visit,
     ) {
@@ -150,10 +184,10 @@ impl Visitor {
             if is_socket && !visit.is_sent_files {
                 self.find_sent_files(&infos, fd, visit);
             }
-            if let Some(targets) = targets
-                && is_ring
+            if is_ring
                 && !visit.is_named_by_ring
                 && let Some(path) = self.named_by_ring(&infos, fd, targets)
+                && (is_near || path.is_some())
             {
                 visit.is_named_by_ring = true;
                 visit.add(Pin { fd: Some(fd), possible: true, ..Pin::of(Access::IoUring, path) });
@@ -167,22 +201,76 @@ impl Visitor {
 
     /// Whether a file that is registered with a ring has a name that may be on a searched mount, and that name.
     fn named_by_ring(&mut self, infos: &Dir, ring: u32, targets: &ScanTargets<'_>) -> Option<Option<String>> {
-        let info = infos.text(NumberName::new(ring).as_c_str(), &mut self.text).ok()?;
-        let mut files = registered(&info);
-        let may_be = files.find(|path| path.as_ref().is_none_or(|path| targets.selects(path)))?;
-        Some(may_be.map(Cow::into_owned))
+        let mut files = Registered::default();
+        for _ in 0..RING_LOOKS {
+            files = Registered::default();
+            let mut found = None;
+            let is_all = infos.lines(NumberName::new(ring).as_c_str(), (INFO_MAX, LINE_MAX), |line, _| {
+                match files.line(line) {
+                    Line::Other => ControlFlow::Continue(()),
+                    Line::End => ControlFlow::Break(()),
+                    Line::File(path) if path.as_ref().is_none_or(|path| targets.selects(path)) => {
+                        found = Some(path.map(Cow::into_owned));
+                        ControlFlow::Break(())
+                    }
+                    Line::File(_) => ControlFlow::Continue(()),
+                }
+            });
+            match is_all {
+                _ if found.is_some() => return found,
+                // What was not read may be such a file.
+                Ok(false) => return Some(None),
+                Ok(true) if files.shown == 0 && files.places != Some(0) => std::thread::yield_now(),
+                // `Err`: it is closed.
+                Ok(true) | Err(_) => return None,
+            }
+        }
+        files.may_be_more(KernelRelease::running()).then_some(None)
     }
 }
 
-/// The paths of the files that are registered with a ring, out of its fdinfo: lines of a number and a path. `None` for a
-/// file of which there is no path: 6.12 and older show the last part of it, and only if it is short.
-fn registered(fdinfo: &str) -> impl Iterator<Item = Option<Cow<'_, str>>> {
-    let lines = fdinfo.lines().skip_while(|line| !line.starts_with(REGISTERED)).skip(1);
-    let files = lines.map_while(|line| {
-        let (number, path) = line.trim_start().split_once(": ")?;
-        number.bytes().all(|byte| byte.is_ascii_digit()).then_some(path)
-    });
-    files.filter(|path| *path != NO_FILE).map(|path| path.starts_with('/').then(|| unescape(path)))
+/// What a line of a ring's fdinfo tells.
+#[derive(Debug, PartialEq, Eq)]
+enum Line<'l> {
+    /// The path of a file that is registered with the ring. `None` for one of which there is no path: 6.12 and older show the
+    /// last part of it, and only if it is short.
+    File(Option<Cow<'l, str>>),
+    /// There are no more of them.
+    End,
+    Other,
+}
+
+/// The files that are registered with a ring: lines of a number and a path, after one that begins them.
+#[derive(Debug, Default)]
+struct Registered {
+    /// How many places the table has, once that is told.
+    places: Option<u32>,
+    /// How many of them were shown.
+    shown: u32,
+}
+
+impl Registered {
+    /// Whether a kernel of this release that shows no file may know some: while anybody has the lock of a ring none are shown,
+    /// since 6.16 no table either. Since 6.13 free places are not shown.
+    fn may_be_more(&self, release: Option<KernelRelease>) -> bool {
+        self.places.is_none() || release < Some(KernelRelease(6, 16))
+    }
+
+    fn line<'l>(&mut self, line: &'l str) -> Line<'l> {
+        if self.places.is_none() {
+            let places = line.strip_prefix(REGISTERED);
+            self.places = places.map(|places| places.trim().parse().unwrap_or(u32::MAX));
+            return Line::Other;
+        }
+        let file = line.trim_start().split_once(": ");
+        let file = file.filter(|(number, _)| number.bytes().all(|byte| byte.is_ascii_digit()));
+        self.shown += u32::from(file.is_some());
+        match file {
+            Some((_, NO_FILE)) => Line::Other,
+            Some((_, path)) => Line::File(path.starts_with('/').then(|| unescape(path))),
+            None => Line::End,
+        }
+    }
 }
 
 /// How many files wait in a socket, out of its fdinfo (`unix_show_fdinfo`, net/unix/af_unix.c).
@@ -193,9 +281,12 @@ fn sent_files(fdinfo: &str) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::holders::searched::SearchedMount;
+    use crate::sources::procfs::mountinfo::MountTable;
     use crate::tests::alone::alone;
 
     #[test]
@@ -206,11 +297,12 @@ mod tests {
             let socket = std::os::unix::net::UnixDatagram::unbound().unwrap();
             let copies: Vec<_> = (0..FDS_PER_LOOK).map(|_| socket.try_clone().unwrap()).collect();
             let process = crate::sources::procfs::Proc::default().dir(std::process::id()).unwrap();
+            let none = ScanTargets { mounts: Vec::new(), tables: BTreeMap::new() };
             let over = Deadline { used: Duration::MAX, latest: Instant::now() };
             let ample = Deadline { used: Duration::MAX, latest: Instant::now() + Duration::from_secs(60) };
             for (deadline, has_more) in [(over, true), (ample, false)] {
                 let process = (std::process::id(), &process);
-                let visit = Visitor::default().hidden(process, None, None, &deadline).unwrap();
+                let visit = Visitor::default().hidden(process, None, (&none, true), &deadline).unwrap();
                 assert_eq!((visit.has_more_sockets, visit.is_sent_files), (has_more, false));
             }
             drop(copies);
@@ -230,12 +322,13 @@ mod tests {
         sendmsg::<()>(from.as_raw_fd(), &[IoSlice::new(b"f")], &rights, MsgFlags::empty(), None).unwrap();
         let process = crate::sources::procfs::Proc::default().dir(std::process::id()).unwrap();
         let ample = Deadline { used: Duration::MAX, latest: Instant::now() + Duration::from_secs(60) };
+        let none = ScanTargets { mounts: Vec::new(), tables: BTreeMap::new() };
         let [from, to] = [from.as_raw_fd(), to.as_raw_fd()].map(|fd| u32::try_from(fd).unwrap());
         for (known, is_sent_files) in
             [(None, true), (Some(&[from, to][..]), true), (Some(&[from]), false), (Some(&[]), false)]
         {
             let process = (std::process::id(), &process);
-            let visit = Visitor::default().hidden(process, known, None, &ample).unwrap();
+            let visit = Visitor::default().hidden(process, known, (&none, true), &ample).unwrap();
             assert_eq!(visit.is_sent_files, is_sent_files, "{known:?}");
         }
     }
@@ -243,10 +336,52 @@ mod tests {
     #[test]
     fn the_files_of_a_ring_follow_their_number() {
         let info = "pos:\t0\nSqMask:\t0x3\nUserFiles:\t3\n    0: /v/file\n    2: /v/a\\040b\nUserBufs:\t1\n    0: 0x1/4096\n";
-        let paths = ["/v/file", "/v/a b"].map(|path| Some(path.into()));
-        assert_eq!(registered(info).collect::<Vec<_>>(), paths);
+        let paths = ["/v/file", "/v/a b"].map(|path| Some(path.to_owned()));
+        assert_eq!(registered(info), paths);
         let older = "UserFiles:\t2\n    0: file\n    1: <none>\nUserBufs:\t0\n";
-        assert_eq!(registered(older).collect::<Vec<_>>(), [None]);
-        assert_eq!(registered("pos:\t0\n").count(), 0);
+        assert_eq!(registered(older), [None]);
+        assert_eq!(registered("pos:\t0\n"), []);
+    }
+
+    fn registered(info: &str) -> Vec<Option<String>> {
+        let mut files = Registered::default();
+        let lines = info.lines().map(|line| files.line(line)).take_while(|line| *line != Line::End);
+        let path = |line| if let Line::File(path) = line { Some(path.map(Cow::into_owned)) } else { None };
+        lines.filter_map(path).collect()
+    }
+
+    #[test]
+    fn of_a_ring_with_more_files_than_are_read_it_is_not_said_that_none_matters() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("7/fdinfo")).unwrap();
+        let infos = crate::sources::procfs::Proc::new(root.path()).dir(7).unwrap().at(c"fdinfo").unwrap();
+        let table = MountTable::parse("1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - tmpfs t rw\n", "/");
+        let mounts = vec![SearchedMount { ns: 7, mount: table.by_id(2).unwrap() }];
+        let targets = ScanTargets { mounts, tables: [(7, &table)].into() };
+        let named = |count: usize, last: &str| {
+            let files: String =
+                (0..count).map(|number| format!("{number:5}: /w/{}\n", "x".repeat(1000))).collect();
+            let info = format!("pos:\t0\nUserFiles:\t{count}\n{files}{last}UserBufs:\t0\n");
+            std::fs::write(root.path().join("7/fdinfo/3"), info).unwrap();
+            Visitor::default().named_by_ring(&infos, 3, &targets)
+        };
+        assert_eq!(named(0, ""), None);
+        assert_eq!(named(100, ""), None);
+        assert_eq!(named(100, "  100: /v/f\n"), Some(Some("/v/f".to_owned())));
+        assert_eq!(named(5000, ""), Some(None));
+        // Somebody has its lock: the kernel shows nothing of it then.
+        std::fs::write(root.path().join("7/fdinfo/3"), "pos:\t0\nflags:\t02000002\n").unwrap();
+        assert_eq!(Visitor::default().named_by_ring(&infos, 3, &targets), Some(None));
+    }
+
+    #[test]
+    fn a_ring_that_shows_no_files_has_none_if_its_kernel_shows_them_or_nothing() {
+        let locked = Registered::default();
+        let places = Registered { places: Some(2), shown: 0 };
+        let [older, newer] = [KernelRelease(6, 15), KernelRelease(6, 16)].map(Some);
+        for (release, expected) in [(None, true), (older, true), (newer, false)] {
+            assert!(locked.may_be_more(release));
+            assert_eq!(places.may_be_more(release), expected, "{release:?}");
+        }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use super::descriptors::{Files, Owner};
@@ -17,6 +18,10 @@ use crate::sources::unix_sockets::{self, Binding, BoundFile};
 
 /// When so many are known no more are listed: each of the others is asked.
 const SOCKETS_MAX: usize = 1 << 20;
+/// Bytes of `/proc/PID/net/unix` that are read, which is some 200,000 sockets, and of one of its lines: a name is no longer than
+/// 108 bytes.
+const TABLE_MAX: u64 = 16 << 20;
+const LINE_MAX: usize = 512;
 
 /// The unix sockets that are known, of all network namespaces.
 #[derive(Debug, Default)]
@@ -127,14 +132,23 @@ impl Visitor {
         match listed {
             Ok(listed) => bindings.extend(listed),
             Err(_) => {
-                let table = task.text(c"net/unix", &mut self.text).unwrap_or_default();
-                for (inode, binding) in unix_sockets::named(&table) {
-                    match binding {
+                let mut is_first = true;
+                // Those that are not read are asked, as is one that is in no list.
+                let _ = task.lines(c"net/unix", (TABLE_MAX, LINE_MAX), |line, is_cut| {
+                    let named = if std::mem::take(&mut is_first) { None } else { unix_sockets::named(line) };
+                    match named.filter(|_| !is_cut) {
                         // A name may have line breaks, and look like this.
-                        Binding::Nothing => drop(bindings.entry(inode).or_insert(binding)),
-                        _ => drop(bindings.insert(inode, binding)),
+                        Some((inode, Binding::Nothing)) => {
+                            bindings.entry(inode).or_insert(Binding::Nothing);
+                        }
+                        Some((inode, binding)) => drop(bindings.insert(inode, binding)),
+                        None => {}
                     }
-                }
+                    match bindings.len() > SOCKETS_MAX {
+                        true => ControlFlow::Break(()),
+                        false => ControlFlow::Continue(()),
+                    }
+                });
             }
         }
     }

@@ -1,13 +1,15 @@
 //! A mount of this process' own namespace stands for that of an image: a user of it is found by the number of its device alone.
 
+use super::descriptors::DESCRIPTORS_MAX;
 use super::*;
 
 /// An image with the device on which `/proc` is, as this process shows it.
 fn device(devices: &[&str]) -> Device {
     Device {
-        number: 4095,
+        number: 4095.into(),
         devices: devices.iter().map(|&device| device.to_owned()).collect(),
         users: Vec::new(),
+        has_pool: false,
     }
 }
 
@@ -46,49 +48,104 @@ fn a_bound_node_is_a_use_and_another_device_of_a_longer_number_is_none() {
         "34 1 252:160 / /c rw - ext4 /dev/rbd10 rw",
         "35 1 0:7 /rbd1 /d rw - tmpfs tmpfs rw",
     ]);
-    let device = Device { number: 1, ..device(&["252:16", "252:17"]) };
+    let device = Device { number: 1.into(), ..device(&["252:16", "252:17"]) };
     let paths: Vec<Option<String>> = pins(&device, &table).into_iter().map(|pin| pin.path).collect();
     assert_eq!(paths, ["/a", "/b", "/publish/pvc-1/uid"].map(|path| Some(path.to_owned())));
 }
 
 #[test]
-fn only_a_table_that_may_have_a_mount_of_it_is_parsed() {
-    let device = Device { number: 1, ..device(&["252:16"]) };
-    assert!(device.may_be_in("30 1 252:16 / /a rw - ext4 /dev/rbd1 rw"));
-    assert!(device.may_be_in("32 1 0:6 /rbd1 /publish rw - devtmpfs udev rw"));
-    assert!(!device.may_be_in("34 1 252:160 / /c rw - ext4 /dev/x rw"));
+fn a_network_block_device_is_another_one_than_the_kernels_of_that_number() {
+    let table = table(&[
+        "30 1 43:0 / /a rw - ext4 /dev/nbd1 rw",
+        "31 1 0:39 / /b rw - btrfs /dev/nbd1p1 rw",
+        "32 1 0:6 /nbd1 /c rw - devtmpfs udev rw",
+        "33 1 0:40 / /d rw - btrfs /dev/rbd1 rw",
+    ]);
+    let device = Device { number: RbdNumber::Nbd(1), ..device(&["43:0"]) };
+    let paths: Vec<Option<String>> = pins(&device, &table).into_iter().map(|pin| pin.path).collect();
+    assert_eq!(paths, ["/a", "/b", "/c"].map(|path| Some(path.to_owned())));
+}
+
+#[test]
+fn a_file_system_without_a_device_number_is_found_by_the_name_of_its_device() {
+    let table = table(&[
+        "30 1 0:39 / /a rw - btrfs /dev/rbd1 rw,subvolid=5,subvol=/",
+        "31 1 0:40 /sub /b rw - btrfs /dev/rbd1p2 rw",
+        "32 1 0:41 / /c rw - bcachefs /dev/sdb:/dev/rbd1 rw",
+        "33 1 0:42 / /d rw - btrfs /dev/rbd12 rw",
+        "34 1 0:43 / /e rw - tmpfs /dev/rbd1 rw",
+    ]);
+    let device = Device { number: 1.into(), ..device(&["252:16"]) };
+    let paths: Vec<Option<String>> = pins(&device, &table).into_iter().map(|pin| pin.path).collect();
+    assert_eq!(paths, ["/a", "/b", "/c"].map(|path| Some(path.to_owned())));
+}
+
+#[test]
+fn a_file_system_on_it_of_which_no_mount_is_found_is_said() {
+    let look = |has_pool| {
+        let devices = vec![Device { has_pool, ..device(&["4095:1"]) }];
+        Look { devices, budget: Duration::from_secs(20) }.look(&Proc::default()).uses.remove(0)
+    };
+    assert_eq!((look(true).unlocated, look(false).unlocated), (true, false));
 }
 
 #[test]
 fn an_open_file_that_is_no_block_device_is_none() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let process = Proc::default().dir(std::process::id()).unwrap();
-    let look = Look { devices: vec![device(&["1:3"])], budget: Duration::from_secs(20) };
-    let mut buffers = (Buffer::default(), Buffer::default());
-    assert_eq!(look.open_in(&process, &mut buffers).unwrap(), (Vec::new(), true));
+    let devices = [device(&["1:3"])];
+    let (open, _) = Descriptors::of(&devices, Mounts::default()).open_in(&process).unwrap();
+    assert_eq!(open, Vec::new());
     drop(file);
+}
+
+/// A process that has these open, and whether all of its descriptors were looked at. `fds`: what each link shows, and the id of the
+/// mount.
+fn is_all_looked_at(mountinfo: &str, fds: &[(&str, u64)]) -> bool {
+    let root = tempfile::tempdir().unwrap();
+    let process = root.path().join("7");
+    for directory in ["fd", "fdinfo"] {
+        std::fs::create_dir_all(process.join(directory)).unwrap();
+    }
+    std::fs::write(process.join("mountinfo"), mountinfo).unwrap();
+    for (fd, (link, id)) in fds.iter().enumerate() {
+        std::os::unix::fs::symlink(link, process.join("fd").join(fd.to_string())).unwrap();
+        // What is no file is not asked for its mount.
+        if link.starts_with('/') {
+            std::fs::write(process.join("fdinfo").join(fd.to_string()), format!("mnt_id:\t{id}\n")).unwrap();
+        }
+    }
+    let (process, devices) = (Proc::new(root.path()).dir(7).unwrap(), [device(&["4095:1"])]);
+    Descriptors::of(&devices, Mounts::default()).open_in(&process).unwrap().1
 }
 
 #[test]
 fn where_not_all_descriptors_were_looked_at_that_is_said() {
-    let root = tempfile::tempdir().unwrap();
-    let list = root.path().join("7/fd");
-    std::fs::create_dir_all(&list).unwrap();
-    let look = Look { devices: vec![device(&["1:3"])], budget: Duration::from_secs(20) };
-    let is_all = || {
-        let process = Proc::new(root.path()).dir(7).unwrap();
-        look.open_in(&process, &mut (Buffer::default(), Buffer::default())).unwrap().1
-    };
-    let open = |fd: usize| std::os::unix::fs::symlink("socket:[1]", list.join(fd.to_string())).unwrap();
-    (0..DESCRIPTORS_MAX).for_each(open);
-    assert!(is_all());
-    open(DESCRIPTORS_MAX);
-    assert!(!is_all());
+    let sockets = vec![("socket:[1]", 9); DESCRIPTORS_MAX + 1];
+    assert!(is_all_looked_at("", &sockets[1..]));
+    assert!(!is_all_looked_at("", &sockets));
+}
+
+#[test]
+fn what_is_open_on_a_server_s_file_system_or_on_none_that_is_known_may_be_a_device() {
+    let mounts = "30 1 8:1 / / rw - ext4 /dev/sda1 rw\n31 30 0:50 / /far rw - cifs //srv/x rw\n\
+                  32 30 0:51 / /proc rw - proc proc rw\n";
+    let is_all = |link, id| is_all_looked_at(mounts, &[("pipe:[7]", 9), (link, id)]);
+    assert_eq!([is_all("/", 30), is_all("/dev/null", 99), is_all("/memfd:x (deleted)", 99)], [true; 3]);
+    assert!(is_all("/proc/self/no-such-file", 32));
+    assert_eq!([is_all("/far/data", 31), is_all("/data", 99)], [false; 2]);
 }
 
 #[test]
 fn what_there_is_no_room_for_is_counted() {
-    let mut used = RbdUse { number: 0, holders: Vec::new(), omitted: 0, devices: Vec::new(), swap: false };
+    let mut used = RbdUse {
+        number: 0.into(),
+        holders: Vec::new(),
+        omitted: 0,
+        devices: Vec::new(),
+        swap: false,
+        unlocated: false,
+    };
     let pin = Pin::of(Access::Mount, "/a".to_owned());
     add(&mut used, vec![alone(7, pin); HOLDERS_MAX + 2]);
     assert_eq!((used.holders.len(), used.omitted), (HOLDERS_MAX, 2));

@@ -2,24 +2,27 @@
 
 use super::Scan;
 use crate::holders::mntns_index::{self, MntnsIndex, Shown};
-use crate::holders::pins::Visit;
+use crate::holders::pins::{Awaited, Visit};
 use crate::holders::scope::Scope;
 use crate::observation::Access;
 use crate::sources::procfs::dir::{Dir, is_gone};
-use crate::sources::procfs::mountinfo::Mount;
 use crate::sources::procfs::statmount::MountNamespace;
 
+/// Why it is not known what an unmount reaches.
+pub(super) const UNSEEN_GROUP: &str =
+    "a mount where an unmount of it could propagate to receives from a group of mounts that is not seen";
 /// Why not all mounts of a namespace are known.
 pub(super) const TOO_LONG: &str = "its mount namespace has more mounts, or longer names, than are read";
 
 impl Scan<'_> {
-    /// Where all processes of a namespace are in a chroot, or it has more mounts than are read, they may hold a copy that is
-    /// not seen.
-    pub(super) fn doubt_what_is_hidden(&mut self, shown: &Shown, target: &Mount) {
+    /// Where mounts of a namespace are not seen, as all its processes are in a chroot or it has more than are read, they may hold
+    /// one that matters.
+    pub(super) fn doubt_what_is_hidden(&mut self, shown: &Shown, scope: &Scope<'_>) {
         let Some(member) = shown.hidden_from else { return };
         let Some(task) = member.dir(self.proc) else { return };
         let namespace = MountNamespace::of(&task);
-        if !matches!(namespace.map(|all| all.hides_copy(target, &shown.table)), Ok(Ok(false))) {
+        let may_matter = |device: &str, propagates| scope.may_be_near_of(device, propagates);
+        if !matches!(namespace.and_then(|all| all.has_one(may_matter)), Ok(false)) {
             let reason = match shown.table.is_cut() {
                 true => TOO_LONG,
                 false => {
@@ -35,10 +38,13 @@ impl Scan<'_> {
     pub(super) fn count_unreadable(&mut self, index: &MntnsIndex, scope: &Scope<'_>) {
         let own = self.own;
         let unreadable = index.unreadable.iter().copied();
-        let unreadable = unreadable.filter(|tgid| Some(*tgid) != own && self.progress.is_about(*tgid));
-        for tgid in unreadable.collect::<Vec<_>>() {
+        self.count_unread(unreadable.filter(|tgid| Some(*tgid) != own), scope);
+    }
+
+    pub(super) fn count_unread(&mut self, tgids: impl Iterator<Item = u32>, scope: &Scope<'_>) {
+        for tgid in tgids {
             let blind = match mntns_index::mounts_of_unreadable(self.proc, tgid) {
-                Ok(table) => table.is_cut() || table.iter().any(|mount| scope.touches(mount)),
+                Ok(table) => table.is_cut() || scope.matters(&table),
                 Err(error) if is_gone(&error) => continue,
                 Err(_) => self.proc.is_alive(tgid),
             };
@@ -64,7 +70,8 @@ impl Scan<'_> {
                 "it keeps a mount namespace without a process, whose mounts this kernel does not show",
             );
         }
-        if !visit.doubts.is_empty() && visit.pins.is_empty() && process.is_there(&mut Vec::new()) {
+        let is_certain = visit.pins.iter().any(|pin| !pin.possible);
+        if !visit.doubts.is_empty() && !is_certain && process.is_there(&mut Vec::new()) {
             let is_socket = |access: &Access| *access == Access::Socket;
             if visit.doubts.iter().any(is_socket) {
                 self.blind_to(tgid, "a socket of it is bound to a file, but on which mount cannot be told");
@@ -79,6 +86,51 @@ impl Scan<'_> {
                 "a socket of it has files that nobody has received yet, on mounts that are not known",
             );
         }
+        if visit.is_unlisted && process.is_there(&mut Vec::new()) {
+            self.blind_to(
+                tgid,
+                "it uses a mount of the same file system that no mount namespace shows, which may be a copy that the \
+                 unmount would reach",
+            );
+        }
+        if visit.is_cut && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "it has more open files than there was time to look at");
+        }
+        if visit.is_ending && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "it is ending, and what it has open until then nothing shows any more");
+        }
+        match visit.awaited {
+            Some(Awaited::Server(kind)) => self.blind_to(
+                tgid,
+                &format!("a thread of it waits for {kind} in a system call, and what that call uses nothing shows"),
+            ),
+            Some(Awaited::Pipe) => self.blind_to(
+                tgid,
+                "a thread of it opens a named pipe whose other end nobody opens, and where that is nothing shows",
+            ),
+            Some(Awaited::Closed) => self.blind_to(
+                tgid,
+                "a thread of it waits in a system call for a file whose descriptor is closed, and which file that is \
+                 nothing shows",
+            ),
+            None => {}
+        }
+        if visit.may_probe && process.is_there(&mut Vec::new()) {
+            self.blind_to(
+                tgid,
+                "it has a perf event open that may be a probe (uprobe), and in which file nothing shows",
+            );
+        }
+        if visit.has_closed_ring && process.is_there(&mut Vec::new()) {
+            self.blind_to(
+                tgid,
+                "it has mapped an io_uring whose descriptor is closed, and which files are registered with that nothing \
+                 shows",
+            );
+        }
+        if visit.has_more_threads && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "it has more threads than there was time to look at");
+        }
         if visit.has_more_sockets && process.is_there(&mut Vec::new()) {
             self.blind_to(tgid, "it has more sockets than there was time to look for files in");
         }
@@ -92,7 +144,8 @@ impl Scan<'_> {
 
     pub(super) fn add_unreadable(&mut self, tgid: u32, near: bool) {
         self.count_as_unreadable(tgid);
-        if near {
+        // By the kernel's list it has something of the file system.
+        if near || self.listed.as_ref().is_some_and(|listed| listed.names(tgid)) {
             self.blind_to(tgid, "it may not be read");
         }
     }

@@ -15,7 +15,7 @@ const PLACES: usize = 64;
 /// Room for the tables.
 pub(super) struct Room {
     left: usize,
-    /// Where something of what is searched for is mounted.
+    /// Where something of what is searched for is mounted, or what an unmount of it could propagate to.
     places: Vec<String>,
 }
 
@@ -26,13 +26,14 @@ impl Room {
         room
     }
 
-    /// Reduces a table to the mounts that can matter: those of the file system, what they sit on and what sits on them, whatever is
-    /// mounted above or below their places, and what leads mounts from one peer group to another. False where there is no room.
+    /// Reduces a table to the mounts that can matter: those of the file system and those that an unmount could propagate to, what
+    /// they sit on and what sits on them, and whatever is mounted above or below their places. False where there is no room.
     pub(super) fn take(&mut self, table: &mut MountTable, scope: &Scope<'_>) -> bool {
         self.note_places(table, scope);
         let device = &scope.target.device;
         let (mut ids, mut parents) = (BTreeSet::new(), BTreeSet::new());
-        for mount in table.iter().filter(|mount| mount.device == *device) {
+        let reached = scope.at.iter().flat_map(|at| at.mounts(table)).map(|(mount, _)| mount);
+        for mount in table.iter().filter(|mount| mount.device == *device).chain(reached) {
             ids.insert(mount.id);
             parents.insert(mount.parent);
         }
@@ -45,7 +46,6 @@ impl Room {
             ids.contains(&mount.id)
                 || ids.contains(&mount.parent)
                 || parents.contains(&mount.id)
-                || mount.shared.is_some() && mount.master.is_some()
                 || is_near(mount)
         });
         let left = self.left.checked_sub(table.size());
@@ -55,7 +55,8 @@ impl Room {
 
     fn note_places(&mut self, table: &MountTable, scope: &Scope<'_>) {
         let room = PLACES.saturating_sub(self.places.len());
-        let found = table.iter().filter(|mount| scope.touches(mount)).take(room);
+        let reached = scope.at.iter().flat_map(|at| at.mounts(table)).map(|(mount, _)| mount);
+        let found = table.iter().filter(|mount| scope.touches(mount)).chain(reached).take(room);
         self.places.extend(found.map(|mount| mount.mountpoint.clone()));
     }
 }
@@ -69,14 +70,15 @@ mod tests {
         let own = "1 0 8:1 / / rw shared:1 - ext4 d rw\n2 1 0:9 / /v rw - tmpfs t rw\n";
         let own = NamespaceMounts { ns: 1, table: MountTable::parse(own, "/") };
         let target = own.table.by_id(2).unwrap().clone();
-        let scope = Scope::new(&target, "/v");
+        let scope = Scope::new(&target, "/v").in_table(&own.table);
         let text = "10 0 8:1 / / rw master:1 - ext4 d rw\n11 10 0:9 / /w/v rw - tmpfs t rw\n\
                     12 11 0:7 / /w/v/in rw - tmpfs u rw\n13 10 0:8 / /w rw - tmpfs u rw\n\
-                    14 10 0:8 / /else rw - tmpfs u rw\n15 10 0:8 / /peer rw shared:5 master:1 - tmpfs u rw\n";
+                    14 10 0:8 / /else rw - tmpfs u rw\n15 10 8:1 / /p rw master:1 - ext4 d rw\n\
+                    16 15 0:6 / /p/v rw - tmpfs own rw\n17 16 0:5 / /p/v rw - tmpfs cover rw\n";
         let mut table = MountTable::parse(text, "/");
         let mut room = Room::new(&own, &scope);
         assert!(room.take(&mut table, &scope));
-        assert_eq!(table.iter().map(|mount| mount.id).collect::<Vec<_>>(), [10, 11, 12, 13, 15]);
+        assert_eq!(table.iter().map(|mount| mount.id).collect::<Vec<_>>(), [10, 11, 12, 13, 15, 16, 17]);
         room.left = 10;
         assert!(!room.take(&mut table, &scope));
     }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use super::Scan;
 use crate::holders::ScanRequest;
-use crate::holders::halves::Half;
 use crate::holders::mntns_index::MntnsIndex;
 use crate::holders::progress::Stage;
 use crate::observation::{HolderReport, NsInum};
+use crate::sources::procfs::readers;
 
 /// Why nobody else is listed where those sufficed who see the mount.
 pub(super) const NEAR_ALONE: &str = "processes in mount namespaces that do not see it, and files that sockets and rings \
@@ -23,12 +23,18 @@ impl Scan<'_> {
     pub(super) fn processes_of(&self, index: &MntnsIndex, which: impl Fn(NsInum) -> bool) -> BTreeSet<u32> {
         let namespaces = index.namespaces.iter().filter(|(ns, _)| which(**ns));
         let tgids = namespaces.flat_map(|(_, members)| members).map(|member| member.tgid);
-        tgids.filter(|tgid| Some(*tgid) != self.own && self.progress.is_about(*tgid)).collect()
+        tgids.filter(|tgid| Some(*tgid) != self.own).collect()
     }
 
-    /// Whether this scan tells what is found once, whichever processes it looks at.
-    pub(super) fn tells_common(&self) -> bool {
-        self.progress.half.is_none_or(Half::is_first)
+    /// All that there were, whether or not their namespaces are known.
+    pub(super) fn listed_processes(&self, index: &MntnsIndex) -> BTreeSet<u32> {
+        let not_looked_at = [self.own, self.asker()];
+        index.listed.iter().copied().filter(|tgid| !not_looked_at.contains(&Some(*tgid))).collect()
+    }
+
+    /// Who asks on demand, and uses it for that alone: a program that ends with the answer. The daemon can hold a mount as anybody.
+    pub(super) fn asker(&self) -> Option<u32> {
+        readers::asker().filter(|_| self.on_demand)
     }
 
     /// Whether it is known why the mount is busy: then those are not looked for who use it from elsewhere.

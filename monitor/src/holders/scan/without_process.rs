@@ -5,11 +5,8 @@ use std::collections::BTreeMap;
 use super::Scan;
 use crate::holders::kernel;
 use crate::holders::mntns_index::MntnsIndex;
-use crate::holders::orphans::{self, Kept};
-use crate::holders::own_directory;
 use crate::holders::pins::{Pin, describe};
 use crate::holders::propagation::{MountCopy, NamespaceMounts};
-use crate::holders::scope::Scope;
 use crate::holders::searched::ScanTargets;
 use crate::observation::{Access, Holder, NsInum};
 
@@ -24,9 +21,31 @@ impl Scan<'_> {
         if std::mem::replace(&mut self.progress.is_kernel_done, true) {
             return;
         }
+        self.add_of_kernel(index, views, targets, kernel::holders);
+    }
+
+    /// Adds the probes that tracefs has in files of such a name.
+    pub(super) fn look_at_probes(
+        &mut self,
+        index: &MntnsIndex,
+        views: &[NamespaceMounts],
+        targets: &ScanTargets<'_>,
+    ) {
+        if self.report.holders.iter().all(|holder| holder.access != Access::Uprobe) {
+            self.add_of_kernel(index, views, targets, kernel::probes);
+        }
+    }
+
+    fn add_of_kernel(
+        &mut self,
+        index: &MntnsIndex,
+        views: &[NamespaceMounts],
+        targets: &ScanTargets<'_>,
+        find: fn(&kernel::Seen<'_>) -> Vec<Holder>,
+    ) {
         let deadline = self.deadline;
         let seen = kernel::Seen { proc: self.proc, targets, views, index, deadline: &deadline };
-        for holder in kernel::holders(&seen) {
+        for holder in find(&seen) {
             if holder.possible {
                 self.report.blind_spot(None, kernel::doubt(holder.access));
             }
@@ -38,26 +57,6 @@ impl Scan<'_> {
         }
     }
 
-    /// The mount namespaces without a process that have a copy. Nothing is known of them where /proc is not that of this
-    /// process.
-    pub(super) fn orphans(&mut self, index: &MntnsIndex, scope: &Scope<'_>) -> Vec<NamespaceMounts> {
-        let own = own_directory(self.proc).and(self.own).and_then(|own| self.proc.dir(own).ok());
-        let Some(own) = own else { return Vec::new() };
-        let known = |ns| self.progress.namespaces.get(&ns).copied();
-        let mut found = orphans::find(&own, index, &scope.target.device, known);
-        if let Some(reason) = found.missing {
-            self.report.blind_spot(None, reason);
-        }
-        for view in &found.views {
-            let has_copy = view.table.iter().any(|mount| scope.touches(mount));
-            self.progress.namespaces.insert(view.ns, has_copy);
-        }
-        self.progress.namespaces.extend(found.others.iter().map(|ns| (*ns, false)));
-        found.views.retain(|view| view.table.iter().any(|mount| scope.touches(mount)));
-        self.visitor.namespaces = Kept::new(&found, index);
-        found.views
-    }
-
     /// Each other namespace with a copy, by its oldest process, else by who keeps it. None of them refuses an unmount by itself:
     /// one that the unmount does not reach never does, and for one that it reaches the users were looked for.
     pub(super) fn namespaces<'c>(
@@ -67,8 +66,7 @@ impl Scan<'_> {
         index: &MntnsIndex,
     ) -> Vec<Holder> {
         let mut mountpoints: BTreeMap<NsInum, Vec<String>> = BTreeMap::new();
-        let is_told = |ns| self.tells_common() || self.progress.keepers.contains_key(&ns);
-        for copy in copies.filter(|copy| copy.ns != own && is_told(copy.ns)) {
+        for copy in copies.filter(|copy| copy.ns != own) {
             mountpoints.entry(copy.ns).or_default().push(copy.mount.mountpoint.clone());
         }
         let mut holders = Vec::new();

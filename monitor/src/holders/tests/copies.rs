@@ -91,3 +91,112 @@ fn who_uses_a_copy_that_was_detached_along_is_seen() {
     assert_eq!(unseen.holders, []);
     assert!(unseen.blind_spots.iter().any(|spot| spot.tgid == Some(child.tgid())), "{unseen:#?}");
 }
+
+#[test]
+fn who_has_mounted_something_else_in_the_place_of_his_copy_and_uses_that_is_found() {
+    let (_sandbox, target) = covered();
+    let own = |mut more: Vec<Step>| {
+        let mut steps =
+            vec![Step::Unshare(libc::MS_SLAVE), Step::Detach(c_path(&target)), Step::Mount(c_path(&target))];
+        steps.append(&mut more);
+        Child::spawn(steps)
+    };
+    let child = own(vec![Step::Chdir(c_path(&target))]);
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    let report = scan_path(&target);
+    assert_eq!(held(&report), [(child.tgid(), Access::Cwd)], "{report:#?}");
+    let holders = users(&report);
+    assert_eq!(users(&still(&report, &holders)), holders);
+    drop(child);
+    // Who is in what covers that refuses nothing.
+    let _covered = own(vec![Step::Mount(c_path(&target)), Step::Chdir(c_path(&target))]);
+    let report = scan_path(&target);
+    assert_eq!(users(&report), [], "{report:#?}");
+    assert_eq!(umount(&target, 0), Ok(()));
+}
+
+#[test]
+fn a_copy_is_found_that_all_processes_of_its_namespace_have_hidden_below_another_root() {
+    let (_sandbox, target) = covered();
+    let child = Child::spawn(vec![
+        Step::Unshare(libc::MS_SLAVE),
+        Step::Open(c_path(&target.join("held")), libc::O_RDONLY),
+        Step::CoverRoot,
+    ]);
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    let process = Proc::default().dir(child.tgid()).unwrap();
+    if MountNamespace::of(&process).is_err() {
+        eprintln!("this kernel does not list the mounts of others");
+        return;
+    }
+    let report = scan_path(&target);
+    assert_eq!(held(&report), [(child.tgid(), Access::Fd), (child.tgid(), Access::Mount)], "{report:#?}");
+}
+
+#[test]
+fn who_uses_a_copy_that_is_in_no_mount_namespace_is_named_as_one_who_may_hold_it() {
+    let (_sandbox, target) = covered();
+    let above = target.parent().unwrap();
+    let child = Child::spawn(vec![Step::ChdirInTree(c_path(above), c"vol".to_owned())]);
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    let report = scan_path(&target);
+    let possible: Vec<_> = report.holders.iter().filter(|holder| holder.possible).collect();
+    let named: Vec<_> =
+        possible.iter().map(|holder| (holder.tgid, holder.access, holder.path.as_deref())).collect();
+    assert_eq!(named, [(child.tgid(), Access::Cwd, Some("/vol"))], "{report:#?}");
+    assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false), "{report:#?}");
+    drop(child);
+    let report = scan_path(&target);
+    assert!(!report.holders.iter().any(|holder| holder.possible), "{report:#?}");
+    assert_eq!(umount(&target, 0), Ok(()));
+}
+
+#[test]
+fn who_uses_another_part_of_the_file_system_that_his_namespace_shows_is_no_possible_holder() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    fs::create_dir(target.join("part")).unwrap();
+    let other = sandbox.path("other");
+    fs::create_dir(&other).unwrap();
+    sandbox.bind("vol/part", "other");
+    let _user = Child::spawn(vec![
+        Step::Unshare(libc::MS_PRIVATE),
+        Step::Detach(c_path(&target)),
+        Step::Chdir(c_path(&other)),
+    ]);
+    umount(&other, 0).unwrap();
+    let report = scan_path(&target);
+    assert!(report.holders.is_empty(), "{report:#?}");
+    assert_eq!(umount(&target, 0), Ok(()));
+}
+
+#[test]
+fn a_copy_that_only_processes_in_a_chroot_could_see_is_not_taken_for_none() {
+    for (propagation, complete) in [(libc::MS_SLAVE, false), (libc::MS_PRIVATE, true)] {
+        let mut sandbox = MountSandbox::new();
+        sandbox.share();
+        let target = sandbox.mount("vol");
+        let jail = sandbox.path("jail");
+        fs::create_dir(&jail).unwrap();
+        let child = Child::spawn(vec![
+            Step::Unshare(propagation),
+            Step::Chdir(c_path(&target)),
+            Step::Chroot(c_path(&jail)),
+        ]);
+        let report = scan_path(&target);
+        let is_doubted = report.blind_spots.iter().any(|spot| spot.tgid == Some(child.tgid()));
+        // Before 6.11 the kernel does not tell.
+        let is_listed = MountNamespace::of(&Proc::default().dir(child.tgid()).unwrap()).is_ok();
+        assert_eq!(is_doubted, !is_listed, "{report:#?}");
+        if complete {
+            // No unmount here reaches it.
+            assert_eq!(umount(&target, 0), Ok(()));
+        } else {
+            match is_listed {
+                true => assert!(held(&report).contains(&(child.tgid(), Access::Cwd)), "{report:#?}"),
+                false => assert_eq!(report.verdict, Verdict::Incomplete, "{report:#?}"),
+            }
+            assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+        }
+    }
+}

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::holders::ask::ask;
-use crate::holders::halves::{Half, joined};
 use crate::sources::procfs::readers::Readers;
 
 fn on_demand(path: &str) -> ScanRequest {
@@ -54,38 +53,6 @@ fn where_those_suffice_who_see_the_mount_others_are_looked_for_only_if_none_of_t
 }
 
 #[test]
-fn two_halves_find_what_one_scan_finds() {
-    let fake = FakeProc::new();
-    let both = format!("{}9 1 0:9 / /copy rw - tmpfs t rw\n", fake_table());
-    for tgid in 11..40 {
-        fake.process(tgid, 1 + tgid % 3, &both);
-        if tgid % 2 == 0 {
-            fake.open(tgid, 3, "/vol/f", &format!("mnt_id:\t{VOL}\n"));
-        }
-    }
-    fake.refuse(13, "cwd");
-    fake.refuse(14, "cwd");
-    let (proc, request) = (Proc::new(fake.0.path()), on_demand("/vol"));
-    let [one, other] =
-        Half::BOTH.map(|half| scan_part(&proc, &request, Progress::of(Some(half)), AMPLE).report);
-    assert!([&one, &other].iter().all(|half| !pids(half).is_empty()), "each finds some");
-    let joined = joined(one, other, 4096);
-    let whole = scan(&proc, &request, AMPLE);
-    let told = |report: &HolderReport| {
-        let holders = report.holders.iter();
-        let mut holders: Vec<_> =
-            holders.map(|holder| (holder.tgid, holder.access, holder.path.clone(), holder.fd)).collect();
-        holders.sort_unstable();
-        let mut reasons: Vec<_> =
-            report.blind_spots.iter().map(|spot| (spot.tgid, spot.reason.clone())).collect();
-        reasons.sort_unstable();
-        (holders, reasons, report.verdict, report.complete, report.unreadable, report.mount.clone())
-    };
-    assert_eq!(told(&joined), told(&whole));
-    assert_eq!(whole.unreadable, 2, "{:?}", whole.blind_spots);
-}
-
-#[test]
 fn of_a_path_that_is_no_mount_point_the_users_of_what_lies_below_it_are_found() {
     let fake = FakeProc::new();
     let on_root = format!("mnt_id:\t{}\n", root_id());
@@ -117,7 +84,7 @@ fn a_path_that_does_not_exist_is_told_as_that() {
 fn asked(fake: &FakeProc, limit: Duration) -> HolderReport {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let readers = Readers::from(Proc::new(fake.0.path()));
-    runtime.block_on(ask(&readers, on_demand("/vol"), limit))
+    runtime.block_on(ask((&readers, None), on_demand("/vol"), limit))
 }
 
 #[test]

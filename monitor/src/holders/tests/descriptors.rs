@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::holders::pins::{Extent, Rest, Visit, Visitor};
+use crate::holders::scan::LookedAt;
 use crate::holders::searched::{ScanTargets, SearchedMount};
 /// What the first files of a process show, and whether some are left.
 pub(super) fn visit(own_ids: bool, target: &Path, child: &Child) -> (Visit, bool) {
@@ -109,4 +110,36 @@ fn a_process_whose_first_thread_ended_is_found_through_another() {
     // The list of the process itself is empty by now.
     assert!(report.holders[0].tid.is_some_and(|tid| tid != child.tgid()));
     assert_eq!(still(&report, &report.holders).holders, report.holders);
+}
+
+/// The process that shares its descriptors with a child.
+fn sharing(child: &Child) -> u32 {
+    let proc = Proc::default();
+    let is_it = |pid: &u32| proc.stat(*pid).is_some_and(|stat| stat.ppid == child.tgid());
+    proc.pids().unwrap().into_iter().find(is_it).unwrap()
+}
+
+#[test]
+fn a_table_that_processes_share_is_known_again_and_whoever_holds_the_mount_by_it_is_found() {
+    let mut sandbox = MountSandbox::new();
+    let (target, other) = (sandbox.mount("vol"), sandbox.mount("other"));
+    let full = |last: Step| {
+        let open = || Step::Open(c_path(&other), libc::O_RDONLY);
+        let mut steps: Vec<Step> = std::iter::repeat_with(open).take(300).collect();
+        steps.extend([last, Step::ShareFiles]);
+        Child::spawn(steps)
+    };
+    let (without, with) = (full(Step::Open(c_path(&other), 0)), full(Step::Open(c_path(&target), 0)));
+    let proc = Proc::default();
+    let mut looked_at = LookedAt::default();
+    looked_at.add(&proc, (without.tgid(), without.tgid()));
+    if crate::sources::procfs::kcmp::share_files(1, 1).is_some() {
+        assert!(looked_at.has(&proc, sharing(&without)));
+    }
+    assert!(!looked_at.has(&proc, with.tgid()) && !looked_at.has(&proc, sharing(&with)));
+    let mut expected = [(with.tgid(), Access::Fd), (sharing(&with), Access::Fd)];
+    expected.sort_unstable();
+    let mut found = held(&scan_path(&target));
+    found.sort_unstable();
+    assert_eq!(found, expected);
 }

@@ -1,9 +1,15 @@
 //! Scans in parts, since their time runs out again and again.
 
 use super::*;
+use crate::holders::scan::{self, Part};
 
 /// Ends each part soon, and after any progress at all.
 const SHORT: Duration = Duration::from_micros(100);
+
+/// One part, by /proc alone.
+pub(super) fn scan_part(proc: &Proc, request: &ScanRequest, progress: Progress, budget: Duration) -> Part {
+    scan::scan(proc, request, progress, budget, None)
+}
 
 /// All parts of a scan, each of which begins with what the one before wrote down.
 fn parts(proc: &Proc, request: &ScanRequest, budget: Duration) -> Vec<HolderReport> {

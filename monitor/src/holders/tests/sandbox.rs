@@ -71,6 +71,16 @@ impl MountSandbox {
     }
 }
 
+impl MountSandbox {
+    /// A directory at which a child mounts something.
+    pub(super) fn place(&mut self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir_all(&path).unwrap();
+        self.mounts.push(path.clone());
+        path
+    }
+}
+
 impl Drop for MountSandbox {
     fn drop(&mut self) {
         for path in self.mounts.iter().rev() {
@@ -116,10 +126,20 @@ pub(super) enum Step {
     /// A mount namespace of its own, with this propagation from the old one.
     Unshare(libc::c_ulong),
     Detach(CString),
+    /// Mounts a FUSE file system as the first step, which is its server and never answers.
+    Serve(CString),
+    /// Mounts a tmpfs of its own.
+    Mount(CString),
+    /// Mounts a tmpfs on the root directory, and makes that its root directory.
+    CoverRoot,
+    /// Copies a directory with what is mounted below it to a tree of mounts that is in no namespace, and goes to a directory there.
+    ChdirInTree(CString, CString),
     /// A second thread with a current directory of its own.
     ThreadIn(CString),
     /// As many threads, of which the last one opens this in a table of descriptors of its own.
     Apart(CString, usize),
+    /// A process of its own that has the same table of descriptors.
+    ShareFiles,
     /// The first thread ends, so it is the last step.
     EndLeader,
 }
@@ -209,10 +229,24 @@ unsafe fn act(steps: &[Step], ready_out: c_int, wait: c_int) -> ! {
                         ) == 0
                 }
                 Step::Detach(path) => libc::umount2(path.as_ptr(), libc::MNT_DETACH) == 0,
+                Step::Serve(path) => serve(path.as_ptr()),
+                Step::Mount(path) => mount_own(path.as_ptr()),
+                Step::CoverRoot => {
+                    mount_own(c"/".as_ptr())
+                        && libc::chdir(c"/..".as_ptr()) == 0
+                        && libc::chroot(c".".as_ptr()) == 0
+                }
+                Step::ChdirInTree(above, name) => {
+                    let flags = libc::OPEN_TREE_CLONE | libc::AT_RECURSIVE.cast_unsigned();
+                    let tree = libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, above.as_ptr(), flags);
+                    let tree = c_int::try_from(tree).unwrap_or(-1);
+                    tree >= 0 && libc::fchdir(tree) == 0 && libc::chdir(name.as_ptr()) == 0
+                }
                 Step::ThreadIn(path) => start_thread(path, live_in),
                 Step::Apart(path, count) => {
                     (1..*count).all(|_| start_thread(path, live)) && start_thread(path, live_apart)
                 }
+                Step::ShareFiles => share_files(),
                 Step::EndLeader => {
                     libc::write(ready_out, c"!".as_ptr().cast(), 1);
                     libc::syscall(libc::SYS_exit, 0);
@@ -243,6 +277,41 @@ unsafe fn bind(path: &CString) -> bool {
     unsafe {
         let socket = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0);
         libc::bind(socket, (&raw const address).cast(), length) == 0
+    }
+}
+
+/// # Safety
+/// Only in a forked child that has no other descriptor so low, with a string that ends with NUL.
+unsafe fn serve(at: *const c_char) -> bool {
+    let options = c"fd=0,rootmode=40000,user_id=0,group_id=0".as_ptr().cast();
+    // SAFETY: strings that live for the call.
+    unsafe {
+        libc::open(c"/dev/fuse".as_ptr(), libc::O_RDWR) == 0
+            && libc::mount(c"hung".as_ptr(), at, c"fuse".as_ptr(), 0, options) == 0
+    }
+}
+
+/// # Safety
+/// Only in a forked child, with a string that ends with NUL.
+unsafe fn mount_own(at: *const c_char) -> bool {
+    // SAFETY: strings that live for the call.
+    unsafe { libc::mount(c"own".as_ptr(), at, c"tmpfs".as_ptr(), 0, ptr::null()) == 0 }
+}
+
+/// # Safety
+/// Only in a forked child.
+unsafe fn share_files() -> bool {
+    let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
+    // SAFETY: the new process has a copy of the memory, as after fork(2), and only makes system calls.
+    unsafe {
+        let pid = libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0);
+        if pid == 0 {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            loop {
+                libc::pause();
+            }
+        }
+        pid > 0
     }
 }
 

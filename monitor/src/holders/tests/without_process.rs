@@ -25,7 +25,7 @@ fn what_may_be_on_its_way_in_a_socket_is_possible() {
     let fake = FakeProc::new();
     fake.open(10, 5, "socket:[77]", "mnt_id:\t9\nscm_fds: 1\n");
     // Of what socket it is, a file that is none cannot tell; beside a ring all of them are looked at.
-    fake.open(10, 6, "anon_inode:[io_uring]", "mnt_id:\t9\n");
+    fake.open(10, 6, "anon_inode:[io_uring]", "mnt_id:\t9\nUserFiles:\t0\n");
     let report = fake.scan();
     assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false), "{report:#?}");
     let [sender] = &report.holders[..] else { panic!("{report:#?}") };

@@ -143,7 +143,7 @@ fn is_idle(function: &str) -> bool {
 
 /// The absolute path that the first thread of a process has given to the call in which it waits: to unmount it, or to look at it
 /// before.
-pub(super) fn path(process: &Dir, text: &mut Vec<u8>) -> Option<String> {
+pub(in crate::holders) fn path(process: &Dir, text: &mut Vec<u8>) -> Option<String> {
     let address = path_of(&process.text(c"syscall", text).ok()?, &CALLS)?;
     let path = path_at(process, address);
     // It may have gone on, and the path be another one's.

@@ -2,8 +2,9 @@
 
 use tokio::sync::mpsc::Receiver;
 
+use super::rest::HASTE_FACTOR;
 use super::*;
-use crate::observation::{MountIdentity, Observation, Verdict};
+use crate::observation::{DetachedMount, MeantMount, MountIdentity, Observation, Verdict};
 use crate::sources::procfs::Proc;
 use crate::tests::patience::until;
 
@@ -68,7 +69,7 @@ fn id(work: &Work) -> u64 {
         Work::Locate(scan) | Work::Scan(scan) => scan.request.id,
         Work::Presence(request) => request.id,
         Work::StillHeld(request) => request.id,
-        Work::Detached(request) => request.id,
+        Work::Detached(look) => look.request.id,
     }
 }
 
@@ -180,6 +181,19 @@ fn whoever_has_most_places_loses_one_and_hears_of_it() {
     assert_eq!(all(&scanner, Rest::new(Instant::now())), [3, 1]);
 }
 
+#[test]
+fn as_many_scans_wait_as_a_node_has_volumes_and_what_is_left_of_fewer() {
+    let scanner = idle(Limits::default().queue);
+    for id in 1..=220 {
+        assert_eq!(scanner.request(request(id), share(Rank::Volume, 0)), None);
+    }
+    let begun = |id| Scan { begun: Some(Instant::now()), ..request(id).into() };
+    let left = |id| scanner.queue(Work::Scan(Box::new(begun(id))), share(Rank::Volume, 0));
+    let lost: Vec<u64> = (1000..1040).filter_map(left).map(|lost| holders(lost).id).collect();
+    assert_eq!(lost, (1032..1040).collect::<Vec<_>>());
+    assert_eq!(all(&scanner, Rest::new(Instant::now())).len(), 252);
+}
+
 #[tokio::test]
 async fn the_threads_end_when_the_scanner_is_dropped() {
     let (_root, scanner, mut rx) = start(Limits::default());
@@ -235,4 +249,58 @@ fn a_scan_that_loses_its_place_keeps_the_mount_that_was_found() {
         let reasons: Vec<&str> = report.blind_spots.iter().map(|spot| spot.reason.as_str()).collect();
         assert_eq!(reasons, doubt.map(Doubt::reason).into_iter().chain(["no place"]).collect::<Vec<_>>());
     }
+}
+
+fn detached_request(id: u64) -> DetachedRequest {
+    let meant = MeantMount { id: 900_002, unique: None };
+    DetachedRequest::new(id, vec![DetachedMount { meant, path: "/vol".to_owned() }])
+}
+
+fn detached_users(fact: Fact) -> (u64, HolderReport) {
+    match fact {
+        Fact::DetachedUsers { id, mut reports } if reports.len() == 1 => (id, reports.remove(0)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_look_at_detached_mounts_goes_on_until_it_has_been_at_all() {
+    let (budget, max_rest, max_wait) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+    let (root, scanner, mut rx) = start(Limits { budget, max_rest, max_wait, ..Limits::default() });
+    for tgid in [11, 12] {
+        std::fs::create_dir_all(root.path().join(format!("{tgid}/fd"))).unwrap();
+    }
+    assert_eq!(scanner.detached(detached_request(7), host()), None);
+    let mut parts = 0;
+    loop {
+        let (id, report) = detached_users(rx.recv().await.unwrap().fact);
+        assert_eq!((id, report.cut, report.complete), (7, report.goes_on, false));
+        parts += 1;
+        if !report.goes_on {
+            break;
+        }
+    }
+    assert_eq!(parts, 6, "one for each process, and each part of what is looked at");
+}
+
+#[test]
+fn looks_at_detached_mounts_that_go_on_leave_scans_their_places() {
+    let scanner = idle(Limits::default().queue);
+    let mut told =
+        HolderReport { goes_on: true, verdict: Verdict::Processes, ..HolderReport::skipped(0, "/vol") };
+    told.cut();
+    let begun = |id| Detached {
+        begun: Some(Instant::now()),
+        told: vec![told.clone()],
+        ..detached_request(id).into()
+    };
+    let left = |id| scanner.queue(Work::Detached(Box::new(begun(id))), host());
+    let lost: Vec<_> = (1..=5).filter_map(left).map(detached_users).collect();
+    let [(5, report)] = &lost[..] else { panic!("{lost:?}") };
+    assert_eq!((report.goes_on, report.cut, report.verdict), (false, true, Verdict::Incomplete));
+    assert_eq!(report.blind_spots.len(), 2, "{report:?}");
+    let now = Instant::now();
+    let rest = Rest { go_on: now + HOUR, ..Rest::new(now) };
+    assert_eq!(all(&scanner, rest), [0; 0], "they rest as scans do");
+    assert_eq!(all(&scanner, Rest::new(now)), [1, 2, 3, 4]);
 }

@@ -56,6 +56,45 @@ fn an_exited_container_keeps_its_namespace_until_that_is_gone() {
 }
 
 #[test]
+fn one_that_outlives_its_namespace_has_none_once_it_is_told_to_have_ended() {
+    let mut containers = Containers::default();
+    let exited = |id| container(id, ContainerState::Exited, None, false);
+    for id in ["exits", "is removed"] {
+        containers.put(0, container(id, ContainerState::Running, Some(7), false));
+        containers.forget_netns(7);
+        assert_eq!(containers.in_netns(7).unwrap().id, id, "as far as is known it runs");
+        match id {
+            "exits" => drop(containers.put(1, exited(id))),
+            _ => drop(containers.remove(1, id, "docker")),
+        }
+        assert_eq!(containers.in_netns(7), None, "{id}");
+    }
+    containers.put(2, container("a", ContainerState::Running, Some(7), false));
+    containers.forget_netns(7);
+    containers.put(3, container("a", ContainerState::Running, Some(7), false));
+    containers.put(4, exited("a"));
+    assert_eq!(containers.in_netns(7).unwrap().id, "a", "it was seen there afterwards");
+}
+
+#[test]
+fn who_made_a_namespace_takes_its_number_from_those_that_have_exited() {
+    let mut containers = Containers::default();
+    let running = |id| container(id, ContainerState::Running, Some(7), false);
+    containers.put(0, running("z"));
+    containers.put(1, container("z", ContainerState::Exited, None, false));
+    containers.put(2, running("a"));
+    containers.put(3, container("a", ContainerState::Exited, None, false));
+    assert_eq!(containers.in_netns(7).unwrap().id, "a");
+    assert_eq!(containers.get("z").unwrap().netns, None);
+    // Both ran, as far as their source had told.
+    containers.put(4, running("c"));
+    containers.put(5, running("b"));
+    containers.put(6, container("c", ContainerState::Exited, None, false));
+    containers.put(7, container("b", ContainerState::Exited, None, false));
+    assert_eq!(containers.in_netns(7).unwrap().id, "b", "it changed last");
+}
+
+#[test]
 fn a_container_missing_from_a_list_is_removed_and_kept_for_ten_minutes() {
     let mut containers = Containers::default();
     containers.put(0, container("a", ContainerState::Running, None, false));

@@ -303,10 +303,6 @@ fn place(route: &RouteFacts) -> impl PartialEq {
     (route.table, route.ipv6, route.destination, route.source, route.tos, route.metric)
 }
 
-pub(super) fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
-    *number == T::default()
-}
-
 /// Drops the oldest recent changes where there are too many.
 pub(super) fn keep_newest<T>(recent: &mut Vec<T>) {
     recent.drain(..recent.len().saturating_sub(RECENT_MAX));

@@ -286,6 +286,7 @@ fn a_snapshot_that_took_long_to_read_does_not_undo_a_change_that_came_live() {
         device_lladdr: None,
         actor: None,
         netlink_port: None,
+        netns_cookie: None,
         netns_of_user: false,
     };
     namespaces.put_neighbor(11 * SECOND, &deletion);
@@ -380,6 +381,7 @@ fn deletion_of(gateway: IpAddr) -> NeighborChange {
         device_lladdr: None,
         actor: None,
         netlink_port: None,
+        netns_cookie: None,
         netns_of_user: false,
     }
 }

@@ -49,7 +49,7 @@ pub struct UmountAttempt {
     pub syscall: MountSyscall,
     /// Who called.
     pub actor: TaskRef,
-    /// The caller's mount namespace.
+    /// The caller's mount namespace; 0 where it is not known.
     pub mntns: NsInum,
     /// As the caller gave it; may be relative. Empty where it could not be read.
     pub path: String,
@@ -203,6 +203,8 @@ names! {
         ReadLate = "read-late",
         /// The caller's root or current directory was replaced during the call.
         DirectoryChanged = "directory-changed",
+        /// Nothing tells where the path starts from: without the kernel's types, its caller is not read.
+        CallerUnread = "caller-unread",
     }
 }
 
@@ -211,11 +213,16 @@ impl PathDoubt {
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
-            Self::StartUnseen => "the start of the call was not observed, so its path is unknown",
+            Self::StartUnseen => {
+                "the start of the call was not observed, so neither its path nor its result is certain"
+            }
             Self::Unread => "the path of the call could not be read from the caller's memory",
             Self::Changed => "the caller overwrote the path during the call",
             Self::ReadLate => "the path of the call could be read only after it",
             Self::DirectoryChanged => "the caller's root or current directory was replaced during the call",
+            Self::CallerUnread => {
+                "this hook reads no BTF here, so the mount namespace and the directories of the caller are unknown"
+            }
         }
     }
 }

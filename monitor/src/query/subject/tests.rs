@@ -1,9 +1,9 @@
 //! Words that an operator gives, on a node with two pods of one name and a busy mount.
 
 use super::*;
-use crate::core::state::{ContainerStatus, Counts, NetnsStatus, PodStatus};
+use crate::core::state::{ContainerStatus, Counts, KnownBy, NetnsStatus, PodStatus};
 use crate::event::Event;
-use crate::event::{Join, Link, LinkPeer, Target};
+use crate::event::{Join, Link, LinkPeer, Shared, Target};
 use crate::query::key::keys;
 use crate::tests::history;
 use crate::tests::sample;
@@ -41,9 +41,13 @@ fn pod(namespace: &str, name: &str, uid: &str, ip: &str, netns: u32) -> PodStatu
     };
     PodStatus {
         pod,
+        known_by: KnownBy::Runtime,
         netns: Some(netns),
         gateways: Vec::new(),
         host_links: Vec::new(),
+        path: Vec::new(),
+        made_by: None,
+        incidents: Vec::new(),
         containers: Vec::new(),
     }
 }
@@ -58,6 +62,8 @@ fn namespace(netns: u32, owner: Option<Pod>, links: Vec<Link>) -> NetnsStatus {
         comm: None,
         owner: Target { pod: owner, ..Target::unknown(Join::Ok) },
         gateways: vec!["169.254.1.1".parse().unwrap()],
+        neighbors: Vec::new(),
+        routes: Vec::new(),
         addresses: Vec::new(),
         links,
         stale: false,
@@ -72,6 +78,7 @@ pub(crate) fn state() -> NodeState {
     };
     NodeState {
         components: Vec::new(),
+        uplinks: Vec::new(),
         time: history::time(0),
         node: "slave-197".into(),
         boot_id: sample::deletion().boot_id,
@@ -89,6 +96,7 @@ pub(crate) fn state() -> NodeState {
         ],
         suspected: Vec::new(),
         lulls: Vec::new(),
+        recounts: Vec::new(),
         pods,
     }
 }
@@ -171,21 +179,21 @@ fn a_name_means_the_container_that_has_it_or_had_it_last() {
         event
     };
     let [oldest, older, newest] = ["a", "b", "c"].map(with_id);
-    let records = [record(&newest), record(&older), record(&oldest)];
+    let records = [record(&oldest), record(&older), record(&newest)];
     let labels = |state: Option<&NodeState>, records: &[Record]| -> Vec<String> {
         candidates("etcd", state, records).into_iter().map(|subject| subject.label).collect()
     };
     let before = "container etcd (cccccccccccc; before it bbbbbbbbbbbb, aaaaaaaaaaaa)";
     assert_eq!(labels(None, &records), [before]);
     assert_eq!(
-        labels(Some(&state()), &records[1..]),
+        labels(Some(&state()), &records[..2]),
         ["container etcd (bbbbbbbbbbbb; before it aaaaaaaaaaaa)"]
     );
     // Another event of one that is gone may be newer than any of the one that exists.
     let mut state = state();
-    let exists = newest.target.unwrap().container.unwrap();
+    let exists = newest.target.unwrap().into_inner().container.unwrap();
     state.containers = vec![placed(exists.clone(), "10.201.0.2")];
-    assert_eq!(labels(Some(&state), &records[1..]), [before]);
+    assert_eq!(labels(Some(&state), &records[..2]), [before]);
     assert_eq!(labels(Some(&state), &[]), ["container etcd (cccccccccccc)"]);
     let other = Container { id: "d".repeat(64), ..exists };
     state.containers.push(placed(other, "10.201.0.3"));
@@ -310,7 +318,8 @@ fn a_network_namespace_is_found_by_name_path_and_inode_number_also_when_it_is_go
         assert_eq!(subjects[0].handle, "netns:73", "{word}");
     }
     let mut event = sample::deletion();
-    event.target = Some(Box::new(Target { netns_name: Some("red".into()), ..Target::unknown(Join::Missed) }));
+    event.target =
+        Some(Shared::new(Target { netns_name: Some("red".into()), ..Target::unknown(Join::Missed) }));
     for word in ["red", "/run/netns/red"] {
         let subjects = candidates(word, Some(&state), &[record(&event)]);
         assert_eq!(subjects[0].handle, "netns-name:red", "{word}");

@@ -77,7 +77,9 @@ fn a_bundle_holds_all_that_a_stranger_needs_and_nothing_else() {
     live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
     live.begin();
     let hook = SourceStatus {
+        lacks: None,
         absent: false,
+        vacant: false,
         source: "hook.neighbor".into(),
         kind: SourceKind::Hook,
         up: true,

@@ -55,6 +55,22 @@ fn what_comes_from_outside_cannot_steer_the_terminal() {
 }
 
 #[test]
+fn what_a_holder_has_stands_apart_from_the_path_however_long_its_name_is() {
+    let mut event = sample::busy();
+    let path = format!("{}/s", event.mount.as_ref().unwrap().path);
+    let holder = MountHolder { path: Some(path), fd: None, ..event.holders.as_ref().unwrap()[0].clone() };
+    let ways =
+        [(Access::Cwd, "cwd   …/s"), (Access::Socket, "socket …/s"), (Access::PerfEvent, "perf event …/s")];
+    for (access, shown) in ways {
+        event.holders = Some(vec![MountHolder { access, ..holder.clone() }]);
+        let text = plain().text(&event);
+        assert!(text.contains(&format!("  {shown}")), "{text}");
+    }
+    event.holders = Some(vec![MountHolder { access: Access::Fd, fd: Some(12345), ..holder }]);
+    assert!(plain().text(&event).contains("  fd 12345 …/s"));
+}
+
+#[test]
 fn a_long_list_of_holders_is_cut_and_counted() {
     let mut event = sample::busy();
     let holder = event.holders.as_ref().unwrap()[0].clone();
@@ -69,8 +85,7 @@ fn a_scan_without_holders_says_what_it_means() {
     let mut event = sample::busy();
     event.holders = None;
     event.holders_verdict = Some(Verdict::Kernel);
-    let meaning =
-        "held   no process was found to hold it in 10 s: the kernel does, or somebody now and then\n";
+    let meaning = "held   no process was found to hold it in 10 s: the kernel does, or a pending call, or somebody now and then\n";
     assert!(plain().text(&event).contains(meaning));
 }
 

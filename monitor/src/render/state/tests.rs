@@ -51,7 +51,48 @@ fn long_names_are_shortened_and_rows_have_two_lines_before_they_are_wider_than_a
 }
 
 #[test]
+fn pods_on_whose_way_something_is_broken_are_listed_where_there_are_any() {
+    let mut state = subject::tests::state();
+    assert!(!shown(&state).contains("Broken"));
+    let hop = |ifname: &str, broken: &[&str]| Hop {
+        netns: 71,
+        ifname: ifname.into(),
+        broken: broken.iter().map(|what| (*what).to_owned()).collect(),
+        ..Hop::default()
+    };
+    state.pods[0].path =
+        vec![hop("eth0", &["up, but without carrier"]), hop("cali91", &["down"]), hop("eno1", &[])];
+    let text = shown(&state);
+    assert_eq!(
+        table(&text, "Broken")[1].trim(),
+        "a/web  eth0 up, but without carrier; cali91 down",
+        "{text}"
+    );
+}
+
+#[test]
+fn where_a_runtime_does_not_answer_the_pods_say_so_and_by_what_they_are_known() {
+    let mut state = subject::tests::state();
+    state.sources = vec![SourceStatus::up(SourceKind::Runtime, "docker")];
+    let text = shown(&state);
+    assert!(!text.contains("there may be others") && !text.contains("KNOWN BY"), "{text}");
+    state.sources.push(SourceStatus::down(SourceKind::Runtime, "cri", "gone"));
+    state.pods[1].known_by = KnownBy::Directory;
+    let text = shown(&state);
+    let pods = table(&text, "Pods");
+    assert!(pods[0].ends_with("KNOWN BY") && pods[1].ends_with("runtime"), "{text}");
+    assert!(pods[2].ends_with("directory"), "{text}");
+    assert_eq!(pods[3].trim(), "there may be others, since not every container runtime answers", "{text}");
+    state.sources.clear();
+    assert!(shown(&state).contains("since no container runtime is watched"));
+    state.ready = false;
+    assert!(shown(&state).contains("since not every source has reported yet"));
+}
+
+#[test]
 fn a_row_that_fits_has_one_line() {
-    let text = shown(&subject::tests::state());
+    let mut state = subject::tests::state();
+    state.sources = vec![SourceStatus::up(SourceKind::Runtime, "docker")];
+    let text = shown(&state);
     assert_eq!(table(&text, "Pods").len(), 3, "{text}");
 }

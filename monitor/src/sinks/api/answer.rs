@@ -29,7 +29,7 @@ use crate::query::history::{History, HistoryError, Layered, LiveHistory};
 use crate::query::why::why;
 use crate::query::wire::{self, VersionAnswer};
 use crate::query::{API, API_HEADER};
-use crate::query::{lull, stale};
+use crate::query::{lull, recount, stale};
 use crate::sources::procfs::own::Own;
 
 /// Timeout for a copy of the model from the core.
@@ -47,6 +47,8 @@ pub struct Identity {
     pub revision: String,
     /// Its state directory.
     pub state_dir: PathBuf,
+    /// Capabilities with which it started.
+    pub capabilities_at_start: Option<u64>,
 }
 
 /// Most of what it pins that is told.
@@ -123,6 +125,7 @@ impl Answers {
             let mut incidents = history.incidents(&filter)?;
             match &state {
                 Some(state) => {
+                    recount::apply(&mut incidents, state);
                     lull::apply(&mut incidents, state);
                     stale::without_source(&mut incidents, state);
                 }
@@ -181,7 +184,7 @@ impl Answers {
     }
 
     fn version(&self) -> Response {
-        let Identity { node, version, revision, state_dir } = self.identity.clone();
+        let Identity { node, version, revision, state_dir, .. } = self.identity.clone();
         let state_dir = Some(state_dir);
         match to_json(&VersionAnswer { api: API, schema: SCHEMA, version, revision, node, state_dir }) {
             Ok(body) => respond(StatusCode::OK, JSON, whole(body)),
@@ -197,7 +200,9 @@ impl Answers {
         };
         let (own, identity) = (self.own.clone(), self.identity.clone());
         searched(move || {
-            let Identity { node, version, revision, state_dir } = identity;
+            let Identity { node, version, revision, state_dir, capabilities_at_start } = identity;
+            let confinement = own.confinement();
+            let hexadecimal = |mask: u64| format!("{mask:016x}");
             let report = DaemonReport {
                 version,
                 revision,
@@ -205,7 +210,10 @@ impl Answers {
                 pid: std::process::id(),
                 state_dir,
                 ready: state.ready,
-                capabilities: own.effective_capabilities().map(|mask| format!("{mask:016x}")),
+                no_new_privs: confinement.map(|(no_new_privs, _)| no_new_privs),
+                calls_filtered: confinement.map(|(_, calls_filtered)| calls_filtered),
+                capabilities: own.effective_capabilities().map(hexadecimal),
+                capabilities_at_start: capabilities_at_start.map(hexadecimal),
                 pins: own.pins().into_iter().take(PINS).map(|pin| pin.what).collect(),
                 sources: state.sources,
             };

@@ -17,6 +17,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Context, EventQueue, Filter, Sink, Started};
+use crate::capabilities::{DAC_OVERRIDE, DAC_READ_SEARCH, NET_ADMIN};
 use crate::core::state::NodeState;
 use crate::event::{Severity, SharedEvent};
 use crate::http::{self, CONNECTION_TIME, Connection, Handler, Limits, PATIENCE, Response};
@@ -54,6 +55,8 @@ const LIMITS: Limits = Limits {
     connection: CONNECTION_TIME,
     blocking_threads: 2,
     shutdown: Duration::from_millis(500),
+    // SIOCGSKNS shows what kevtmon itself pins; the store may be another user's.
+    capabilities: &[NET_ADMIN, DAC_READ_SEARCH, DAC_OVERRIDE],
 };
 /// Most requests for the model that wait for the core.
 const QUESTIONS: usize = 8;

@@ -85,6 +85,7 @@ impl Rig {
             version: "0".into(),
             revision: "r".into(),
             state_dir: "/state".into(),
+            capabilities_at_start: Some(1),
         };
         let server =
             Server::start(&path, identity, Arc::clone(&memory), older, asking, Own::default()).unwrap();

@@ -58,8 +58,8 @@ impl Destination for Buffered {
         self.wire().map(drop)
     }
 
-    fn write(&mut self, event: &SharedEvent) -> Result<(), Broken> {
-        self.buffered.push((**event).clone());
+    fn write(&mut self, event: &Arc<SharedEvent>) -> Result<(), Broken> {
+        self.buffered.push((***event).clone());
         Ok(())
     }
 

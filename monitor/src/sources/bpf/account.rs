@@ -1,5 +1,6 @@
 //! What the programs did not write to the ring: lost where there was no room or where a program did not run, counted where
-//! a source was over its budget. Reported while it happens, and nothing is looked up while no record comes.
+//! a source was over its budget. Reported while it happens. While no record comes, only runs that were skipped can be new, and
+//! they are looked up once a minute, where the reader of the ring wakes anyway.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -18,15 +19,16 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const EXCEEDING: Duration = Duration::from_secs(2);
 /// Losses for one reason are reported at most so often.
 const LOSSES: Duration = Duration::from_secs(1);
+/// Skipped runs are counted at most so often while no record comes: what would have written one may be what was skipped.
+const IDLE: Duration = Duration::from_secs(60);
 
 /// What was reported, and when to look again.
 pub(super) struct Account {
     budgets: Budgets,
     losses: Vec<Reported>,
     skipped: Vec<(SkippedRuns, Reported)>,
-    /// When it was looked up last how many runs were skipped, and whether records were read since.
-    counted: Instant,
-    uncounted: bool,
+    /// When those are counted.
+    counting: Counting,
     /// Over all budgets.
     throttled: u64,
     looked: Instant,
@@ -58,6 +60,33 @@ impl Reported {
     }
 }
 
+/// When the runs that were skipped are counted.
+#[derive(Debug, Clone, Copy)]
+struct Counting {
+    last: Instant,
+    /// Whether there may have been some since.
+    is_due: bool,
+}
+
+impl Counting {
+    fn due(self) -> Option<Instant> {
+        self.is_due.then(|| self.last + LOSSES)
+    }
+
+    fn note_idle(&mut self, now: Instant) {
+        self.is_due |= now >= self.last + IDLE;
+    }
+
+    /// Whether it is time to.
+    fn take(&mut self, now: Instant, all: bool) -> bool {
+        let is_time = all || self.due().is_some_and(|due| now >= due);
+        if is_time {
+            *self = Self { last: now, is_due: false };
+        }
+        is_time
+    }
+}
+
 impl Account {
     pub(super) fn new(budgets: Budgets, skipped: Vec<SkippedRuns>) -> Self {
         let losses = vec![Reported::default(); losses().count()];
@@ -65,8 +94,7 @@ impl Account {
             budgets,
             losses,
             skipped: skipped.into_iter().map(|runs| (runs, Reported::default())).collect(),
-            counted: Instant::now(),
-            uncounted: false,
+            counting: Counting { last: Instant::now(), is_due: false },
             throttled: 0,
             looked: Instant::now(),
             recent: false,
@@ -79,13 +107,20 @@ impl Account {
     /// Records were read: others may have been left out.
     pub(super) fn note_records(&mut self) {
         self.recent = true;
-        self.uncounted = true;
+        self.counting.is_due = true;
+    }
+
+    /// No record came while the reader of the ring slept as long as it does.
+    pub(super) fn note_idle(&mut self) {
+        if !self.skipped.is_empty() {
+            self.counting.note_idle(Instant::now());
+        }
     }
 
     /// When it is to be looked at again; `None` if nothing can have come.
     pub(super) fn due(&self) -> Option<Instant> {
-        let due = self.uncounted.then(|| self.counted + LOSSES);
-        (self.recent || self.pending).then(|| self.looked + INTERVAL).into_iter().chain(due).min()
+        let due = (self.recent || self.pending).then(|| self.looked + INTERVAL);
+        due.into_iter().chain(self.counting.due()).min()
     }
 
     /// Whether something is to be handed over.
@@ -113,8 +148,7 @@ impl Account {
                 None => self.pending |= count > reported.count,
             }
         }
-        if all || self.uncounted && now >= self.counted + LOSSES {
-            (self.counted, self.uncounted) = (now, false);
+        if self.counting.take(now, all) {
             for (runs, reported) in &mut self.skipped {
                 let more = reported.take(runs.count(), now, true);
                 self.due.extend(more.map(|_| skipped(runs.reason)));
@@ -151,6 +185,21 @@ mod tests {
     fn a_run_that_was_skipped_is_no_record_that_was_lost() {
         let Fact::Lost(loss) = skipped("mount-run-skipped") else { panic!("no loss") };
         assert_eq!((loss.reason.as_str(), loss.count), ("mount-run-skipped", None));
+    }
+
+    #[test]
+    fn skipped_runs_are_counted_after_records_and_once_a_minute_without_any() {
+        let start = Instant::now();
+        let mut counting = Counting { last: start, is_due: false };
+        counting.note_idle(start + IDLE / 2);
+        assert_eq!((counting.due(), counting.take(start + IDLE / 2, false)), (None, false));
+        counting.note_idle(start + IDLE);
+        assert!(counting.due().is_some_and(|due| due <= start + IDLE), "it waits for no wake-up of its own");
+        assert!(counting.take(start + IDLE, false));
+        assert_eq!(counting.due(), None);
+        counting.is_due = true;
+        assert!(!counting.take(start + IDLE + LOSSES / 2, false));
+        assert!(counting.take(start + IDLE + LOSSES, false) && counting.take(start + IDLE + LOSSES, true));
     }
 
     #[test]

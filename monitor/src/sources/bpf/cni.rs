@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use kevtmon_ebpf::exec::{EnvironmentRecord, ExecRecord, PART_CAPACITY, PARTS_MAX};
 
-use super::decode::{DecodeError, layout, text};
+use super::decode::{DecodeError, layout, lossy, text};
 use super::task::actor;
 use crate::observation::{BootNs, CniCommand, CniExec, CniPod, Fact, Loss, TaskRef};
 
@@ -282,18 +282,6 @@ impl Drop for Environment {
             wipe(&mut bytes);
         }
     }
-}
-
-/// As [`String::from_utf8_lossy`], but nothing is left where a buffer grew out of.
-fn lossy(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len() * char::REPLACEMENT_CHARACTER.len_utf8());
-    for chunk in bytes.utf8_chunks() {
-        text.push_str(chunk.valid());
-        if !chunk.invalid().is_empty() {
-            text.push(char::REPLACEMENT_CHARACTER);
-        }
-    }
-    text
 }
 
 /// Overwrites what may hold secrets, also where nobody reads it again.

@@ -85,7 +85,21 @@ pub(super) fn short(bytes: &[u8]) -> DecodeError {
 /// Text up to the first NUL.
 pub(super) fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
+    lossy(&bytes[..end])
+}
+
+/// As [`String::from_utf8_lossy`], in a buffer of its length: of one that grows, secrets would be left where it was, and it
+/// would be up to twice as large.
+pub(super) fn lossy(bytes: &[u8]) -> String {
+    let parts = || {
+        bytes.utf8_chunks().flat_map(|chunk| {
+            let replaced = if chunk.invalid().is_empty() { "" } else { "\u{FFFD}" };
+            [chunk.valid(), replaced]
+        })
+    };
+    let mut text = String::with_capacity(parts().map(str::len).sum());
+    parts().for_each(|part| text.push_str(part));
+    text
 }
 
 #[cfg(test)]
@@ -94,6 +108,14 @@ mod tests {
     use zerocopy::{FromZeros as _, IntoBytes as _};
 
     use super::*;
+
+    #[test]
+    fn what_is_no_text_takes_no_more_memory_than_it_is_long() {
+        for bytes in [&[0xff; 1365][..], b"", b"plain", b"a\xffb\xe2\x82", "é\u{1F404}".as_bytes()] {
+            let text = lossy(bytes);
+            assert_eq!((text.as_str(), text.capacity()), (&*String::from_utf8_lossy(bytes), text.len()));
+        }
+    }
 
     #[test]
     fn a_cut_or_foreign_record_is_an_error() {

@@ -7,11 +7,12 @@ mod ladder;
 mod link;
 mod neighbor;
 mod remove;
+mod route;
 mod umount;
 
 pub use choice::{Choice, HookChoices};
-pub(super) use ladder::wants_programs;
-pub use ladder::{HookStatus, SWITCHED_OFF};
+pub use ladder::{CRASH_LOOP, HookStatus, SWITCHED_OFF};
+pub(super) use ladder::{wants_programs, wants_untyped_programs};
 
 use kevtmon_ebpf::Counter;
 
@@ -33,7 +34,7 @@ pub struct Hook {
     pub name: &'static str,
     /// What it observes, in the plural: `neighbor changes`.
     pub observes: &'static str,
-    /// What is not known while it is not on its best rung.
+    /// What is not known while it is on none of its rungs.
     pub without: &'static str,
     /// The ways to observe it, the best first.
     pub rungs: &'static [Rung],
@@ -52,6 +53,8 @@ pub struct Rung {
     pub name: &'static str,
     /// Its limitation, for the documentation of the setting.
     pub note: Option<&'static str>,
+    /// What is not known on it; `None` for the best.
+    pub lost: Option<&'static str>,
     /// How it observes.
     pub mechanism: Mechanism,
 }
@@ -88,6 +91,15 @@ pub enum Attach {
         /// Its name there.
         name: &'static str,
     },
+    /// The same of a program that reads no structure of the kernel, and so needs none of its types.
+    UntypedTracepoint {
+        /// Directory below `events`.
+        category: &'static str,
+        /// Its name there.
+        name: &'static str,
+    },
+    /// The start of each of these system calls, by its tracepoint of tracefs: `sys_enter_NAME`.
+    Starts(&'static [&'static str]),
     /// The return of each of these system calls, by its tracepoint of tracefs: `sys_exit_NAME`.
     Returns(&'static [&'static str]),
     /// The start of a kernel function (`fentry`). What it adds can be done without: some kernels refuse it, and then the rung
@@ -95,6 +107,13 @@ pub enum Attach {
     Function(&'static str),
     /// Nothing: the daemon runs it. A raw tracepoint program, which has been possible since Linux 5.10.
     OnRequest,
+}
+
+impl Attach {
+    /// Whether it takes the kernel's types.
+    pub(super) fn needs_types(self) -> bool {
+        !matches!(self, Self::UntypedTracepoint { .. })
+    }
 }
 
 /// Offsets that the daemon writes into a program's global before load.

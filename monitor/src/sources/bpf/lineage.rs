@@ -1,7 +1,7 @@
 //! What only /proc has of the ancestors of a task: their executables, and the paths of their control groups.
 //!
 //! Read by a [reader](crate::sources::procfs::readers), since an ancestor may hang whoever reads it. The ring is drained
-//! meanwhile, and what comes out of it waits in order, for a moment and in bounded number. How often anybody may cause that
+//! meanwhile, and what comes out of it waits in order, for a moment, in bounded number and size. How often anybody may cause that
 //! is in [`questions`](super::questions); beyond it a task stays as the kernel captured it.
 
 use std::collections::{HashMap, VecDeque};
@@ -9,7 +9,7 @@ use std::future::pending;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::questions::{Account, Questions};
 use crate::observation::{Ancestor, Fact, Observation, TaskKey, TaskPlace};
@@ -24,6 +24,8 @@ const FRESH: Duration = Duration::from_secs(1);
 const KEPT: usize = 64;
 /// Observations that wait for one task at most; then it stays as the kernel captured it.
 const WAITING_MAX: usize = 16_384;
+/// The same in bytes of their texts: any user can give paths of 4 KiB, which take three times as much if they are no text.
+const WAITING_TEXTS: usize = 4 << 20;
 
 /// Where a task acted, since its control groups are often those of its parent, and the captured ancestors: what they are,
 /// the name by which they go now, which changes with the executable, their users and control groups, and whether each has
@@ -36,8 +38,10 @@ pub(super) struct Lineages {
     readers: Readers,
     known: HashMap<Line, (Instant, Vec<Ancestor>)>,
     questions: Questions,
-    /// The first one is the task that was asked about, if any was.
-    waiting: VecDeque<Observation>,
+    /// Each with the bytes of its texts. The first one is the task that was asked about, if any was.
+    waiting: VecDeque<(Observation, usize)>,
+    /// Those of all.
+    texts: usize,
     /// How many were taken in so far.
     added: u64,
     asked: Option<Asked>,
@@ -49,21 +53,34 @@ struct Asked {
     account: Account,
     line: Line,
     captured: Vec<Ancestor>,
-    answer: JoinHandle<Result<Answer<Vec<Ancestor>>, Unread>>,
+    answer: oneshot::Receiver<Completed>,
+    /// Awaited no longer than this.
+    until: Instant,
 }
+
+type Completed = Result<Answer<Vec<Ancestor>>, Unread>;
 
 impl Lineages {
     pub(super) fn new(readers: Readers) -> Self {
         let questions = Questions::new(Instant::now());
-        Self { readers, known: HashMap::new(), questions, waiting: VecDeque::new(), added: 0, asked: None }
+        let (known, waiting, asked) = Default::default();
+        Self { readers, known, questions, waiting, texts: 0, added: 0, asked }
     }
 
     /// Takes an observation in; [`next`](Self::next) gives it back.
     pub(super) fn add(&mut self, observation: Observation) {
-        self.waiting.push_back(observation);
+        // A task has others once it is completed.
+        let texts = observation.text_bytes();
+        self.texts += texts;
+        self.waiting.push_back((observation, texts));
         self.added += 1;
         if self.waiting.len() >= WAITING_MAX {
             self.give_up();
+        } else if self.texts >= WAITING_TEXTS {
+            // A few hundred calls of any user are enough: nobody's next question is paused for that.
+            if let Some(Asked { line, captured, .. }) = self.asked.take() {
+                self.know(line, captured, Instant::now());
+            }
         }
     }
 
@@ -77,12 +94,38 @@ impl Lineages {
         self.added - self.waiting.len() as u64
     }
 
-    /// The oldest observation, unless it waits for [`completed`](Self::completed).
+    /// Whether the oldest observation waits for an answer.
+    pub(super) fn is_asking(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// The oldest observation, unless it waits for an answer.
     pub(super) fn next(&mut self) -> Option<Observation> {
-        if self.asked.is_some() {
+        if !self.is_settled() || self.asks() {
             return None;
         }
-        if let Fact::Task(task) = &mut self.waiting.front_mut()?.fact
+        let (next, texts) = self.waiting.pop_front()?;
+        self.texts -= texts;
+        Some(next)
+    }
+
+    /// Takes the answer if it is there, or if it was awaited for long enough; whether none is out any more. In a storm the
+    /// ring is never empty, and nobody comes to await it.
+    fn is_settled(&mut self) -> bool {
+        let Some(asked) = &mut self.asked else { return true };
+        let answer = match asked.answer.try_recv() {
+            Ok(answer) => answer,
+            Err(TryRecvError::Empty) if Instant::now() < asked.until => return false,
+            Err(TryRecvError::Empty) => Err(Unread::Late),
+            Err(TryRecvError::Closed) => Err(Unread::Busy),
+        };
+        self.settle(answer);
+        true
+    }
+
+    /// Completes the oldest observation by what is known; whether that has to be asked for.
+    fn asks(&mut self) -> bool {
+        if let Some((Observation { fact: Fact::Task(task), .. }, _)) = self.waiting.front_mut()
             && !task.ancestors.is_empty()
         {
             let now = Instant::now();
@@ -97,50 +140,58 @@ impl Lineages {
                 None if self.questions.take(account, now) => {
                     let captured = task.ancestors.clone();
                     let (readers, job) = (self.readers.clone(), Complete(captured.clone()));
-                    let answer = tokio::spawn(async move { readers.ask(job, PATIENCE).await });
-                    self.asked = Some(Asked { account, line, captured, answer });
-                    return None;
+                    let (answered, answer) = oneshot::channel();
+                    tokio::spawn(async move {
+                        // Nobody may wait for it any more.
+                        let _ = answered.send(readers.ask(job, PATIENCE).await);
+                    });
+                    self.asked = Some(Asked { account, line, captured, answer, until: now + PATIENCE });
+                    return true;
                 }
                 None => {}
             }
         }
-        self.waiting.pop_front()
+        false
     }
 
     /// Resolves when the oldest observation waits no longer; never, if it does not wait. Cancel-safe.
     pub(super) async fn completed(&mut self) {
         let Some(asked) = &mut self.asked else { return pending().await };
         let answer = (&mut asked.answer).await;
+        self.settle(answer.unwrap_or(Err(Unread::Busy)));
+    }
+
+    /// What was asked for is as it was answered, or as the kernel captured it.
+    fn settle(&mut self, answer: Completed) {
         let Some(Asked { account, line, captured, .. }) = self.asked.take() else { return };
         let now = Instant::now();
         let completed = match answer {
-            Ok(Ok(Answer { reply, .. })) => reply,
-            Ok(Err(error)) => {
+            Ok(Answer { reply, .. }) => reply,
+            Err(error) => {
                 if matches!(error, Unread::Late | Unread::Busy) {
                     self.questions.was_in_vain(account, now);
                 }
                 tracing::debug!(%error, "the ancestors of a task are not completed");
                 captured
             }
-            Err(error) => {
-                tracing::warn!(%error, "the ancestors of a task are not completed");
-                captured
-            }
         };
+        self.know(line, completed, now);
+    }
+
+    /// Keeps the ancestors for a while, so that they are not asked for again.
+    fn know(&mut self, line: Line, ancestors: Vec<Ancestor>, now: Instant) {
         if self.known.len() >= KEPT {
             self.known.retain(|_, (read, _)| now - *read < FRESH);
         }
         if self.known.len() >= KEPT {
             self.known.clear();
         }
-        self.known.insert(line, (now, completed));
+        self.known.insert(line, (now, ancestors));
     }
 
     /// Waits for nothing any more.
     pub(super) fn give_up(&mut self) {
-        if let Some(asked) = self.asked.take() {
-            asked.answer.abort();
-        }
+        self.asked = None;
         self.questions.pause(Instant::now());
     }
 }

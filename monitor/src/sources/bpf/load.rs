@@ -8,23 +8,27 @@ use aya::maps::{Array, HashMap, LpmTrie, MapData, PerCpuArray, RingBuf};
 use aya::programs::{BtfTracePoint, FEntry, ProgramError, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfLoader, Endianness};
 use kevtmon_ebpf::lanes::Limits;
-use kevtmon_ebpf::syscall::SyscallContext;
 use nix::errno::Errno;
 use thiserror::Error;
 use zerocopy::IntoBytes as _;
 
 use super::btf::{Btf, BtfError};
 use super::budgets::Budgets;
-use super::hooks::{Attach, HOOKS, Hook, HookStatus, Program, wants_programs};
+use super::hooks::{
+    Attach, HOOKS, Hook, HookStatus, Program, SWITCHED_OFF, wants_programs, wants_untyped_programs,
+};
+use super::iterators::{self, Iterators};
 use super::lanes::Lanes;
 use super::mount_table::MountTables;
-use super::objects::{Object, SHARED_MAPS, SharedMaps};
+use super::objects::{CORE, Object, SHARED_MAPS, SharedMaps};
 use super::plugins::Plugins;
 use super::skipped::SkippedRuns;
-use super::syscall_context::{self, ContextError};
+use super::syscall_context::{self, ContextError, Expected};
 use super::tracefs::{self, TRACEFS};
 use super::{BpfConfig, BpfError, CountReader, counters, refusal, task};
 use crate::sources::procfs::Proc;
+
+pub use iterating::load_iterators;
 
 const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
 
@@ -36,6 +40,8 @@ pub struct LoadedHooks {
     pub programs: Option<BpfSource>,
     /// Why nothing could be loaded, if something was wanted.
     pub failure: Option<Arc<BpfError>>,
+    /// What lists who may hold a mount, or why nothing does.
+    pub iterators: Result<Iterators, String>,
 }
 
 /// Programs in the kernel, and the ring they write to.
@@ -84,8 +90,16 @@ impl BpfSource {
 #[must_use]
 pub fn load(config: &BpfConfig) -> LoadedHooks {
     let wanted = wanted_objects(config);
-    if wanted.is_empty() {
-        return LoadedHooks { statuses: without_programs(config, ""), programs: None, failure: None };
+    // Without a reason, none of the rungs that are tried takes programs.
+    let withheld = config.withheld.or(wanted.is_empty().then_some(""));
+    if let Some(reason) = withheld {
+        let of_iterators = if config.iterators { reason } else { SWITCHED_OFF };
+        return LoadedHooks {
+            statuses: without_programs(config, reason),
+            programs: None,
+            failure: None,
+            iterators: Err(of_iterators.to_owned()),
+        };
     }
     let loaded = Objects::load(config, &wanted).and_then(|mut objects| {
         let statuses = HOOKS
@@ -96,15 +110,22 @@ pub fn load(config: &BpfConfig) -> LoadedHooks {
                 })
             })
             .collect();
-        Ok((statuses, objects.into_source(config.log)?))
+        let iterators = match config.iterators {
+            true => objects.iterators().map_err(|error| refusal::reason(&error)),
+            false => Err(SWITCHED_OFF.to_owned()),
+        };
+        Ok((statuses, iterators, objects.into_source(config.log)?))
     });
     // Type information costs some 30 MB while it is parsed.
     crate::allocator::release_free_memory();
     match loaded {
-        Ok((statuses, source)) => LoadedHooks { statuses, programs: Some(source), failure: None },
+        Ok((statuses, iterators, source)) => {
+            LoadedHooks { statuses, programs: Some(source), failure: None, iterators }
+        }
         Err(error) => {
-            let statuses = without_programs(config, &refusal::reason(&*error));
-            LoadedHooks { statuses, programs: None, failure: Some(error) }
+            let reason = refusal::reason(&*error);
+            let statuses = without_programs(config, &reason);
+            LoadedHooks { statuses, programs: None, failure: Some(error), iterators: Err(reason) }
         }
     }
 }
@@ -113,7 +134,9 @@ pub fn load(config: &BpfConfig) -> LoadedHooks {
 fn wanted_objects(config: &BpfConfig) -> Vec<&'static Object> {
     let hooks = HOOKS.iter().filter(|hook| wants_programs(hook, config.hooks.of(hook)));
     let mut wanted: Vec<&Object> = Vec::new();
-    for object in hooks.flat_map(|hook| hook.programs()).map(|program| program.object) {
+    let of_iterators = config.iterators.then_some(&CORE);
+    let of_hooks = hooks.flat_map(|hook| hook.programs()).map(|program| program.object);
+    for object in of_hooks.chain(of_iterators) {
         if wanted.iter().all(|other| other.name != object.name) {
             wanted.push(object);
         }
@@ -151,15 +174,24 @@ enum AttachError {
     },
     #[error(transparent)]
     Context(#[from] ContextError),
+    #[error("cannot attach the iterators")]
+    Iterators(#[source] io::Error),
 }
+
+/// Offsets that are no hook's.
+const COMMON: [super::hooks::Offsets; 3] = [task::OFFSETS, syscall_context::OFFSETS, iterators::OFFSETS];
 
 /// Offsets as bytes, by the global that they are written to.
 type Offsets = Vec<(&'static str, Result<Vec<u8>, BtfError>)>;
 
+/// A program, and the kernel's types.
+type Found<'o> = (&'o mut aya::programs::Program, &'o Result<aya::Btf, Arc<BpfError>>);
+
 /// The objects that the wanted hooks need, in the kernel.
 struct Objects {
-    types: aya::Btf,
-    syscalls: Result<SyscallContext, BtfError>,
+    /// An error where only programs that need none can be loaded.
+    types: Result<aya::Btf, Arc<BpfError>>,
+    syscalls: Result<Expected, BtfError>,
     offsets: Offsets,
     loaded: Vec<(&'static Object, Result<Ebpf, Arc<BpfError>>)>,
 }
@@ -167,7 +199,16 @@ struct Objects {
 impl Objects {
     /// Loads each by itself; an error if none can be.
     fn load(config: &BpfConfig, wanted: &[&'static Object]) -> Result<Self, Arc<BpfError>> {
-        let TypeInformation { types, syscalls, offsets } = type_information()?;
+        let has_untyped = HOOKS.iter().any(|hook| wants_untyped_programs(hook, config.hooks.of(hook)));
+        let (types, syscalls, offsets) = match type_information() {
+            Ok(TypeInformation { types, syscalls, offsets }) => (Ok(types), syscalls, offsets),
+            Err(error) if has_untyped => {
+                let expected = Expected::WITHOUT_TYPES;
+                let context = (syscall_context::OFFSETS.global, Ok(expected.layout.as_bytes().to_vec()));
+                (Err(Arc::new(error)), Ok(expected), vec![context])
+            }
+            Err(error) => return Err(Arc::new(error)),
+        };
         let shared = match wanted {
             [] | [_] => None,
             _ => Some(SharedMaps::new().map_err(BpfError::Share)?),
@@ -175,7 +216,7 @@ impl Objects {
         let loaded: Vec<(&Object, Result<_, Arc<_>>)> = wanted
             .iter()
             .map(|object| {
-                let loaded = load_object(object, config, &types, &offsets, shared.as_ref());
+                let loaded = load_object(object, config, types.as_ref().ok(), &offsets, shared.as_ref());
                 (*object, loaded.map_err(Arc::new))
             })
             .collect();
@@ -187,48 +228,54 @@ impl Objects {
         Ok(Self { types, syscalls, offsets, loaded })
     }
 
-    /// Attaches all of the programs or none, but for those that can be done without.
-    fn attach(&mut self, hook: &Hook, programs: &[Program]) -> Result<(), AttachError> {
+    /// Attaches all of the programs or none, but for those that can be done without: of them it gives those that were refused,
+    /// and why.
+    fn attach(&mut self, hook: &Hook, programs: &[Program]) -> Result<Option<String>, AttachError> {
         let resolved = |global| self.offsets.iter().find(|(name, _)| *name == global);
-        if let Some((_, Err(error))) = hook.offsets.and_then(|offsets| resolved(offsets.global)) {
-            return Err(AttachError::Offsets(error.clone()));
+        if programs.iter().any(|program| program.attach.needs_types()) {
+            if let Err(error) = &self.types {
+                return Err(AttachError::Object(Arc::clone(error)));
+            }
+            if let Some((_, Err(error))) = hook.offsets.and_then(|offsets| resolved(offsets.global)) {
+                return Err(AttachError::Offsets(error.clone()));
+            }
         }
         programs.iter().try_for_each(|program| self.check_context(program))?;
         let needed = || programs.iter().filter(|program| !is_extra(program));
         let attached = needed()
             .try_for_each(|program| self.load_program(program))
             .and_then(|()| needed().try_for_each(|program| self.attach_program(program)));
-        if attached.is_err() {
+        if let Err(error) = attached {
             needed().for_each(|program| self.unload_program(program));
-            return attached;
+            return Err(error);
         }
+        let mut lacks = Vec::new();
         for program in programs.iter().filter(|program| is_extra(program)) {
             if let Err(error) = self.load_program(program).and_then(|()| self.attach_program(program)) {
                 self.unload_program(program);
-                tracing::info!(
-                    hook = hook.name,
-                    program = program.name,
-                    error = refusal::reason(&error),
-                    "does without a program"
-                );
+                let reason = refusal::reason(&error);
+                tracing::info!(hook = hook.name, program = program.name, reason, "does without a program");
+                lacks.push(format!("without {reason}"));
             }
         }
-        Ok(())
+        Ok((!lacks.is_empty()).then(|| lacks.join("; ")))
     }
 
     /// Whether the program would read what it is given where it is.
     fn check_context(&self, program: &Program) -> Result<(), AttachError> {
         let events: Vec<String> = match program.attach {
-            Attach::Tracepoint { category: "syscalls", name } => vec![name.to_owned()],
-            Attach::Returns(calls) => calls.iter().map(|call| format!("sys_exit_{call}")).collect(),
+            Attach::Tracepoint { category: "syscalls", name }
+            | Attach::UntypedTracepoint { category: "syscalls", name } => vec![name.to_owned()],
+            Attach::Starts(calls) => starts(calls).collect(),
+            Attach::Returns(calls) => returns(calls).collect(),
             _ => return Ok(()),
         };
         tracefs::mount().map_err(AttachError::NoTracefs)?;
-        let context = self.syscalls.as_ref().map_err(|error| AttachError::Offsets(error.clone()))?;
+        let expected = self.syscalls.as_ref().map_err(|error| AttachError::Offsets(error.clone()))?;
         events.into_iter().try_for_each(|event| {
             let format = tracefs::format_of_syscall(&event);
             let format = format.map_err(|source| AttachError::NoFormat { event: event.clone(), source })?;
-            Ok(syscall_context::check(context, &event, &format)?)
+            Ok(syscall_context::check(expected, &event, &format)?)
         })
     }
 
@@ -236,12 +283,15 @@ impl Objects {
         let (found, types) = self.find(program)?;
         match program.attach {
             Attach::BtfTracepoint(name) => {
+                let types = types.as_ref().map_err(|error| AttachError::Object(Arc::clone(error)))?;
                 <&mut BtfTracePoint>::try_from(found).and_then(|found| found.load(name, types))
             }
-            Attach::Tracepoint { .. } | Attach::Returns(_) => {
-                <&mut TracePoint>::try_from(found).and_then(TracePoint::load)
-            }
+            Attach::Tracepoint { .. }
+            | Attach::UntypedTracepoint { .. }
+            | Attach::Starts(_)
+            | Attach::Returns(_) => <&mut TracePoint>::try_from(found).and_then(TracePoint::load),
             Attach::Function(name) => {
+                let types = types.as_ref().map_err(|error| AttachError::Object(Arc::clone(error)))?;
                 <&mut FEntry>::try_from(found).and_then(|found| found.load(name, types))
             }
             Attach::OnRequest => <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::load),
@@ -255,14 +305,11 @@ impl Objects {
             Attach::BtfTracepoint(_) => {
                 <&mut BtfTracePoint>::try_from(found).and_then(|found| found.attach().map(drop))
             }
-            Attach::Tracepoint { category, name } => {
+            Attach::Tracepoint { category, name } | Attach::UntypedTracepoint { category, name } => {
                 <&mut TracePoint>::try_from(found).and_then(|found| found.attach(category, name).map(drop))
             }
-            Attach::Returns(calls) => <&mut TracePoint>::try_from(found).and_then(|found| {
-                calls
-                    .iter()
-                    .try_for_each(|call| found.attach("syscalls", &format!("sys_exit_{call}")).map(drop))
-            }),
+            Attach::Starts(calls) => attach_to_each(found, starts(calls)),
+            Attach::Returns(calls) => attach_to_each(found, returns(calls)),
             Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(|found| found.attach().map(drop)),
             Attach::OnRequest => Ok(()),
         }
@@ -274,15 +321,16 @@ impl Objects {
         // Fails only for one that was not loaded.
         let _ = match program.attach {
             Attach::BtfTracepoint(_) => <&mut BtfTracePoint>::try_from(found).and_then(BtfTracePoint::unload),
-            Attach::Tracepoint { .. } | Attach::Returns(_) => {
-                <&mut TracePoint>::try_from(found).and_then(TracePoint::unload)
-            }
+            Attach::Tracepoint { .. }
+            | Attach::UntypedTracepoint { .. }
+            | Attach::Starts(_)
+            | Attach::Returns(_) => <&mut TracePoint>::try_from(found).and_then(TracePoint::unload),
             Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(FEntry::unload),
             Attach::OnRequest => <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::unload),
         };
     }
 
-    fn find(&mut self, program: &Program) -> Result<(&mut aya::programs::Program, &aya::Btf), AttachError> {
+    fn find(&mut self, program: &Program) -> Result<Found<'_>, AttachError> {
         let object = program.object.name;
         let missing = AttachError::NoProgram { object, program: program.name };
         match self.loaded.iter_mut().find(|(loaded, _)| loaded.name == object) {
@@ -344,6 +392,24 @@ impl Objects {
     }
 }
 
+/// The tracepoints of the starts of system calls.
+fn starts(calls: &[&str]) -> impl Iterator<Item = String> {
+    calls.iter().map(|call| format!("sys_enter_{call}"))
+}
+
+/// Those of their returns.
+fn returns(calls: &[&str]) -> impl Iterator<Item = String> {
+    calls.iter().map(|call| format!("sys_exit_{call}"))
+}
+
+fn attach_to_each(
+    found: &mut aya::programs::Program,
+    mut events: impl Iterator<Item = String>,
+) -> Result<(), ProgramError> {
+    let program = <&mut TracePoint>::try_from(found)?;
+    events.try_for_each(|event| program.attach("syscalls", &event).map(drop))
+}
+
 /// Whether the others do without it.
 fn is_extra(program: &Program) -> bool {
     matches!(program.attach, Attach::Function(_))
@@ -352,7 +418,7 @@ fn is_extra(program: &Program) -> bool {
 fn load_object(
     object: &'static Object,
     config: &BpfConfig,
-    types: &aya::Btf,
+    types: Option<&aya::Btf>,
     offsets: &Offsets,
     shared: Option<&SharedMaps>,
 ) -> Result<Ebpf, BpfError> {
@@ -369,7 +435,7 @@ fn load_object(
     let key = RandomState::new().build_hasher().finish();
     let mut loader = EbpfLoader::new();
     loader
-        .btf(Some(types))
+        .btf(types)
         .override_global("AYA_LOG_LEVEL", &log_level, true)
         .override_global("LIMITS", limits.as_bytes(), true)
         .override_global("HANDLE_KEY", &key, true)
@@ -379,8 +445,7 @@ fn load_object(
             // Must be there if a hook that reads it has programs in this object.
             let hooks = HOOKS.iter().filter(|hook| hook.has_program_in(object));
             let mut read = hooks.filter_map(|hook| hook.offsets).map(|offsets| offsets.global);
-            let is_common =
-                [task::OFFSETS, syscall_context::OFFSETS].iter().any(|common| common.global == *global);
+            let is_common = COMMON.iter().any(|common| common.global == *global);
             let required = is_common || read.any(|read| read == *global);
             loader.override_global(global, &bytes[..], required);
         }
@@ -399,7 +464,7 @@ fn load_object(
 /// What the kernel says about its types.
 struct TypeInformation {
     types: aya::Btf,
-    syscalls: Result<SyscallContext, BtfError>,
+    syscalls: Result<Expected, BtfError>,
     offsets: Offsets,
 }
 
@@ -409,10 +474,12 @@ fn type_information() -> Result<TypeInformation, BpfError> {
     let malformed = |source| BpfError::Btf { path: BTF_PATH, source };
     let btf = Btf::parse(&bytes).map_err(malformed)?;
     let of_task = (task::OFFSETS.resolve)(&btf).map_err(malformed)?;
-    let of_hooks = HOOKS.iter().filter_map(|hook| hook.offsets).chain([syscall_context::OFFSETS]);
-    let of_hooks = of_hooks.map(|wanted| (wanted.global, (wanted.resolve)(&btf)));
+    let of_hooks = HOOKS.iter().filter_map(|hook| hook.offsets);
+    let of_hooks = of_hooks
+        .chain([syscall_context::OFFSETS, iterators::OFFSETS])
+        .map(|wanted| (wanted.global, (wanted.resolve)(&btf)));
     let offsets: Offsets = [(task::OFFSETS.global, Ok(of_task))].into_iter().chain(of_hooks).collect();
-    let syscalls = syscall_context::resolve(&btf);
+    let syscalls = Expected::of(&btf);
     let types = aya::Btf::parse(&bytes, Endianness::default())
         .map_err(|source| BpfError::AyaBtf { path: BTF_PATH, source })?;
     Ok(TypeInformation { types, syscalls, offsets })
@@ -426,5 +493,6 @@ fn map_error(name: &'static str) -> impl FnOnce(aya::maps::MapError) -> BpfError
     move |source| BpfError::Map { name, source: Box::new(source) }
 }
 
+mod iterating;
 #[cfg(test)]
 mod tests;

@@ -10,9 +10,11 @@ mod account;
 pub mod btf;
 mod budgets;
 mod cni;
+pub mod cost;
 mod counters;
 mod decode;
 pub mod hooks;
+pub mod iterators;
 mod lanes;
 mod lineage;
 mod load;
@@ -20,7 +22,7 @@ mod mount_table;
 pub mod objects;
 mod plugins;
 mod questions;
-mod rbd;
+pub(super) mod rbd;
 mod refusal;
 mod ring;
 pub mod settings;
@@ -36,7 +38,7 @@ pub use counters::{CountReader, loss_reasons};
 use decode::record;
 pub use decode::{DecodeError, Decoder};
 pub use lanes::Lanes;
-pub use load::{BpfSource, LoadedHooks, load};
+pub use load::{BpfSource, LoadedHooks, load, load_iterators};
 pub use mount_table::MountTables;
 pub use plugins::Plugins;
 
@@ -53,8 +55,12 @@ pub struct BpfConfig {
     pub source_rate: Rate,
     /// Which rungs are tried.
     pub hooks: HookChoices,
+    /// Whether the kernel lists who may hold a mount, where it can.
+    pub iterators: bool,
     /// Whether the programs log.
     pub log: bool,
+    /// Why nothing is loaded whatever the rest says, if so. Rungs that take no programs remain.
+    pub withheld: Option<&'static str>,
 }
 
 /// Why no program at all could be loaded.

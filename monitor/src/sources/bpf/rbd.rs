@@ -1,5 +1,5 @@
-//! Arguments of `rbd`, which come from the kernel in one record, become calls: which image is to be mapped, or which lock is
-//! taken or taken away.
+//! Arguments of `rbd`, which come from the kernel in one record, become calls: which image is to be mapped, unmapped or looked at,
+//! or which lock is taken or taken away. Those of a `rbd-nbd` that runs tell which image it has mapped.
 //!
 //! They are read where they lie in the ring, and hold keys of the cluster. Nothing is copied of them but the names of the image
 //! and of the lock. What cannot be understood for certain is no call: the program takes any setting of Ceph as an option, and
@@ -11,7 +11,7 @@ use super::cni::SOURCE;
 use super::decode::{DecodeError, layout};
 use super::hooks::PartDecoded;
 use super::task::actor;
-use crate::observation::{Fact, RbdCommand, RbdExec};
+use crate::observation::{Fact, ImageName, RbdCommand, RbdExec, RbdNumber};
 
 /// The pool of an image that names none, unless the configuration of the cluster says otherwise, which is not read.
 const DEFAULT_POOL: &str = "rbd";
@@ -19,6 +19,9 @@ const DEFAULT_POOL: &str = "rbd";
 const NAME_MAX: usize = 255;
 /// Where the program stands among the first words: behind the interpreter of a script and its argument.
 const PROGRAM_WITHIN: usize = 3;
+/// The programs.
+const RBD: &str = "rbd";
+const RBD_NBD: &str = "rbd-nbd";
 
 /// The options whose value names something, and those whose value does not matter, each as it is known: with its dashes, `_`
 /// written as `-`.
@@ -28,6 +31,8 @@ const IMAGE: &[&str] = &["--image"];
 const SNAPSHOT: &[&str] = &["--snap"];
 const SHARED: &[&str] = &["--shared", "--lock-tag"];
 const DEVICE_TYPE: &[&str] = &["-t", "--device-type"];
+const DEVICE: &[&str] = &["--device"];
+const SNAPSHOT_ID: &[&str] = &["--snap-id"];
 const IGNORED: &[&str] = &[
     "-c",
     "--conf",
@@ -53,8 +58,14 @@ const IGNORED: &[&str] = &[
     "--log-file",
     "--admin-socket",
     "--quiesce-hook",
-    "--snap-id",
     "--format",
+    "--nbds-max",
+    "--max-part",
+    "--timeout",
+    "--io-timeout",
+    "--reattach-timeout",
+    "--encryption-format",
+    "--encryption-passphrase-file",
 ];
 /// Those without a value.
 const SWITCHES: &[&str] = &[
@@ -64,6 +75,8 @@ const SWITCHES: &[&str] = &[
     "--quiesce",
     "--show-cookie",
     "--no-progress",
+    "--notrim",
+    "--try-netlink",
     "--pretty-format",
     "-d",
     "-f",
@@ -87,16 +100,18 @@ pub(super) fn call(bytes: &[u8]) -> PartDecoded {
         Asked::Other => return Ok(None),
         Asked::Unclear => Fact::Malformed { source: SOURCE.to_owned(), count: 1 },
         Asked::Image(call) => {
-            let Call { command, spec, lock, shared } = call;
+            let Call { command, spec, device, nbd, lock, shared } = call;
             let Spec { pool, namespace, image, snapshot } = spec;
             let owned = |name: &str| name.to_owned();
             Fact::RbdExec(Box::new(RbdExec {
                 actor,
                 command,
-                pool: pool.unwrap_or(DEFAULT_POOL).to_owned(),
+                pool: device.map_or_else(|| pool.unwrap_or(DEFAULT_POOL), |_| "").to_owned(),
                 namespace: namespace.map(owned),
                 image: image.to_owned(),
                 snapshot: snapshot.map(owned),
+                device,
+                nbd,
                 lock: lock.map(owned),
                 shared,
             }))
@@ -119,6 +134,9 @@ enum Asked<'a> {
 struct Call<'a> {
     command: RbdCommand,
     spec: Spec<'a>,
+    /// Its number, where that is named instead of an image.
+    device: Option<RbdNumber>,
+    nbd: bool,
     lock: Option<&'a str>,
     shared: bool,
 }
@@ -133,29 +151,55 @@ struct Spec<'a> {
 }
 
 fn asked(arguments: &[u8]) -> Asked<'_> {
-    let Some(words) = words(arguments) else { return Asked::Unclear };
+    let Some(words) = words(arguments, RBD) else { return Asked::Unclear };
     let given = match given(&words) {
         Ok(given) => given,
         Err(asked) => return asked,
     };
-    let (command, rest) = match given.words[..] {
-        ["map", ref rest @ ..] | ["device", "map", ref rest @ ..] => (RbdCommand::Map, rest),
-        ["lock", "add", ref rest @ ..] => (RbdCommand::LockAdd, rest),
-        ["lock", "remove" | "rm", ref rest @ ..] => (RbdCommand::LockRemove, rest),
+    let (words, is_nbd) = match given.words[..] {
+        // Before Ceph 13.
+        ["nbd", ref words @ ..] => (words, true),
+        ref words => (words, given.device_type == Some("nbd")),
+    };
+    let (command, rest) = match words {
+        ["map", rest @ ..] | ["device", "map", rest @ ..] => (RbdCommand::Map, rest),
+        ["unmap", rest @ ..] | ["device", "unmap", rest @ ..] => (RbdCommand::Unmap, rest),
+        ["lock", "add", rest @ ..] => (RbdCommand::LockAdd, rest),
+        ["lock", "remove" | "rm", rest @ ..] => (RbdCommand::LockRemove, rest),
+        ["status", rest @ ..] => (RbdCommand::Status, rest),
         _ => return Asked::Other,
     };
-    // A device of another kind is none of the kernel's `rbd`.
-    if given.device_type.is_some_and(|kind| kind != "krbd") {
+    if given.device_type.is_some_and(|kind| !["krbd", "nbd"].contains(&kind)) {
         return Asked::Other;
     }
-    call_of(command, &given, rest).filter(Call::is_named).map_or(Asked::Unclear, Asked::Image)
+    call_of(command, &given, rest, is_nbd).filter(Call::is_named).map_or(Asked::Unclear, Asked::Image)
+}
+
+/// Which image a `rbd-nbd` with these arguments has mapped, and which snapshot of it; `None` where they do not tell for certain.
+/// `device`: the one that it has.
+pub(in crate::sources) fn mapped_by_nbd(
+    arguments: &[u8],
+    device: RbdNumber,
+) -> Option<(ImageName, Option<String>)> {
+    let words = words(arguments, RBD_NBD)?;
+    let given = given(&words).ok()?;
+    let ["map" | "attach", ref rest @ ..] = given.words[..] else { return None };
+    let call = call_of(RbdCommand::Map, &given, rest, true).filter(Call::is_named)?;
+    let is_it = |path: &str| *path == format!("/dev/{device}");
+    if !given.device.is_none_or(is_it) {
+        return None;
+    }
+    let Spec { pool, namespace, image, snapshot } = call.spec;
+    // The default depends on the configuration of the cluster.
+    let (pool, image) = (pool?.to_owned(), image.to_owned());
+    Some((ImageName { pool, namespace: namespace.map(str::to_owned), image }, snapshot.map(str::to_owned)))
 }
 
 /// What comes behind the program, as text.
-fn words(arguments: &[u8]) -> Option<Vec<&str>> {
+fn words<'a>(arguments: &'a [u8], program: &str) -> Option<Vec<&'a str>> {
     let all = arguments.strip_suffix(b"\0").unwrap_or(arguments).split(|byte| *byte == 0);
     let all: Vec<&str> = all.map(|word| std::str::from_utf8(word).ok()).collect::<Option<_>>()?;
-    let is_program = |word: &&str| word.rsplit('/').next() == Some("rbd");
+    let is_program = |word: &&str| word.rsplit('/').next() == Some(program);
     let program = all.iter().take(PROGRAM_WITHIN).position(is_program).unwrap_or(0);
     Some(all.get(program + 1..)?.to_vec())
 }
@@ -168,6 +212,8 @@ struct Given<'a> {
     image: Option<&'a str>,
     snapshot: Option<&'a str>,
     device_type: Option<&'a str>,
+    device: Option<&'a str>,
+    has_snapshot_id: bool,
     shared: bool,
     words: Vec<&'a str>,
 }
@@ -192,8 +238,8 @@ fn given<'a>(words: &[&'a str]) -> Result<Given<'a>, Asked<'a>> {
         if has(SWITCHES) {
             continue;
         }
-        let takes_one =
-            [POOL, NAMESPACE, IMAGE, SNAPSHOT, SHARED, DEVICE_TYPE, IGNORED].iter().any(|names| has(names));
+        let known = [POOL, NAMESPACE, IMAGE, SNAPSHOT, SNAPSHOT_ID, SHARED, DEVICE_TYPE, DEVICE, IGNORED];
+        let takes_one = known.iter().any(|names| has(names));
         if !takes_one {
             // Any other setting: with its value behind `=`, or a switch for sure.
             if value.is_none() && words.peek().is_some_and(|next| !next.starts_with('-')) {
@@ -212,6 +258,10 @@ fn given<'a>(words: &[&'a str]) -> Result<Given<'a>, Asked<'a>> {
             given.snapshot = Some(value);
         } else if has(DEVICE_TYPE) {
             given.device_type = Some(value);
+        } else if has(DEVICE) {
+            given.device = Some(value);
+        } else if has(SNAPSHOT_ID) {
+            given.has_snapshot_id = true;
         } else if has(SHARED) {
             given.shared = true;
         }
@@ -233,13 +283,17 @@ fn option(word: &str) -> (String, Option<&str>) {
     (name.replace('_', "-"), value)
 }
 
-fn call_of<'a>(command: RbdCommand, given: &Given<'a>, rest: &[&'a str]) -> Option<Call<'a>> {
+fn call_of<'a>(command: RbdCommand, given: &Given<'a>, rest: &[&'a str], nbd: bool) -> Option<Call<'a>> {
     let (image, rest) = match given.image {
         Some(image) => (image, rest),
         None => rest.split_first().map(|(image, rest)| (*image, rest))?,
     };
+    // Which one that is, only the cluster knows.
+    if given.has_snapshot_id {
+        return None;
+    }
     let (lock, locker) = match (command, rest) {
-        (RbdCommand::Map, []) => (None, None),
+        (RbdCommand::Map | RbdCommand::Unmap | RbdCommand::Status, []) => (None, None),
         (RbdCommand::LockAdd, [lock]) => (Some(*lock), None),
         (RbdCommand::LockRemove, [lock, locker]) => (Some(*lock), Some(*locker)),
         _ => return None,
@@ -247,14 +301,24 @@ fn call_of<'a>(command: RbdCommand, given: &Given<'a>, rest: &[&'a str]) -> Opti
     if locker.is_some_and(|locker| !locker.starts_with("client.")) {
         return None;
     }
-    let spec = spec(image)?;
+    let number = |prefix: &str| image.strip_prefix(prefix).and_then(|number| number.parse::<u32>().ok());
+    let device = match nbd {
+        false => number("/dev/rbd").map(RbdNumber::Kernel),
+        true => number("/dev/nbd").map(RbdNumber::Nbd),
+    };
+    if command == RbdCommand::Unmap && device.is_some() {
+        return Some(Call { command, spec: Spec::default(), device, nbd, lock, shared: false });
+    }
+    // As udev names the devices.
+    let of_device = image.strip_prefix("/dev/rbd/").filter(|_| command == RbdCommand::Unmap);
+    let spec = spec(of_device.unwrap_or(image))?;
     let spec = Spec {
         pool: spec.pool.or(given.pool),
         namespace: spec.namespace.or(given.namespace),
         snapshot: spec.snapshot.or(given.snapshot),
         ..spec
     };
-    Some(Call { command, spec, lock, shared: given.shared })
+    Some(Call { command, spec, device: None, nbd, lock, shared: given.shared })
 }
 
 fn spec(text: &str) -> Option<Spec<'_>> {
@@ -281,7 +345,7 @@ impl Call<'_> {
         let Spec { pool, namespace, image, snapshot } = &self.spec;
         let is_lock =
             |lock: &str| !lock.is_empty() && lock.len() <= NAME_MAX && !lock.contains(char::is_control);
-        is_name(image)
+        (is_name(image) || self.device.is_some())
             && [pool, namespace, snapshot].into_iter().flatten().all(|name| is_name(name))
             && self.lock.is_none_or(is_lock)
     }

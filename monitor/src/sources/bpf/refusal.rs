@@ -4,11 +4,13 @@
 
 use std::error::Error;
 use std::io;
+use std::path::Path;
 
 use aya::programs::ProgramError;
 use nix::errno::Errno;
 
 use crate::error_chain::chain;
+use crate::sources::kernel::{CONFIDENTIALITY, lockdown};
 
 /// Longest complaint, in characters.
 const COMPLAINT: usize = 160;
@@ -27,13 +29,15 @@ const NO_COMPLAINT: [&str; 11] = [
     "Validating ",
 ];
 
-/// The error with its causes; of a program that was refused, without the log.
+/// The error with its causes; of a program that was refused, without the log, and with the mode of lockdown if it is one in
+/// which programs are.
 pub(super) fn reason(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
     while let Some(part) = next {
         if let Some(ProgramError::LoadError { io_error, verifier_log }) = part.downcast_ref() {
-            push(&mut text, &refused(io_error, &verifier_log.to_string()));
+            let lockdown = lockdown(Path::new("/"));
+            push(&mut text, &refused(io_error, &verifier_log.to_string(), lockdown.as_deref()));
             return text;
         }
         if !is_transparent(part) {
@@ -62,11 +66,9 @@ fn push(text: &mut String, part: &str) {
 }
 
 /// What the kernel answered, and its first complaint.
-fn refused(error: &io::Error, log: &str) -> String {
-    match complaint(log) {
-        Some(complaint) => format!("{}: {complaint}", errno(error)),
-        None => errno(error),
-    }
+fn refused(error: &io::Error, log: &str, lockdown: Option<&str>) -> String {
+    let mode = lockdown.filter(|mode| *mode == CONFIDENTIALITY).map(|mode| format!("under lockdown={mode}"));
+    mode.into_iter().chain([errno(error)]).chain(complaint(log)).collect::<Vec<_>>().join(": ")
 }
 
 /// `EPERM: Operation not permitted`.
@@ -111,7 +113,18 @@ mod tests {
     struct Outer(#[source] ProgramError);
 
     fn of(number: i32, log: &str) -> String {
-        refused(&io::Error::from_raw_os_error(number), log)
+        refused(&io::Error::from_raw_os_error(number), log, None)
+    }
+
+    #[test]
+    fn a_lockdown_under_which_programs_are_refused_is_named() {
+        let error = io::Error::from_raw_os_error(libc::EINVAL);
+        let under = |mode| refused(&error, "unknown func bpf_probe_read#4\n", mode);
+        assert_eq!(
+            under(Some("confidentiality")),
+            "under lockdown=confidentiality: EINVAL: Invalid argument: unknown func bpf_probe_read#4"
+        );
+        assert_eq!(under(Some("integrity")), under(None));
     }
 
     #[test]

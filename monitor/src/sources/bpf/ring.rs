@@ -7,18 +7,19 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, timeout_at};
 
 use super::account::Account;
 use super::lineage::Lineages;
 use super::load::BpfSource;
 use super::{BpfError, Decoder};
-use crate::observation::{Fact, Loss, NsInum};
+use crate::clock::at_beat;
+use crate::observation::{Fact, Loss, NsInum, Observation};
 use crate::sources::procfs::readers::Readers;
 use crate::sources::{Barrier, Sender, observed_now};
 
@@ -30,8 +31,14 @@ const SAFETY_IDLE: Duration = Duration::from_secs(5);
 /// Pause after a drain that took more than [`BATCH`] records.
 const PAUSE: Duration = Duration::from_millis(1);
 const BATCH: usize = 32;
-/// Records taken before other tasks get their turn.
+/// Records taken before other tasks get their turn; fewer where one of them has an answer to bring for which these wait.
 const YIELD_AFTER: usize = 256;
+const YIELD_ASKING: usize = 16;
+/// When the core has so many bytes of texts to take, it takes nearly all of them before more follow: its queue is bounded by
+/// number, and any user can give 24 KiB with one call.
+const UNTAKEN_TEXTS: usize = 4 << 20;
+/// Observations that may be left then: other sources keep a place while they read.
+const LEFT: usize = 64;
 
 impl BpfSource {
     /// Reads the ring until the core is gone, or until `stop`; then what is in it is read to the end.
@@ -59,12 +66,13 @@ impl BpfSource {
             self.budgets.take().ok_or(BpfError::NoMap("SOURCES"))?,
             std::mem::take(&mut self.skipped),
         );
+        let mut outlet = Outlet { tx, texts: 0 };
         tokio::select! {
-            () = self.read(&poll, &mut lineages, &mut decoder, &tx, &mut account, &mut barriers) => {}
+            () = self.read(&poll, &mut lineages, &mut decoder, &mut outlet, &mut account, &mut barriers) => {}
             _ = stop => {
                 lineages.give_up();
-                let _ = self.drain(&mut lineages, &mut decoder, &tx, &mut account).await.is_some()
-                    && self.report(&mut account, &tx, true).await;
+                let _ = self.drain(&mut lineages, &mut decoder, &mut outlet, &mut account).await.is_some()
+                    && self.report(&mut account, &mut outlet, true).await;
             }
         }
         Ok(())
@@ -76,7 +84,7 @@ impl BpfSource {
         poll: &AsyncFd<OwnedFd>,
         lineages: &mut Lineages,
         decoder: &mut Decoder,
-        tx: &Sender,
+        outlet: &mut Outlet,
         account: &mut Account,
         barriers: &mut Barriers,
     ) {
@@ -87,9 +95,9 @@ impl BpfSource {
                 longest = SAFETY;
             }
             barriers.ask();
-            let Some(read) = self.drain(lineages, decoder, tx, account).await else { return };
+            let Some(read) = self.drain(lineages, decoder, outlet, account).await else { return };
             barriers.answer(lineages);
-            if !self.report(account, tx, false).await {
+            if !self.report(account, outlet, false).await {
                 return;
             }
             if read > 0 {
@@ -98,15 +106,18 @@ impl BpfSource {
             if read > BATCH && !barriers.is_waiting() {
                 sleep(PAUSE).await;
             } else if read == 0 {
-                let due = account.due().map(|due| due.saturating_duration_since(Instant::now()));
-                let wait = due.map_or(longest, |due| due.min(longest));
+                let end = at_beat(longest);
+                let due = account.due().map(Into::into).filter(|due| *due < end);
                 tokio::select! {
                     () = lineages.completed() => {}
                     barrier = barriers.rx.recv(), if !barriers.rx.is_closed() => barriers.asked.extend(barrier),
-                    ready = timeout(wait, poll.readable()) => match ready {
+                    ready = timeout_at(due.unwrap_or(end), poll.readable()) => match ready {
                         Ok(Ok(mut ready)) => ready.clear_ready(),
                         Ok(Err(_)) => {}
-                        Err(_) if wait == longest => longest = SAFETY_IDLE,
+                        Err(_) if due.is_none() => {
+                            longest = SAFETY_IDLE;
+                            account.note_idle();
+                        }
                         Err(_) => {}
                     }
                 }
@@ -120,17 +131,18 @@ impl BpfSource {
         &mut self,
         lineages: &mut Lineages,
         decoder: &mut Decoder,
-        tx: &Sender,
+        outlet: &mut Outlet,
         account: &mut Account,
     ) -> Option<usize> {
         let mut read = 0;
         loop {
             // Room in the queue first: an observation that is taken must never be dropped.
-            let permit = tx.reserve().await.ok()?;
+            let room = outlet.room().await?;
             if let Some(observation) = lineages.next() {
-                permit.send(observation);
+                room.send(observation);
                 continue;
             }
+            drop(room);
             let Some(item) = self.ring.next() else {
                 return Some(read);
             };
@@ -146,9 +158,12 @@ impl BpfSource {
                 lineages.add(observation);
             }
             read += 1;
+            if lineages.is_asking() && read % YIELD_ASKING == 0 {
+                tokio::task::yield_now().await;
+            }
             if read % YIELD_AFTER == 0 {
                 // In a storm it may be long until the ring is empty.
-                if !self.report(account, tx, false).await {
+                if !self.report(account, outlet, false).await {
                     return None;
                 }
                 tokio::task::yield_now().await;
@@ -157,15 +172,47 @@ impl BpfSource {
     }
 
     /// Reports what was left out, if it is time to; false once the core is gone. Cancel-safe.
-    async fn report(&self, account: &mut Account, tx: &Sender, all: bool) -> bool {
+    async fn report(&self, account: &mut Account, outlet: &mut Outlet, all: bool) -> bool {
         account.look(&self.counts, all);
         while account.has_due() {
-            let Ok(permit) = tx.reserve().await else { return false };
+            let Some(room) = outlet.room().await else { return false };
             if let Some(fact) = account.take_due() {
-                permit.send(observed_now(fact));
+                room.send(observed_now(fact));
             }
         }
         true
+    }
+}
+
+/// Where observations go.
+struct Outlet {
+    tx: Sender,
+    /// Bytes of the texts of those that the core may not have taken.
+    texts: usize,
+}
+
+/// Room for one of them.
+struct Room<'a> {
+    permit: mpsc::Permit<'a, Observation>,
+    texts: &'a mut usize,
+}
+
+impl Outlet {
+    /// Waits for room; `None` once the core is gone. Cancel-safe.
+    async fn room(&mut self) -> Option<Room<'_>> {
+        if self.texts >= UNTAKEN_TEXTS {
+            let most = self.tx.max_capacity();
+            drop(self.tx.reserve_many(most.saturating_sub(LEFT).max(1)).await.ok()?);
+            self.texts = 0;
+        }
+        Some(Room { permit: self.tx.reserve().await.ok()?, texts: &mut self.texts })
+    }
+}
+
+impl Room<'_> {
+    fn send(self, observation: Observation) {
+        *self.texts += observation.text_bytes();
+        self.permit.send(observation);
     }
 }
 
@@ -224,3 +271,6 @@ impl Drop for Forwarding {
         self.0.abort();
     }
 }
+
+#[cfg(test)]
+mod tests;

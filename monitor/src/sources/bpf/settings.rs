@@ -3,7 +3,7 @@
 use kevtmon_ebpf::lanes::Rate;
 
 use super::BpfConfig;
-use super::hooks::{HOOKS, HookChoices};
+use super::hooks::{HOOKS, HookChoices, wants_programs};
 use crate::settings::{Description, Valid, Values, settings};
 
 settings! { "hooks":
@@ -20,6 +20,9 @@ settings! { "hooks":
     USER_RATE: u32 = "user_rate", default 2000, valid Valid::Range(1, 1_000_000);
     /// Records that he may make at once, and has back after a pause.
     USER_BURST: u32 = "user_burst", default 4096, valid Valid::Range(1, 1_000_000);
+    /// Whether the kernel itself lists who may hold a mount, where it can (BPF iterators). Without that, and where no hook
+    /// uses programs, all processes are read in /proc, which finds the same and takes many times as long.
+    ITERATORS: bool = "iterators", default true;
 }
 
 /// All of the table, in the order of the file.
@@ -31,12 +34,16 @@ impl BpfConfig {
     /// The configured value.
     #[must_use]
     pub fn from_values(values: &Values, log: bool) -> Self {
+        let hooks = HookChoices::from_values(values);
         Self {
+            iterators: values.get(&ITERATORS)
+                && HOOKS.iter().any(|hook| wants_programs(hook, hooks.of(hook))),
             ring_bytes: values.get(&RING_KIB) << 10,
             user_rate: Rate::new(values.get(&USER_RATE), values.get(&USER_BURST)),
             source_rate: Rate::new(values.get(&SOURCE_RATE), values.get(&SOURCE_BURST)),
-            hooks: HookChoices::from_values(values),
+            hooks,
             log,
+            withheld: None,
         }
     }
 }

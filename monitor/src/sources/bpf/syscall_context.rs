@@ -2,7 +2,8 @@
 //!
 //! Those do not hand out the record that tracefs describes, but a structure of the kernel's own, which has the same layout
 //! if the kernel was put together well; some vendor's was not. So what type information says of that structure is
-//! compared with what tracefs says of each tracepoint, and where they differ nothing is read.
+//! compared with what tracefs says of each tracepoint, and where they differ nothing is read. Where no types are shown, that
+//! is compared with the layout that all kernels have had so far, whatever of their own they put before it.
 
 use kevtmon_ebpf::syscall::SyscallContext;
 use thiserror::Error;
@@ -22,12 +23,30 @@ const ARGUMENT: u32 = 8;
 pub(super) enum ContextError {
     #[error("the format of {event} in tracefs has no {field}")]
     NoField { event: String, field: &'static str },
-    #[error("type information has {field} of {event} at byte {types}, tracefs at byte {tracefs}")]
-    Differs { event: String, field: String, types: u32, tracefs: u32 },
+    #[error("{by} has {field} of {event} at byte {expected}, tracefs at byte {tracefs}")]
+    Differs { by: &'static str, event: String, field: String, expected: u32, tracefs: u32 },
 }
 
-/// By the types of this kernel.
-pub(super) fn resolve(btf: &Btf<'_>) -> Result<SyscallContext, BtfError> {
+/// A layout, and what it is known by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Expected {
+    pub(super) layout: SyscallContext,
+    by: &'static str,
+}
+
+impl Expected {
+    /// By the types of this kernel.
+    pub(super) fn of(btf: &Btf<'_>) -> Result<Self, BtfError> {
+        Ok(Self { layout: resolve(btf)?, by: "type information" })
+    }
+
+    /// Where no types are shown. Before 6.7 the structure began with a pointer and two longs, and since then it begins as the
+    /// record does: here both are the same.
+    pub(super) const WITHOUT_TYPES: Self =
+        Self { layout: SyscallContext { number: 8, arguments: 16, result: 16 }, by: "every kernel so far" };
+}
+
+fn resolve(btf: &Btf<'_>) -> Result<SyscallContext, BtfError> {
     // Two structures have this name: one has the arguments, the other the result.
     Ok(SyscallContext {
         number: btf.need("syscall_tp_t.syscall_nr")?,
@@ -41,12 +60,13 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
 }
 
 /// Compares it with the format of `sys_enter_NAME` or `sys_exit_NAME`.
-pub(super) fn check(context: &SyscallContext, event: &str, format: &str) -> Result<(), ContextError> {
-    let differs = |field: &str, types: u32, tracefs: u32| match types == tracefs {
+pub(super) fn check(expected: &Expected, event: &str, format: &str) -> Result<(), ContextError> {
+    let Expected { layout: context, by } = *expected;
+    let differs = |field: &str, expected: u32, tracefs: u32| match expected == tracefs {
         true => Ok(()),
         false => {
             let (event, field) = (event.to_owned(), field.to_owned());
-            Err(ContextError::Differs { event, field, types, tracefs })
+            Err(ContextError::Differs { by, event, field, expected, tracefs })
         }
     };
     let missing = |field| ContextError::NoField { event: event.to_owned(), field };
@@ -67,7 +87,7 @@ pub(super) fn check(context: &SyscallContext, event: &str, format: &str) -> Resu
     (context.arguments..)
         .step_by(ARGUMENT as usize)
         .zip(arguments)
-        .try_for_each(|(types, (name, at))| differs(name, types, *at))
+        .try_for_each(|(expected, (name, at))| differs(name, expected, *at))
 }
 
 /// Names and offsets in `field:TYPE NAME; offset:N; size:N; signed:N;`, which tabs separate.
@@ -84,7 +104,7 @@ fn fields(format: &str) -> impl Iterator<Item = (&str, u32)> {
 mod tests {
     use super::*;
 
-    const CONTEXT: SyscallContext = SyscallContext { number: 8, arguments: 16, result: 16 };
+    const EXPECTED: Expected = Expected { by: "type information", ..Expected::WITHOUT_TYPES };
 
     const COMMON: &str = "name: x\nID: 944\nformat:\n\
         \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
@@ -98,11 +118,11 @@ mod tests {
         \tfield:long ret;\toffset:16;\tsize:8;\tsigned:1;\n\nprint fmt: \"0x%lx\", REC->ret\n";
 
     fn enter(format: &str) -> Result<(), ContextError> {
-        check(&CONTEXT, "sys_enter_umount", &format!("{COMMON}{format}"))
+        check(&EXPECTED, "sys_enter_umount", &format!("{COMMON}{format}"))
     }
 
     fn exit(format: &str) -> Result<(), ContextError> {
-        check(&CONTEXT, "sys_exit_umount", &format!("{COMMON}{format}"))
+        check(&EXPECTED, "sys_exit_umount", &format!("{COMMON}{format}"))
     }
 
     #[test]

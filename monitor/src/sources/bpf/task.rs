@@ -69,6 +69,9 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         cred_uid: btf.need("cred.uid")?,
         cred_euid: btf.need("cred.euid")?,
         cred_user_ns: btf.need("cred.user_ns")?,
+        // The low word of both forms of `kernel_cap_t`. In all kernels; where it were missing, no unmount and no call of rbd would
+        // count.
+        cred_cap_effective: btf.any_of(&["cred.cap_effective"]),
         user_namespace_inum: btf.need("user_namespace.ns.inum")?,
         user_namespace_parent: btf.need("user_namespace.parent")?,
         user_namespace_level: btf.need("user_namespace.level")?,

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::neighbour::NeighbourMessage;
-use tokio::time::sleep;
+use tokio::time::sleep_until;
 
 use super::dump::{self, BUDGET};
 use super::message;
 use super::socket::{RequestError, RequestSocket};
-use crate::clock::boot_now;
+use crate::clock::{at_beat, boot_now};
 use crate::observation::{Fact, HostNeighbor};
 use crate::sources::{Sender, observed_now};
 
@@ -29,7 +29,7 @@ pub async fn follow_host_neighbors(tx: Sender) {
     let mut told = HashSet::new();
     loop {
         tokio::select! {
-            () = sleep(INTERVAL) => {}
+            () = sleep_until(at_beat(INTERVAL)) => {}
             () = tx.closed() => return,
         }
         let before = told.clone();

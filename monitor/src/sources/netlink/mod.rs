@@ -14,11 +14,13 @@ mod changes;
 mod discover;
 mod dump;
 mod host_neighbors;
+mod host_sysctls;
 mod job;
 mod message;
 mod neighbor;
 mod nsid;
 mod pod_routes;
+mod requested;
 mod route;
 mod schedule;
 mod snapshots;
@@ -30,7 +32,9 @@ mod veth_peers;
 
 pub(super) use discover::{Discover, Open};
 pub use host_neighbors::follow_host_neighbors;
+pub use host_sysctls::follow_host_sysctls;
 pub use pod_routes::look_up_and_send as look_up_pod_routes_and_send;
+pub(super) use requested::{Malformed, ops};
 pub(super) use veth_peers::FindPeers;
 pub use veth_peers::find_and_send as find_veth_peers_and_send;
 

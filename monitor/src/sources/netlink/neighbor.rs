@@ -145,6 +145,7 @@ impl NeighborCache {
             device_lladdr: None,
             actor: None,
             netlink_port: Some(port).filter(|port| *port != 0),
+            netns_cookie: None,
             netns_of_user: false,
         })
     }
@@ -176,6 +177,7 @@ impl NeighborCache {
             device_lladdr: None,
             actor: None,
             netlink_port: None,
+            netns_cookie: None,
             netns_of_user: false,
         })
     }

@@ -90,6 +90,17 @@ impl Subscription {
         Ok(Self { socket, host_only })
     }
 
+    /// Joins the groups of its own namespace alone.
+    pub(super) fn of_host(groups: &[u32]) -> Result<Self, SetupError> {
+        let mut socket = Socket::new(NETLINK_ROUTE).map_err(setup("open a netlink socket"))?;
+        socket.set_non_blocking(true).map_err(setup("make the socket non-blocking"))?;
+        socket.bind(&SocketAddr::new(0, 0)).map_err(setup("bind the netlink socket"))?;
+        for group in groups {
+            socket.add_membership(*group).map_err(setup("join a netlink group"))?;
+        }
+        Ok(Self { socket, host_only: None })
+    }
+
     /// Makes the runtime of this thread watch the socket.
     pub(super) fn watch(self) -> io::Result<AsyncFd<Self>> {
         // SAFETY: the descriptor is the one of the socket that is moved in, and stays open and the same
@@ -262,15 +273,36 @@ impl RequestSocket {
         &mut self,
         each: impl FnMut(&NetlinkBuffer<&[u8]>),
     ) -> Result<bool, RequestError> {
+        self.dump_by(RTM_GETNEXTHOP, &[0; NEXTHOP_HEADER], each)
+    }
+
+    /// Dumps the sysctls of interfaces of a family (`struct netconfmsg` of include/uapi/linux/netconf.h), which the packet crate
+    /// does not know.
+    pub(super) fn dump_netconf(
+        &mut self,
+        family: i32,
+        each: impl FnMut(&NetlinkBuffer<&[u8]>),
+    ) -> Result<bool, RequestError> {
+        self.dump_by(libc::RTM_GETNETCONF, &[u8::try_from(family).unwrap_or(0), 0, 0, 0], each)
+    }
+
+    /// Dumps by a request without attributes.
+    fn dump_by(
+        &mut self,
+        kind: u16,
+        header: &[u8],
+        each: impl FnMut(&NetlinkBuffer<&[u8]>),
+    ) -> Result<bool, RequestError> {
         self.sequence = self.sequence.wrapping_add(1);
-        let mut bytes = [0; NLMSG_HEADER + NEXTHOP_HEADER];
+        let mut bytes = [&[0; NLMSG_HEADER], header].concat();
+        let length = u32::try_from(bytes.len()).unwrap_or(0);
         let mut message = NetlinkBuffer::new(&mut bytes[..]);
-        message.set_length(u32::try_from(NLMSG_HEADER + NEXTHOP_HEADER).unwrap_or(0));
-        message.set_message_type(RTM_GETNEXTHOP);
+        message.set_length(length);
+        message.set_message_type(kind);
         message.set_flags(NLM_F_REQUEST | NLM_F_DUMP);
         message.set_sequence_number(self.sequence);
         self.socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map_err(RequestError::Socket)?;
-        self.read_dump(RTM_GETNEXTHOP, each)
+        self.read_dump(kind, each)
     }
 
     fn read_dump(

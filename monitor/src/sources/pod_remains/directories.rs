@@ -18,6 +18,9 @@ use crate::sources::procfs::statmount::MountNamespace;
 
 /// Mounts that are told of one pod.
 const MOUNTS_MAX: usize = 32;
+/// Directories of volumes of one pod that are looked into, and that are told.
+const VOLUMES_MAX: usize = 64;
+const FILLED_MAX: usize = 8;
 /// Processes whose mount namespace may be the host's, and that nobody but root started there: init and kthreadd.
 const NODE: [u32; 2] = [1, 2];
 
@@ -90,14 +93,44 @@ impl<'n> Place<'n> {
 
     /// Whether the kubelet has made a directory for a container of the pod, which it does when it starts one.
     pub(super) fn has_started(&self, uid: &str) -> bool {
-        let Some(pods) = self.found.get(uid).and_then(|path| self.opened.get(path)) else { return false };
+        self.list(uid, "containers", 1).is_some_and(|names| !names.is_empty())
+    }
+
+    /// The directories of volumes of a pod that are not empty, though nothing is mounted there. `directory`: the pod's.
+    pub(super) fn filled(&self, uid: &str, directory: &str) -> Vec<String> {
+        let mut filled = Vec::new();
+        let mut looked_at = 0;
+        for plugin in self.list(uid, "volumes", VOLUMES_MAX).unwrap_or_default() {
+            let of_plugin = format!("volumes/{plugin}");
+            for volume in self.list(uid, &of_plugin, VOLUMES_MAX).unwrap_or_default() {
+                looked_at += 1;
+                if looked_at > VOLUMES_MAX || filled.len() >= FILLED_MAX {
+                    return filled;
+                }
+                let path = format!("{of_plugin}/{volume}");
+                if self.list(uid, &path, 1).is_some_and(|names| !names.is_empty()) {
+                    filled.push(format!("{directory}/{path}"));
+                }
+            }
+        }
+        filled.sort();
+        filled
+    }
+
+    /// The names in a directory of a pod, if that is on the file system of the kubelet's: nothing that is mounted is touched, as
+    /// its server may not answer, and no link is followed. So many of them, and none that is no text.
+    fn list(&self, uid: &str, below: &str, most: usize) -> Option<Vec<String>> {
+        let pods = self.found.get(uid).and_then(|path| self.opened.get(path))?;
         let resolve =
             ResolveFlag::RESOLVE_NO_XDEV | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_BENEATH;
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let how = OpenHow::new().flags(flags).resolve(resolve);
-        let Ok(containers) = openat2(pods, format!("{uid}/containers").as_str(), how) else { return false };
-        let path = format!("/proc/self/fd/{}", containers.as_raw_fd());
-        fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())
+        let directory = openat2(pods, format!("{uid}/{below}").as_str(), how).ok()?;
+        let entries = fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd())).ok()?;
+        let names = entries
+            .take(most)
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
+        Some(names.collect())
     }
 
     /// The volumes of a pod that are mounted, and how many more there are. None where they cannot be read.

@@ -2,6 +2,7 @@
 
 use crate::observation::PodProcess;
 use crate::sources::procfs::Proc;
+use crate::sources::procfs::root::is_init;
 
 /// Processes that are told of one pod.
 const TOLD_MAX: usize = 8;
@@ -44,24 +45,9 @@ fn is_killed(status: &str) -> bool {
     masks.filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok()).any(|mask| mask & SIGKILL != 0)
 }
 
-/// Whether it is the first one of a process namespace below that of whoever reads.
-fn is_init(status: &str) -> bool {
-    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    ids.is_some_and(|ids| ids.split_whitespace().skip(1).last() == Some("1"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_first_process_of_a_namespace_is_known_by_its_last_id() {
-        assert!(is_init("Name:\tx\nNSpid:\t4711\t1\n"));
-        assert!(is_init("NSpid:\t4711\t17\t1\n"));
-        assert!(!is_init("NSpid:\t4711\t12\n"));
-        assert!(!is_init("NSpid:\t1\n"), "that of the node");
-        assert!(!is_init(""));
-    }
 
     #[test]
     fn a_process_is_killed_once_sigkill_is_pending() {

@@ -60,6 +60,28 @@ fn a_pod_was_started_once_a_container_has_a_directory() {
 }
 
 #[test]
+fn the_directory_of_a_volume_that_is_not_empty_is_told_of_a_pod_that_has_run() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("pods").join(UID);
+    let filled = || look(root.path(), &[]).unwrap()[0].filled.clone();
+    let volumes = directory.join("volumes");
+    for (volume, file) in [("kubernetes.io~rbd/data", "left"), ("kubernetes.io~csi/pvc-1", "mount/left")] {
+        let file = volumes.join(volume).join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "").unwrap();
+    }
+    fs::create_dir_all(volumes.join("kubernetes.io~rbd/empty")).unwrap();
+    std::os::unix::fs::symlink(&volumes, volumes.join("kubernetes.io~rbd/link")).unwrap();
+    assert_eq!(filled(), [""; 0], "what it is to have is made before it runs");
+    fs::create_dir_all(directory.join("containers/web")).unwrap();
+    let path = |volume: &str| format!("{}/{volume}", volumes.to_str().unwrap());
+    assert_eq!(filled(), [path("kubernetes.io~csi/pvc-1"), path("kubernetes.io~rbd/data")]);
+    fs::remove_dir_all(volumes.join("kubernetes.io~csi")).unwrap();
+    fs::remove_file(volumes.join("kubernetes.io~rbd/data/left")).unwrap();
+    assert_eq!(filled(), [""; 0]);
+}
+
+#[test]
 fn a_directory_that_cannot_be_listed_is_no_news() {
     let root = tempfile::tempdir().unwrap();
     fs::write(root.path().join("pods"), "").unwrap();

@@ -2,9 +2,11 @@
 //!
 //! The crate for /proc costs four times as much per process, which whole-/proc scans cannot afford.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +40,13 @@ pub struct Proc {
     aside: Vec<u32>,
 }
 
+/// Identity of the directory of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirectoryId {
+    device: u64,
+    inode: u64,
+}
+
 /// The fields of `/proc/PID/stat` that the project needs (proc_pid_stat(5)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
@@ -47,8 +56,43 @@ pub struct Stat {
     pub state: char,
     /// Parent process.
     pub ppid: u32,
+    /// `PF_*` of include/linux/sched.h.
+    flags: u32,
     /// Start on the boot clock, to 10 ms.
     pub start_ns: BootNs,
+}
+
+/// `PF_EXITING` of include/linux/sched.h.
+const EXITING: u32 = 0x4;
+/// `PF_FORKNOEXEC`, of the same file.
+const FORKED: u32 = 0x40;
+/// `PF_KTHREAD`, the same since 2.6.27.
+const KERNEL_THREAD: u32 = 0x20_0000;
+
+impl Stat {
+    /// Parses the text of such a file, of a process or a thread.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        parse_stat(text)
+    }
+
+    /// Whether the kernel has started it for itself.
+    #[must_use]
+    pub fn is_kernel_thread(&self) -> bool {
+        self.flags & KERNEL_THREAD != 0
+    }
+
+    /// Whether it has executed nothing since it was forked: all that it shows of its program is its parent's.
+    #[must_use]
+    pub fn is_forked(&self) -> bool {
+        self.flags & FORKED != 0
+    }
+
+    /// Whether it executes no program any more and still has things to give back. A zombie has none.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.flags & EXITING != 0 && !matches!(self.state, 'Z' | 'X')
+    }
 }
 
 impl Default for Proc {
@@ -88,6 +132,17 @@ impl Proc {
     pub fn path(&self, pid: u32, file: &str) -> PathBuf {
         readers::reading(pid);
         self.root.join(pid.to_string()).join(file)
+    }
+
+    /// What tells the directory of a process from that of another one with the same id, as long as the kernel does not forget it.
+    /// Never hangs, unlike what is in the directory: finding it and its owner takes no lock that a process can keep, but RCU and
+    /// spinlocks only (`proc_pid_lookup`, `pid_revalidate` and `pid_getattr` in fs/proc/base.c).
+    ///
+    /// # Errors
+    /// `ENOENT` when there is no such process.
+    pub fn directory(&self, pid: u32) -> io::Result<DirectoryId> {
+        let found = fs::metadata(self.root.join(pid.to_string()))?;
+        Ok(DirectoryId { device: found.dev(), inode: found.ino() })
     }
 
     fn read(&self, pid: u32, file: &str) -> Option<Vec<u8>> {
@@ -146,6 +201,14 @@ impl Proc {
         redact::command_line(&self.read(pid, "cmdline")?)
     }
 
+    /// The arguments as they are, for one that is looked for: they may have secrets in them, and are kept nowhere.
+    #[must_use]
+    pub(crate) fn arguments(&self, pid: u32) -> Option<Vec<String>> {
+        let text = self.read(pid, "cmdline")?;
+        let text = text.strip_suffix(b"\0").unwrap_or(&text);
+        Some(text.split(|byte| *byte == 0).map(|one| String::from_utf8_lossy(one).into_owned()).collect())
+    }
+
     /// Inode of a namespace (`net`, `mnt`, …), without opening it.
     #[must_use]
     pub fn ns(&self, pid: u32, kind: &str) -> Option<NsInum> {
@@ -160,10 +223,23 @@ impl Proc {
         root::uids(&status)?.next()
     }
 
+    /// Whether it is the first process of a pid namespace below that of the reader. One that is left out is taken for none.
+    #[must_use]
+    pub fn is_init(&self, pid: u32) -> bool {
+        self.read(pid, "status").is_some_and(|status| root::is_init(&String::from_utf8_lossy(&status)))
+    }
+
     /// The most specific control group path.
     #[must_use]
     pub fn cgroup(&self, pid: u32) -> Option<String> {
         cgroups::most_telling(&self.root, &String::from_utf8(self.read(pid, "cgroup")?).ok()?)
+    }
+
+    /// The same; `known`: what is known of all who have the same groups.
+    #[must_use]
+    pub fn cgroup_among(&self, pid: u32, known: &mut HashMap<String, Option<String>>) -> Option<String> {
+        let text = String::from_utf8(self.read(pid, "cgroup")?).ok()?;
+        known.entry(text).or_insert_with_key(|text| cgroups::most_telling(&self.root, text)).clone()
     }
 
     /// The most specific path among those of the control groups with these ids, of v1 and of v2; `None` where the process is
@@ -196,6 +272,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
         comm,
         state: fields.first()?.chars().next()?,
         ppid: fields.get(1)?.parse().ok()?,
+        flags: fields.get(6)?.parse().ok()?,
         start_ns: start.saturating_mul(NS_PER_TICK),
     })
 }
@@ -210,6 +287,23 @@ mod tests {
         let stat = parse_stat(line).unwrap();
         assert_eq!(stat.comm, "a) b (c");
         assert_eq!((stat.state, stat.ppid, stat.start_ns), ('S', 7, 123_450_000_000));
+    }
+
+    #[test]
+    fn the_flags_tell_who_ends_and_who_is_the_kernels_and_who_has_executed_nothing() {
+        let stat = |state: char, flags: u32| {
+            parse_stat(&format!("42 (x) {state} 7 42 42 0 -1 {flags} 1 0 0 0 0 0 0 0 20 0 1 0 12345"))
+                .unwrap()
+        };
+        // As the kernel shows a shell, one that it has killed and that waits for a file server, and `kthreadd`.
+        let told = [('S', 4_194_560), ('S', 4_194_316), ('S', 2_129_984)].map(|(state, flags)| {
+            let stat = stat(state, flags);
+            (stat.is_ending(), stat.is_kernel_thread())
+        });
+        assert_eq!(told, [(false, false), (true, false), (false, true)]);
+        assert!(!stat('Z', 4_194_316).is_ending(), "it has nothing left");
+        // The shell, and what it has forked for a list of commands.
+        assert_eq!([4_194_560, 4_194_624].map(|flags| stat('S', flags).is_forked()), [false, true]);
     }
 
     #[test]

@@ -48,6 +48,19 @@ impl Mount {
         }
     }
 
+    /// Whether it shares or receives what is mounted on it.
+    #[must_use]
+    pub fn propagates(&self) -> bool {
+        self.shared.is_some() || self.master.is_some()
+    }
+
+    /// Where in the file system of the mount below it sits.
+    #[must_use]
+    pub fn place_on(&self, parent: &Self) -> Option<String> {
+        let below = self.mountpoint.strip_prefix(parent.mountpoint.trim_end_matches('/'))?;
+        Some(format!("{}{below}", parent.root.trim_end_matches('/')))
+    }
+
     /// Whether the other mounts the same directory of the same file system.
     #[must_use]
     pub fn is_copy_of(&self, other: &Self) -> bool {
@@ -185,9 +198,7 @@ impl MountTable {
     #[must_use]
     pub fn attachment<'a>(&'a self, mount: &Mount) -> Option<Attachment<'a>> {
         let parent = self.by_id(mount.parent).filter(|parent| parent.id != mount.id)?;
-        let below = mount.mountpoint.strip_prefix(parent.mountpoint.trim_end_matches('/'))?;
-        let path = format!("{}{below}", parent.root.trim_end_matches('/'));
-        Some(Attachment { parent, path })
+        Some(Attachment { parent, path: mount.place_on(parent)? })
     }
 }
 

@@ -5,11 +5,13 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process;
+use std::time::Duration;
 
-use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage};
 use nix::sys::stat::fstat;
-use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{SysconfVar, sysconf};
+use nix::sys::time::{TimeVal, TimeValLike as _};
+use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
+use nix::unistd::{Pid, SysconfVar, sysconf};
 
 use super::dir::mnt_id;
 use super::mountinfo::MountTable;
@@ -95,6 +97,12 @@ impl Own {
         parse_capabilities(&fs::read_to_string(self.proc.path(self.pid, "status")).ok()?)
     }
 
+    /// Whether what this process executes gains no privileges, and whether its system calls are filtered: `NoNewPrivs`, `Seccomp`.
+    #[must_use]
+    pub fn confinement(&self) -> Option<(bool, bool)> {
+        parse_confinement(&fs::read_to_string(self.proc.path(self.pid, "status")).ok()?)
+    }
+
     /// When this process started, on the boot clock.
     #[must_use]
     pub fn start_ns(&self) -> Option<BootNs> {
@@ -106,16 +114,35 @@ impl Own {
     pub fn usage(&self) -> Option<Usage> {
         let pages = parse_pages(&fs::read_to_string(self.proc.path(self.pid, "statm")).ok()?)?;
         let page = u64::try_from(sysconf(SysconfVar::PAGE_SIZE).ok()??).ok()?;
-        let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).ok()?;
         // The listing holds one descriptor itself.
         let listed = fs::read_dir(self.proc.path(self.pid, "fd")).ok()?.count().saturating_sub(1);
         Some(Usage {
-            cpu_seconds: std::time::Duration::from(cpu).as_secs_f64(),
+            cpu_seconds: self.cpu_time()?.as_secs_f64(),
             resident_bytes: pages.1.saturating_mul(page),
             virtual_bytes: pages.0.saturating_mul(page),
             open_fds: u64::try_from(listed).ok()?,
             max_fds: getrlimit(Resource::RLIMIT_NOFILE).ok()?.0,
         })
+    }
+
+    /// What this process has run, and all that it has executed: its readers do much of its work, and some of them for hours.
+    fn cpu_time(&self) -> Option<Duration> {
+        let own = Duration::from(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).ok()?);
+        // Before those that live: one that ends meanwhile is missed this time, and not counted twice.
+        let ended = getrusage(UsageWho::RUSAGE_CHILDREN).ok()?;
+        let living: Duration = self.children().into_iter().filter_map(cpu_time_of).sum();
+        Some(own + duration(ended.user_time()) + duration(ended.system_time()) + living)
+    }
+
+    /// Processes that it has started and not waited for; none where the kernel does not list them (`CONFIG_PROC_CHILDREN`).
+    fn children(&self) -> Vec<i32> {
+        let lists = numbers(self.proc.path(self.pid, "task")).into_iter().map(|tid| {
+            let path = self.proc.path(self.pid, &format!("task/{tid}/children"));
+            fs::read_to_string(path).unwrap_or_default()
+        });
+        lists
+            .flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+            .collect()
     }
 
     /// What this process keeps alive at this moment. Scans hold such things for less than a second, so
@@ -194,9 +221,25 @@ fn numbers(directory: PathBuf) -> Vec<i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// What another process has run. No file of it is read, so that this cannot hang.
+fn cpu_time_of(pid: i32) -> Option<Duration> {
+    Some(clock_gettime(clock_getcpuclockid(Pid::from_raw(pid)).ok()?).ok()?.into())
+}
+
+fn duration(time: TimeVal) -> Duration {
+    Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap_or_default())
+}
+
 fn parse_capabilities(status: &str) -> Option<u64> {
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(mask.trim(), 16).ok()
+}
+
+fn parse_confinement(status: &str) -> Option<(bool, bool)> {
+    /// `SECCOMP_MODE_FILTER` of include/uapi/linux/seccomp.h.
+    const FILTER: &str = "2";
+    let value = |key| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    Some((value("NoNewPrivs:")? == "1", value("Seccomp:")? == FILTER))
 }
 
 /// Total and resident pages of proc_pid_statm(5).
@@ -269,11 +312,45 @@ mod tests {
         assert!(own.effective_capabilities().is_some());
     }
 
+    /// A process that keeps a processor busy, once it has had this much of it.
+    fn busy() -> process::Child {
+        const ENOUGH: Duration = Duration::from_millis(100);
+        let child = process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        while cpu_time_of(child.id().cast_signed()).unwrap() < ENOUGH {
+            thread::yield_now();
+        }
+        child
+    }
+
+    #[test]
+    fn what_this_process_has_executed_counts_while_it_lives_and_after() {
+        let of_ended = || {
+            let ended = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap();
+            duration(ended.user_time()) + duration(ended.system_time())
+        };
+        let own = || Duration::from(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).unwrap());
+        let mut child = busy();
+        let living = cpu_time_of(child.id().cast_signed()).unwrap();
+        let least = of_ended() + own() + living;
+        assert!(Own::default().cpu_time().unwrap() >= least, "with one that lives");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(of_ended() >= living);
+        let least = of_ended() + own();
+        assert!(Own::default().cpu_time().unwrap() >= least, "with one that has ended");
+    }
+
     #[test]
     fn a_literal_status_gives_its_mask_and_garbage_gives_none() {
         assert_eq!(parse_capabilities("Name:\tx\nCapEff:\t00000000a80425fb\n"), Some(0xa804_25fb));
         assert_eq!(parse_capabilities("CapEff:\tzz\n"), None);
         assert_eq!(parse_capabilities(""), None);
+        assert_eq!(
+            parse_confinement("NoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t1\n"),
+            Some((true, true))
+        );
+        assert_eq!(parse_confinement("NoNewPrivs:\t0\nSeccomp:\t0\n"), Some((false, false)));
+        assert_eq!(parse_confinement("NoNewPrivs:\t1\n"), None, "a kernel without filters");
         assert_eq!(parse_pages("1 x"), None);
     }
 

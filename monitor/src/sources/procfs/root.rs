@@ -36,6 +36,13 @@ pub(super) fn uids(status: &str) -> Option<impl Iterator<Item = u32>> {
     ids.filter(|ids| !ids.is_empty()).map(Vec::into_iter)
 }
 
+/// Whether /proc/PID/status shows the first process of a pid namespace below that of whoever reads: it ignores every signal
+/// that it does not handle, but for SIGKILL and SIGSTOP from above.
+#[must_use]
+pub fn is_init(status: &str) -> bool {
+    field(status, "NSpid:").is_some_and(|ids| ids.split_whitespace().skip(1).last() == Some("1"))
+}
+
 fn field<'s>(status: &'s str, name: &str) -> Option<&'s str> {
     status.lines().find_map(|line| line.strip_prefix(name))
 }
@@ -43,6 +50,15 @@ fn field<'s>(status: &'s str, name: &str) -> Option<&'s str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_process_of_a_namespace_is_known_by_its_last_id() {
+        assert!(is_init("Name:\tx\nNSpid:\t4711\t1\n"));
+        assert!(is_init("NSpid:\t4711\t17\t1\n"));
+        assert!(!is_init("NSpid:\t4711\t12\n"));
+        assert!(!is_init("NSpid:\t1\n"), "that of the node");
+        assert!(!is_init(""));
+    }
 
     #[test]
     fn only_root_with_the_capability_to_mount_is_root_of_the_node() {

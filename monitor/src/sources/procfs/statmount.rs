@@ -9,7 +9,7 @@ use nix::sys::stat::fstat;
 use zerocopy::{FromBytes, FromZeros as _};
 
 use super::dir::Dir;
-use super::mountinfo::{Mount, MountTable};
+use super::mountinfo::Mount;
 use crate::observation::NsInum;
 
 mod table;
@@ -191,34 +191,6 @@ impl MountNamespace {
         }
     }
 
-    /// Whether it has a mount of this one's file system that a table does not show, and that an unmount elsewhere can reach:
-    /// one on a mount that is shared or a slave.
-    ///
-    /// # Errors
-    /// Where the kernel does not tell.
-    pub fn hides_copy(&self, of: &Mount, shown: &MountTable) -> io::Result<bool> {
-        let mut after = 0;
-        loop {
-            let ids = self.list(after)?;
-            // One that went meanwhile is no copy any more.
-            for stat in ids.iter().filter_map(|id| self.stat(*id).ok()) {
-                let is_shown = || shown.iter().any(|mount| stat.is(mount));
-                if stat.device() == of.device && !is_shown() && self.is_reached(&stat) {
-                    return Ok(true);
-                }
-            }
-            match ids.last().filter(|_| ids.len() == LISTED) {
-                Some(last) => after = *last,
-                None => return Ok(false),
-            }
-        }
-    }
-
-    fn is_reached(&self, mount: &Basics) -> bool {
-        let propagates = |parent: Basics| parent.peer_group != 0 || parent.master != 0;
-        mount.parent != mount.id && self.stat(mount.parent).map_or(true, propagates)
-    }
-
     /// Whether the mount with this unique id is in the namespace; `None` where the kernel does not tell.
     #[must_use]
     pub fn has(&self, unique: u64) -> Option<bool> {
@@ -291,6 +263,11 @@ impl Basics {
             && self.device() == mount.device
     }
 
+    /// Whether it shares or receives what is mounted on it.
+    fn propagates(&self) -> bool {
+        self.peer_group != 0 || self.master != 0
+    }
+
     /// As in a mount table.
     fn device(&self) -> String {
         format!("{}:{}", self.device_major, self.device_minor)
@@ -301,6 +278,7 @@ impl Basics {
 mod tests {
     use super::*;
     use crate::sources::procfs::Proc;
+    use crate::sources::procfs::mountinfo::MountTable;
 
     #[test]
     fn every_mount_of_the_own_namespace_has_an_id_of_its_own() {

@@ -1,31 +1,39 @@
-//! Ceph RBD images that the kernel has mapped, by state: what sysfs shows of them, read at the start, from time to time, and
-//! whenever the kernel tells that one came or went. Those that programs map by `rbd-nbd` are not among them.
+//! Ceph RBD images that are mapped, by state: what sysfs shows of them, read at the start, from time to time, and whenever the
+//! kernel tells that one came or went. Of those that a program has mapped by `rbd-nbd`, the kernel tells nothing but the process.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use tokio::time::{Instant, sleep_until};
 
+use super::procfs::readers::Readers;
 use super::{Sender, observed_now};
-use crate::observation::{Fact, RbdImages};
+use crate::clock::at_beat;
+use crate::observation::{Fact, RbdImages, RbdNumber};
 use crate::settings::settings;
 
+mod nbd;
 mod sysfs;
 mod uevents;
 
-use sysfs::Problem;
-pub use sysfs::{devices, users};
+pub(super) use nbd::Look;
+use sysfs::{Found, Problem};
+pub use sysfs::{devices, has_pool, users};
 use uevents::{Heard, Uevents};
 
 settings! { "rbd":
-    /// Where sysfs is: the images that are mapped are read from bus/rbd/devices there. Only tests need another directory.
+    /// Where sysfs is: the images that are mapped are read from bus/rbd/devices there, and from block, where rbd-nbd has network
+    /// block devices. Only tests need another directory.
     SYSFS: Sysfs = "sysfs", default Sysfs::default();
 }
 
 /// How often is looked where the kernel tells nothing.
 const INTERVAL: Duration = Duration::from_secs(30);
+/// Longest wait for a reader.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// When is looked after the kernel has told: at once, and once more, since an image goes after it was told to go.
 const AFTER_EVENT: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 /// The source, as in [`Fact::Malformed`] and [`Fact::Resync`].
@@ -55,17 +63,19 @@ impl<'de> Deserialize<'de> for Sysfs {
 }
 
 /// Follows the mapped images until the receiver of observations is gone. `sysfs`: where that is.
-pub fn start(sysfs: PathBuf, tx: Sender) {
+pub fn start(readers: Readers, sysfs: PathBuf, tx: Sender) {
     // Before the first look: what comes after it is told.
     let uevents = Uevents::open().inspect_err(|error| {
         tracing::warn!(%error, "the kernel's events of devices cannot be read: images that are mapped are looked for every 30 s");
     });
     tokio::spawn(
-        Follower { sysfs, tx, told: None, problems: BTreeSet::new(), is_full: false }.run(uevents.ok()),
+        Follower { readers, sysfs, tx, told: None, problems: BTreeSet::new(), is_full: false }
+            .run(uevents.ok()),
     );
 }
 
 struct Follower {
+    readers: Readers,
     sysfs: PathBuf,
     tx: Sender,
     told: Option<RbdImages>,
@@ -85,7 +95,7 @@ impl Follower {
             if self.look().await.is_err() {
                 return;
             }
-            let next = after.pop().unwrap_or_else(|| Instant::now() + INTERVAL);
+            let next = after.pop().unwrap_or_else(|| at_beat(INTERVAL));
             let mut rest = std::pin::pin!(sleep_until(next));
             loop {
                 tokio::select! {
@@ -122,7 +132,7 @@ impl Follower {
 
     /// Looks once, and tells what has changed.
     async fn look(&mut self) -> Result<(), Closed> {
-        let found = match sysfs::look(&self.sysfs) {
+        let found = match self.find().await {
             Ok(found) => found,
             Err(error) => {
                 if self.problems.insert((None, "the list of images cannot be read")) {
@@ -133,7 +143,7 @@ impl Follower {
         };
         let new = found.problems.difference(&self.problems).count();
         for (number, problem) in found.problems.difference(&self.problems) {
-            let device = number.map_or_else(|| "?".to_owned(), |number| format!("rbd{number}"));
+            let device = number.map_or_else(|| "?".to_owned(), |number| number.to_string());
             tracing::warn!(
                 device,
                 problem,
@@ -156,6 +166,28 @@ impl Follower {
             self.send(Fact::RbdImages(found.images)).await?;
         }
         Ok(())
+    }
+
+    /// All that are mapped.
+    async fn find(&self) -> io::Result<Found> {
+        let mut found = sysfs::look(&self.sysfs)?;
+        let connected = nbd::connected(&self.sysfs, &mut found)?;
+        if connected.is_empty() {
+            return Ok(found);
+        }
+        let looked = self.readers.ask(Look::at(&connected), PATIENCE).await;
+        let mappers = looked.map(|looked| looked.reply).unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot look at what has connected network block devices");
+            Vec::new()
+        });
+        let told = self.told.as_ref();
+        let was_image = |number: RbdNumber| {
+            told.is_some_and(|told| {
+                told.images.iter().any(|image| image.number == number) || told.unread.contains(&number)
+            })
+        };
+        nbd::add(connected, &mappers, was_image, &mut found);
+        Ok(found)
     }
 
     async fn send(&self, fact: Fact) -> Result<(), Closed> {

@@ -1,15 +1,16 @@
-//! What sysfs shows of RBD images (drivers/block/rbd.c, `rbd_attrs`). Each attribute that is read is printed from memory, so
+//! What sysfs shows of RBD images that the kernel has mapped (drivers/block/rbd.c, `rbd_attrs`). Each attribute that is read is printed from memory, so
 //! that no read waits for the cluster; `size` and `parent` wait, and `config_info` may hold keys: these are never opened.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-use crate::observation::{RbdImage, RbdImages};
+use crate::observation::{RbdImage, RbdImages, RbdNumber};
 
 /// Images that are followed.
-const IMAGES_MAX: usize = 256;
+pub(super) const IMAGES_MAX: usize = 256;
 /// Partitions of a device that are looked at.
 const PARTITIONS_MAX: usize = 64;
 /// Block devices made of one that are told.
@@ -22,7 +23,7 @@ const NAME_MAX: usize = 512;
 const NO_SNAPSHOT: &str = "-";
 
 /// What is wrong, and with which device.
-pub(super) type Problem = (Option<u32>, &'static str);
+pub(super) type Problem = (Option<RbdNumber>, &'static str);
 
 /// What a look found.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -51,14 +52,14 @@ pub(super) fn look(sysfs: &Path) -> io::Result<Found> {
     let omitted = numbers.len().saturating_sub(IMAGES_MAX);
     found.images.omitted = omitted.try_into().unwrap_or(u32::MAX);
     for number in numbers.into_iter().take(IMAGES_MAX) {
-        let device = Device { directory: &bus.join(number.to_string()), sysfs, number };
+        let device = Device { directory: &bus.join(number.to_string()), sysfs, number: number.into() };
         match device.image(&mut found.problems) {
             Ok(image) => found.images.images.push(image),
             // It went while it was read.
             Err(_) if !device.is_there() => {}
             Err(problem) => {
-                found.problems.insert((Some(number), problem));
-                found.images.unread.push(number);
+                found.problems.insert((Some(device.number), problem));
+                found.images.unread.push(device.number);
             }
         }
     }
@@ -68,7 +69,7 @@ pub(super) fn look(sysfs: &Path) -> io::Result<Found> {
 /// `major:minor` of a device and of its partitions, the device first.
 #[must_use]
 pub fn devices(sysfs: &Path, image: &RbdImage) -> Vec<String> {
-    let name = format!("rbd{}", image.number);
+    let name = image.number.to_string();
     let directory = sysfs.join("block").join(&name);
     let entries = fs::read_dir(&directory).into_iter().flatten().filter_map(Result::ok);
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -81,7 +82,7 @@ pub fn devices(sysfs: &Path, image: &RbdImage) -> Vec<String> {
 /// Block devices that are made of a device or of a partition of it: `dm-0`, and the loop devices on it.
 #[must_use]
 pub fn users(sysfs: &Path, image: &RbdImage) -> Vec<String> {
-    let name = format!("rbd{}", image.number);
+    let name = image.number.to_string();
     let block = sysfs.join("block");
     let names = |directory: &Path| {
         let entries = fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
@@ -101,10 +102,28 @@ pub fn users(sysfs: &Path, image: &RbdImage) -> Vec<String> {
     users.into_iter().take(USERS_MAX).collect()
 }
 
+/// Whether a file system that may be on several devices is on this one, or on a partition of it: its mounts do not show the number
+/// of any.
+#[must_use]
+pub fn has_pool(sysfs: &Path, image: &RbdImage) -> bool {
+    let name = image.number.to_string();
+    let is_it = |device: &OsStr| {
+        let rest = device.to_str().and_then(|device| device.strip_prefix(&name));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
+    };
+    let below = |directory: &Path| fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
+    let mut btrfs = below(&sysfs.join("fs/btrfs")).flat_map(|pool| below(&pool.path().join("devices")));
+    let mut bcachefs = below(&sysfs.join("fs/bcachefs")).flat_map(|pool| below(&pool.path()));
+    btrfs.any(|device| is_it(&device.file_name()))
+        || bcachefs.any(|member| {
+            fs::read_link(member.path().join("block")).is_ok_and(|block| block.file_name().is_some_and(is_it))
+        })
+}
+
 struct Device<'a> {
     directory: &'a Path,
     sysfs: &'a Path,
-    number: u32,
+    number: RbdNumber,
 }
 
 impl Device<'_> {
@@ -147,7 +166,7 @@ impl Device<'_> {
     /// `minor` is there since Linux 3.14; what the block device says is the same.
     fn device(&self) -> Option<String> {
         let number = |name| decimal(&self.text(name).ok()??);
-        let of_block = || device_number(&self.sysfs.join(format!("block/rbd{}/dev", self.number)));
+        let of_block = || device_number(&self.sysfs.join(format!("block/{}/dev", self.number)));
         match (number("major"), number("minor")) {
             (Some(major), Some(minor)) => Some(format!("{major}:{minor}")),
             _ => of_block(),
@@ -165,7 +184,7 @@ impl Device<'_> {
 }
 
 /// A line, without its end. One that has none was cut.
-fn read_attribute(path: &Path) -> io::Result<Option<String>> {
+pub(super) fn read_attribute(path: &Path) -> io::Result<Option<String>> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -177,14 +196,14 @@ fn read_attribute(path: &Path) -> io::Result<Option<String>> {
     line.map(|line| Some(line.to_owned())).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-fn device_number(path: &Path) -> Option<String> {
+pub(super) fn device_number(path: &Path) -> Option<String> {
     let text = read_attribute(path).ok()??;
     let (major, minor) = text.split_once(':')?;
     Some(format!("{}:{}", decimal(major)?, decimal(minor)?))
 }
 
 /// As the kernel prints numbers.
-fn decimal(text: &str) -> Option<u32> {
+pub(super) fn decimal(text: &str) -> Option<u32> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     text.parse().ok().filter(|_| is_plain)
 }

@@ -8,6 +8,9 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::observation::{Observation, RbdImage};
+use crate::sources::procfs::Proc;
+
+mod nbd;
 
 const FSID: &str = "7b7a2f50-9d1c-4a3e-8f6d-2c5b1e0a9d84";
 const ATTRIBUTES: [(&str, &str); 12] = [
@@ -62,14 +65,14 @@ impl Tree {
         fs::remove_file(self.device(&number.to_string()).join(attribute)).unwrap();
     }
 
-    fn look(&self) -> sysfs::Found {
+    fn look(&self) -> Found {
         sysfs::look(self.path()).unwrap()
     }
 }
 
 fn image(number: u32) -> RbdImage {
     RbdImage {
-        number,
+        number: number.into(),
         device: "252:16".into(),
         pool: "kube".into(),
         namespace: None,
@@ -98,7 +101,7 @@ fn the_attributes_of_a_device_are_its_image_and_no_key_is_among_them() {
 
 #[test]
 fn a_kernel_without_such_a_bus_has_no_image() {
-    assert_eq!(Tree::new().look(), sysfs::Found::default());
+    assert_eq!(Tree::new().look(), Found::default());
 }
 
 #[test]
@@ -126,15 +129,15 @@ fn a_device_without_what_names_it_is_left_out_and_counted() {
     fs::create_dir(tree.device("x7")).unwrap();
     let found = tree.look();
     assert_eq!(found.images.images, [image(6)]);
-    assert_eq!(found.images.unread, [0, 1, 2, 3, 4, 5]);
+    assert_eq!(found.images.unread, [0, 1, 2, 3, 4, 5].map(RbdNumber::Kernel));
     let expected: [Problem; 7] = [
         (None, "its name is no number"),
-        (Some(0), "name"),
-        (Some(1), "pool"),
-        (Some(2), "name"),
-        (Some(3), "name"),
-        (Some(4), "major, minor"),
-        (Some(5), "pool"),
+        (Some(0.into()), "name"),
+        (Some(1.into()), "pool"),
+        (Some(2.into()), "name"),
+        (Some(3.into()), "name"),
+        (Some(4.into()), "major, minor"),
+        (Some(5.into()), "pool"),
     ];
     assert_eq!(found.problems, expected.into());
 }
@@ -162,7 +165,7 @@ fn an_attribute_that_is_none_is_left_out_alone() {
 fn a_snapshot_that_cannot_be_read_is_not_taken_for_the_image() {
     let tree = Tree::with(&[0]);
     tree.remove(0, "current_snap");
-    assert_eq!((tree.look().images.images, tree.look().images.unread), (vec![], vec![0]));
+    assert_eq!((tree.look().images.images, tree.look().images.unread), (vec![], vec![0.into()]));
 }
 
 /// As where the device goes between the list and its attributes: the entry leads nowhere.
@@ -203,8 +206,8 @@ async fn next(rx: &mut mpsc::Receiver<Observation>) -> Fact {
 
 fn follower(tree: &Tree) -> (Follower, mpsc::Receiver<Observation>) {
     let (tx, rx) = mpsc::channel(16);
-    let sysfs = tree.path().to_owned();
-    (Follower { sysfs, tx, told: None, problems: BTreeSet::new(), is_full: false }, rx)
+    let (readers, sysfs) = (Readers::from(Proc::default()), tree.path().to_owned());
+    (Follower { readers, sysfs, tx, told: None, problems: BTreeSet::new(), is_full: false }, rx)
 }
 
 #[tokio::test]
@@ -254,4 +257,24 @@ fn what_is_made_of_a_device_is_found_by_its_holders_and_by_the_files_of_loop_dev
     }
     assert_eq!(users(tree.path(), &image(1)), ["dm-0", "loop3", "loop4", "md1"]);
     assert_eq!(users(tree.path(), &image(2)), Vec::<String>::new());
+}
+
+#[test]
+fn a_file_system_of_several_devices_names_those_that_it_has() {
+    let has = |member: &str, is_link: bool| {
+        let tree = Tree::with(&[1]);
+        let path = tree.path().join("fs").join(member);
+        if is_link {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink("../../../../devices/rbd/1/block/rbd1", path).unwrap();
+        } else {
+            fs::create_dir_all(path).unwrap();
+        }
+        [1, 2].map(|number| has_pool(tree.path(), &image(number)))
+    };
+    assert_eq!(has("btrfs/7b7a2f50/devices/rbd1", false), [true, false]);
+    assert_eq!(has("btrfs/7b7a2f50/devices/rbd1p2", false), [true, false]);
+    assert_eq!(has("bcachefs/7b7a2f50/dev-0/block", true), [true, false]);
+    assert_eq!(has("btrfs/7b7a2f50/devices/rbd12", false), [false, false]);
+    assert_eq!(has("btrfs/features", false), [false, false]);
 }

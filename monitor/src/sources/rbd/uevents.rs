@@ -1,5 +1,5 @@
 //! What the kernel tells of devices that come and go (`NETLINK_KOBJECT_UEVENT`, group 1). A filter in the kernel lets only that
-//! of RBD devices through: containers that start make dozens of such messages each.
+//! of RBD devices and of network block devices through: containers that start make dozens of such messages each.
 //!
 //! The message is only a reason to look: nothing in it is taken for a fact. Processes can send such messages, too; the kernel's
 //! come from port 0.
@@ -18,15 +18,16 @@ const GROUP: u32 = 1;
 const KERNEL: u32 = 0;
 /// Larger than any message of the kernel (`UEVENT_BUFFER_SIZE` and the path).
 const MESSAGE_MAX: usize = 8192;
-/// Where RBD devices are in sysfs, as in `add@/devices/rbd/0` and `remove@/devices/rbd/0/block/rbd0`.
-const BELOW: &[u8] = b"/devices/rbd/";
+/// Where RBD devices are in sysfs, as in `add@/devices/rbd/0` and `remove@/devices/rbd/0/block/rbd0`, and network block devices,
+/// which change when they are connected and when they are no more: `change@/devices/virtual/block/nbd0`.
+const BELOW: [&[u8]; 2] = [b"/devices/rbd/", b"/devices/virtual/block/nbd"];
 /// Actions, with the sign behind them, of which the kernel tells.
 const ACTIONS: [&[u8]; 7] = [b"add@", b"remove@", b"change@", b"move@", b"bind@", b"unbind@", b"online@"];
 
 /// What was heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// Something of an RBD device.
+    /// Something of such a device.
     Rbd,
     /// Something else.
     Other,
@@ -43,8 +44,8 @@ pub(super) fn judge(port: u32, message: &[u8]) -> Heard {
     if port != KERNEL {
         return Heard::Refused;
     }
-    let is_of_rbd =
-        |action: &&[u8]| message.strip_prefix(*action).is_some_and(|rest| rest.starts_with(BELOW));
+    let is_below = |rest: &[u8]| BELOW.iter().any(|below| rest.starts_with(below));
+    let is_of_rbd = |action: &&[u8]| message.strip_prefix(*action).is_some_and(is_below);
     if ACTIONS.iter().any(is_of_rbd) { Heard::Rbd } else { Heard::Other }
 }
 
@@ -98,7 +99,7 @@ impl Uevents {
     }
 }
 
-/// Has the kernel keep what begins with one of the actions and the directory of RBD devices.
+/// Has the kernel keep what begins with one of the actions and with where such devices are.
 fn only_rbd(socket: &Socket) -> io::Result<()> {
     let program = filter();
     let filter = libc::sock_fprog {
@@ -119,22 +120,23 @@ fn only_rbd(socket: &Socket) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Classic BPF: keeps a message that has `/devices/rbd` behind an action of one of the lengths. What it compares is the same for
-/// each: twelve bytes. A message that is too short for a load is left out by the kernel, so the short actions come first.
+/// Classic BPF: keeps a message that has `/devices/rbd` or `/devices/virtual/block/n` behind an action of one of the lengths: as
+/// much of each as are whole words. A message that is too short for a load is left out by the kernel, so the short actions come first.
 fn filter() -> Vec<libc::sock_filter> {
     const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
     const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
     const RETURN: u16 = 0x06; // BPF_RET | BPF_K
-    let words: Vec<u32> = BELOW
-        .chunks_exact(4)
-        .map(|four| four.iter().fold(0, |word, byte| (word << 8) | u32::from(*byte)))
-        .collect();
+    let words = |below: &[u8]| -> Vec<u32> {
+        let word = |four: &[u8]| four.iter().fold(0, |word, byte| (word << 8) | u32::from(*byte));
+        below.chunks_exact(4).map(word).collect()
+    };
     let mut lengths: Vec<u32> = ACTIONS.iter().filter_map(|action| action.len().try_into().ok()).collect();
     lengths.sort_unstable();
     lengths.dedup();
     let mut program = Vec::new();
     let instruction = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
-    for length in lengths {
+    for (length, below) in lengths.iter().flat_map(|length| BELOW.map(|below| (*length, below))) {
+        let words = words(below);
         let mut left: u8 = words.len().try_into().unwrap_or(0);
         for (word, at) in words.iter().zip((length..).step_by(4)) {
             program.push(instruction(LOAD, 0, at));
@@ -158,6 +160,8 @@ mod tests {
             (0, &b"add@/devices/rbd/0\0ACTION=add\0"[..], Heard::Rbd),
             (0, b"remove@/devices/rbd/12/block/rbd12\0", Heard::Rbd),
             (0, b"change@/devices/rbd/0", Heard::Rbd),
+            (0, b"change@/devices/virtual/block/nbd0\0ACTION=change\0", Heard::Rbd),
+            (0, b"change@/devices/virtual/block/loop0\0", Heard::Other),
             (0, b"add@/devices/rbdx/0", Heard::Other),
             (0, b"add@/devices/virtual/net/veth1\0", Heard::Other),
             (0, b"libudev\0\xfe\xed\xca\xfe", Heard::Other),
@@ -194,13 +198,16 @@ mod tests {
     #[test]
     fn the_filter_in_the_kernel_keeps_all_that_counts_and_little_else() {
         for action in ACTIONS {
-            let message = [action, b"/devices/rbd/0\0ACTION=x\0"].concat();
-            assert!(keeps(&message), "{}", String::from_utf8_lossy(&message));
-            assert_eq!(judge(KERNEL, &message), Heard::Rbd);
+            for path in [&b"/devices/rbd/0"[..], b"/devices/virtual/block/nbd12"] {
+                let message = [action, path, b"\0ACTION=x\0"].concat();
+                assert!(keeps(&message), "{}", String::from_utf8_lossy(&message));
+                assert_eq!(judge(KERNEL, &message), Heard::Rbd);
+            }
         }
         for message in [
             &b"add@/devices/virtual/net/veth1\0ACTION=add\0SUBSYSTEM=net\0"[..],
             b"remove@/devices/pci0000:00/0000:00:01.0\0",
+            b"add@/devices/virtual/block/loop0\0ACTION=add\0",
             b"add@/devices",
             b"",
         ] {

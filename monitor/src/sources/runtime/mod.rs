@@ -4,13 +4,14 @@
 //! reconcile and recover is the same for all of them. Every socket is a source of its own.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Sender;
 use super::procfs::Proc;
 use super::procfs::readers::Readers;
+use crate::clock::at_beat;
 use crate::names::names;
 use crate::sources::kubelet::PodLabels;
 pub(super) use checkpoint::FindCheckpoints;
@@ -84,6 +85,13 @@ impl RuntimeSocket {
         format!("{}:{}", self.kind.name(), self.path.display())
     }
 
+    /// Whether it is where root has the socket of a runtime by default.
+    #[must_use]
+    pub fn is_at_usual_place(&self) -> bool {
+        let mut places = RuntimeKind::ALL.iter().flat_map(|kind| kind.places()).copied().flatten();
+        places.any(|place| Path::new(place) == self.path)
+    }
+
     /// What answers there: `docker`, `podman`, `containerd`, …
     ///
     /// # Errors
@@ -122,7 +130,7 @@ impl RuntimeSocket {
             }
             tokio::select! {
                 () = tx.closed() => return,
-                () = sleep(options.absent) => {}
+                () = sleep_until(at_beat(options.absent)) => {}
             }
         }
         self.watch(options, readers, tx).await;

@@ -21,7 +21,7 @@ use super::process::{Group, Identity, Said, identify};
 use super::refresh::{InspectReply, Refresh};
 use super::source::Options;
 use super::state_files::StateFiles;
-use crate::clock::boot_now;
+use crate::clock::{at_beat, boot_now};
 use crate::observation::{
     BootNs, ContainerFacts, ContainerState, Fact, Observation, Source, SourceKind, SourceStatus,
 };
@@ -185,7 +185,7 @@ impl<C: RuntimeClient> Session<'_, C> {
     async fn without_events(&mut self, error: RuntimeError) -> Result<(), End> {
         self.events = Err(error);
         if self.live {
-            self.due = Some(Instant::now() + self.interval());
+            self.due = Some(at_beat(self.interval()));
             return self.send(None, Fact::Source(self.status())).await;
         }
         Ok(())
@@ -218,7 +218,7 @@ impl<C: RuntimeClient> Session<'_, C> {
         self.send(None, Fact::Source(self.status())).await?;
         (self.live, *up) = (true, true);
         let interval = if C::LOOKS_BACK { self.interval() } else { self.interval().min(self.options.poll) };
-        self.due = Some(Instant::now() + interval);
+        self.due = Some(at_beat(interval));
         Ok(())
     }
 
@@ -253,7 +253,7 @@ impl<C: RuntimeClient> Session<'_, C> {
             unknown.iter().for_each(|id| self.refresh.request(id, None));
         }
         if self.live {
-            self.due = Some(Instant::now() + self.interval());
+            self.due = Some(at_beat(self.interval()));
             return self.snapshot().await;
         }
         self.due = Some(Instant::now() + self.options.timeout);

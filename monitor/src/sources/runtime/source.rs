@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::broadcast;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 
 use super::super::procfs::readers::Readers;
 use super::super::{Sender, observed_now_by};
@@ -16,7 +16,7 @@ use super::client::{RuntimeClient, RuntimeError};
 use super::containers::Containers;
 use super::session::{self, End, Served};
 use super::state_files::{self, Found, StateFiles};
-use crate::clock::boot_now;
+use crate::clock::{at_beat, boot_now};
 use crate::observation::{ContainerFacts, Fact, Source, SourceKind, SourceStatus};
 use crate::sources::kubelet::PodLabels;
 
@@ -41,6 +41,8 @@ pub struct Options {
     pub backoff_max: Duration,
     /// Pause where another API is served, or where there has never been a socket.
     pub absent: Duration,
+    /// Whether nobody has named the sockets: there need not be a runtime.
+    pub is_guess: bool,
     /// What is kept of the labels of pods.
     pub pod_labels: Arc<PodLabels>,
     /// By which containers are named that are to be read anew.
@@ -58,6 +60,7 @@ impl Default for Options {
             // The containers are to be known again within 5 s of a restart of the runtime.
             backoff_max: Duration::from_secs(2),
             absent: Duration::from_secs(10),
+            is_guess: false,
             pod_labels: Arc::default(),
             wanted: broadcast::Sender::new(WANTED_MAX),
         }
@@ -79,6 +82,7 @@ pub async fn run<C: RuntimeClient>(
     let mut pause = options.backoff_min;
     let mut gap: Option<&'static str> = None;
     let mut down: Option<String> = None;
+    let mut was_there = false;
     let mut on_disk = OnDisk::of::<C>(path);
     while !tx.is_closed() {
         let started = Instant::now();
@@ -100,6 +104,7 @@ pub async fn run<C: RuntimeClient>(
                 pause = options.backoff_min;
             }
         }
+        was_there |= served.up || !matches!(error, RuntimeError::NoSocket { .. });
         let is_absent = matches!(error, RuntimeError::NotServed { .. });
         if error.is_malformed() {
             let malformed = Fact::Malformed { source: source.clone(), count: 1 };
@@ -114,7 +119,8 @@ pub async fn run<C: RuntimeClient>(
         tracing::debug!(source, %reason, ?pause, "the runtime is down");
         if down.as_ref() != Some(&reason) {
             let status = SourceStatus::down(SourceKind::Runtime, source.clone(), reason.clone());
-            let status = SourceStatus { absent: is_absent, ..status };
+            let vacant = options.is_guess && !was_there && !on_disk.has_any();
+            let status = SourceStatus { absent: is_absent, vacant, ..status };
             if send(&tx, Fact::Source(status)).await.is_err() {
                 return;
             }
@@ -122,7 +128,7 @@ pub async fn run<C: RuntimeClient>(
         }
         tokio::select! {
             () = tx.closed() => return,
-            () = sleep(if is_absent { options.absent } else { pause }) => {}
+            () = sleep_until(at_beat(if is_absent { options.absent } else { pause })) => {}
         }
         pause = (pause * 2).min(options.backoff_max);
     }
@@ -187,6 +193,12 @@ impl OnDisk {
         let reported = Reported { directory, by_kthreadd, containers: all, malformed };
         self.read = Some((Instant::now(), Some(reported)));
         Ok(())
+    }
+
+    /// Whether any container was found.
+    fn has_any(&self) -> bool {
+        let reported = self.read.as_ref().and_then(|(_, reported)| reported.as_ref());
+        reported.is_some_and(|reported| !reported.containers.is_empty())
     }
 
     /// Why the runtime is down, and what is known nevertheless.

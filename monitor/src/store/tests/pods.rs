@@ -11,7 +11,7 @@ fn the_name_of_a_pod_stays_when_the_pod_has_gone() {
     writer.insert(&numbered(sample::deletion(), 1)).unwrap();
     writer.insert(&numbered(Event { kind: Kind::ContainerRemoved, ..sample::deletion() }, 2)).unwrap();
     writer.commit().unwrap();
-    let uid = sample::deletion().target.unwrap().pod.unwrap().uid;
+    let uid = sample::deletion().target.unwrap().into_inner().pod.unwrap().uid;
     let named = |ago: i64, later: u64| {
         writer.connection.execute("UPDATE pods SET gone = ?1", [time::now() - ago * SECOND]).unwrap();
         let boot = boot_now();

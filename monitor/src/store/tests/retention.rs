@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::Ipv4Addr;
 
 use super::*;
-use crate::event::{Charge, Severity, Standing, Target};
+use crate::event::{Charge, Severity, Shared, Standing, Target};
 use crate::query::record::timestamp;
 use crate::store::index::decode;
 
@@ -208,7 +208,7 @@ fn the_closed_incidents_of_one_user_displace_none_of_another() {
     let closed = |seq: u64, user: &str| {
         let mut event = incident(&format!("{user}{seq}"), Kind::IncidentClosed, seq);
         event.incident.as_mut().unwrap().severity = Severity::Notice;
-        event.target = Some(Box::new(Target {
+        event.target = Some(Shared::new(Target {
             userns: Some(crate::event::UserNamespace::Other),
             ..Target::unknown(crate::event::Join::Ok)
         }));

@@ -1,6 +1,7 @@
 //! Advice follows the state in which it is read, and never feeds the failure.
 
 use super::*;
+use crate::event::Incident;
 
 fn commands(node: &TestNode) -> Vec<String> {
     node.open()[0].advice.iter().map(|step| step.command.clone()).collect()
@@ -35,6 +36,33 @@ fn a_pod_is_to_be_deleted_only_where_no_older_sandbox_of_its_name_is_left() {
 }
 
 #[test]
+fn a_pod_is_not_to_be_deleted_while_its_own_removal_is_feared_to_fail() {
+    const OLD: &str = "94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94fe";
+    let deletes = |open: &Incident| open.advice.iter().any(|step| step.command.contains("delete pod"));
+    let lost = |node: &TestNode| node.open().into_iter().find(|open| open.kind == KIND).unwrap();
+    for (failed, seconds) in [(0, 1), (3, 1), (3, 200)] {
+        let mut node = TestNode::with_running_pod();
+        node.call(CniCommand::Add, SANDBOX, 0);
+        for _ in 0..failed {
+            node.call(CniCommand::Del, OLD, 1);
+        }
+        node.call(CniCommand::Del, OLD, 0);
+        node.run_for(seconds * S);
+        let mut node = lost_by_hand(node);
+        node.run_for(3 * S);
+        let told = node.incidents().into_iter().filter(|(_, told)| told.kind == KIND);
+        assert!(told.count() > 0 && node.open().iter().any(|open| open.kind == "stale-cni-del"), "{failed}");
+        assert!(!node.incidents().iter().any(|(_, told)| deletes(told)), "{:?}", lost(&node).advice);
+        if seconds > 100 {
+            continue;
+        }
+        node.run_for(700 * S);
+        assert!(node.open().iter().all(|open| open.kind != "stale-cni-del"));
+        assert!(deletes(&lost(&node)), "{:?}", lost(&node).advice);
+    }
+}
+
+#[test]
 fn an_entry_is_put_back_only_where_both_ends_are_up() {
     let mut node = lost();
     assert!(repairs(&node));
@@ -55,6 +83,25 @@ fn an_entry_is_put_back_only_where_both_ends_are_up() {
     node.observe(Fact::Link(Box::new(own)));
     assert!(repairs(&node));
     assert!(node.events.iter().all(|event| event.kind != Kind::IncidentClosed));
+}
+
+#[test]
+fn an_interface_that_was_set_down_inside_is_to_be_set_up_there() {
+    let mut node = lost();
+    let set_up = "nsenter -t 16707 -n ip link set dev eth0 up";
+    let step = |node: &TestNode| {
+        let [open] = &node.open()[..] else { panic!("{:?}", node.kinds()) };
+        open.advice.iter().find(|step| step.command == set_up).cloned()
+    };
+    assert_eq!(step(&node), None);
+    let own = node.tables[&ETCD].links[0].clone();
+    node.observe(Fact::Link(Box::new(LinkFacts { flags: 0, ..own.clone() })));
+    let found = step(&node).unwrap();
+    let process = found.process.unwrap();
+    assert_eq!((process.pid, process.links.len()), (16_707, 1), "only while it is in that namespace");
+    assert!(!repairs(&node), "before that it is of no use");
+    node.observe(Fact::Link(Box::new(own)));
+    assert_eq!(step(&node), None);
 }
 
 #[test]

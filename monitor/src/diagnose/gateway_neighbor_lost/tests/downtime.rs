@@ -1,7 +1,11 @@
 //! What happened to gateways while no daemon ran, or just before it ended.
 
 use super::*;
-use crate::core::KnownEntry;
+use crate::core::{Kept, KnownEntry};
+
+fn resumed(gateways: Vec<KnownEntry>) -> Resume {
+    Resume { kept: Kept { gateways, ..Kept::default() }, ..Resume::default() }
+}
 
 /// A pod with a static entry that a run has seen, and what that run keeps.
 fn before(cookie: Option<u64>) -> (TestNode, Vec<KnownEntry>) {
@@ -18,7 +22,7 @@ fn before(cookie: Option<u64>) -> (TestNode, Vec<KnownEntry>) {
 
 /// The next run, which finds these tables.
 fn after(node: &TestNode, kept: Vec<KnownEntry>, change: impl FnOnce(&mut NetnsSnapshot)) -> TestNode {
-    let mut again = TestNode::booted(Resume { gateways: kept, ..Resume::default() });
+    let mut again = TestNode::booted(resumed(kept));
     (again.tables, again.now) = (node.tables.clone(), 100 * S);
     change(again.tables.get_mut(&ETCD).unwrap());
     again.start(vec![etcd_sandbox()]);
@@ -134,7 +138,7 @@ fn what_was_suspected_is_not_said_of_an_entry_that_is_there_again_and_wrong() {
 #[test]
 fn what_a_run_was_to_compare_is_kept_until_the_node_is_read() {
     let (_, kept) = before(Some(4_097));
-    let again = TestNode::booted(Resume { gateways: kept.clone(), ..Resume::default() });
+    let again = TestNode::booted(resumed(kept.clone()));
     assert_eq!(again.core.known_gateways(), kept);
 }
 
@@ -167,7 +171,7 @@ fn what_is_there_or_cannot_be_compared_is_no_loss() {
 #[test]
 fn a_container_that_the_runtime_reports_late_is_called_by_its_name() {
     let (node, kept) = before(Some(4_097));
-    let mut again = TestNode::booted(Resume { gateways: kept, ..Resume::default() });
+    let mut again = TestNode::booted(resumed(kept));
     (again.tables, again.now) = (node.tables.clone(), 100 * S);
     let tables = again.tables.get_mut(&ETCD).unwrap();
     tables.neighbors.clear();

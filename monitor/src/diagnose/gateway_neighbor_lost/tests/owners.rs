@@ -245,3 +245,60 @@ fn a_loss_in_a_namespace_that_another_one_followed_while_no_daemon_ran_is_not_re
     let reason = again.last_incident().incident.as_ref().unwrap().close_reason;
     assert_eq!(reason, Some(CloseReason::SubjectGone));
 }
+
+/// The process of a container that no runtime tells of, and one that was put into its namespace since, by `nsenter`.
+fn left_behind() -> (NetnsOwner, NetnsOwner) {
+    let of_container = owner(700, &format!("/system.slice/docker-{}.scope", "a".repeat(64)));
+    let entered = NetnsOwner {
+        tgid: 900,
+        start_ns: 60 * S,
+        comm: "sleep".into(),
+        cgroup: Some("/system.slice/ssh.service".into()),
+    };
+    (of_container, entered)
+}
+
+#[test]
+fn a_container_that_left_its_namespace_to_another_process_is_gone_and_that_one_has_lost_nothing() {
+    for with_link in [false, true] {
+        let (of_container, entered) = left_behind();
+        let mut node = with_owner(Some(of_container));
+        node.delete_entry(NETNS, NeighborCause::Admin);
+        assert!(node.last_incident().message.starts_with("container aaaaaaaaaaaa has lost"));
+        // It is restarted, in a namespace of its own.
+        let tables = node.tables.get_mut(&NETNS).unwrap();
+        tables.owner = Some(entered);
+        if with_link {
+            (tables.links, tables.routes) = Default::default();
+            node.tables.get_mut(&HOST).unwrap().links.retain(|link| link.ifname != "veth1234567");
+            node.observe(Fact::LinkGone { netns: NETNS, ifindex: 2, moved_to: None });
+        }
+        node.run_for(2 * S);
+        let reason = node.last_incident().incident.as_ref().unwrap().close_reason;
+        assert_eq!(reason, Some(CloseReason::SubjectGone));
+        node.observe_netns(NETNS);
+        node.run_for(200 * S);
+        let opened = node.kinds().iter().filter(|kind| **kind == "incident.opened").count();
+        assert_eq!((opened, node.open().len()), (1, 0), "{with_link}");
+        if with_link {
+            continue;
+        }
+        // What it loses itself is told.
+        node.set_entry(NETNS, Some((NudState::PERMANENT, Some(host_mac()))));
+        node.observe_netns(NETNS);
+        node.delete_entry(NETNS, NeighborCause::Admin);
+        let lost = node.last_incident();
+        assert!(lost.message.starts_with("the network namespace of sleep (pid 900, "), "{}", lost.message);
+    }
+}
+
+#[test]
+fn a_process_that_is_older_than_the_container_and_came_to_it_does_not_end_it() {
+    let (of_container, entered) = left_behind();
+    let mut node = with_owner(Some(of_container));
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    // It is the oldest one now, whoever else is there.
+    node.tables.get_mut(&NETNS).unwrap().owner = Some(NetnsOwner { start_ns: 1, ..entered });
+    node.run_for(10 * S);
+    assert_eq!(node.kinds(), ["incident.opened"]);
+}

@@ -80,6 +80,76 @@ fn a_wrong_entry_that_nobody_was_seen_setting_is_not_the_deletions_doing() {
     assert_eq!(entry.reason.as_deref(), Some("wrong-lladdr"));
 }
 
+/// Somebody sets the entry, where there is none, to an address that is not the host's.
+fn set_by_hand(node: &mut TestNode) -> Fact {
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(9)))));
+    node.observe(task(30_000, "/usr/bin/worker"));
+    Fact::Neighbor(Box::new(NeighborChange {
+        op: NeighborOp::Added,
+        old_state: None,
+        new_state: Some(NudState::PERMANENT),
+        lladdr: None,
+        new_lladdr: Some(mac(9)),
+        actor: Some(TaskRef { key: task_key(30_000), tid: 30_000, comm: "worker".into(), context: None }),
+        ..deletion(ETCD, NeighborCause::Admin)
+    }))
+}
+
+#[test]
+fn who_sets_a_wrong_entry_after_the_deletion_is_named_for_it() {
+    // It may be read before its event is told.
+    for is_read_first in [false, true] {
+        let mut node = lost();
+        let set = set_by_hand(&mut node);
+        if is_read_first {
+            node.observe_netns(ETCD);
+        }
+        node.observe(set);
+        for _ in 0..2 {
+            let (summary, actor, count) = open(&node);
+            assert_eq!(
+                summary,
+                "pod lijiaob/etcd1-0 cannot reach its gateway 169.254.1.1: its static ARP entry on eth0 was set to \
+                 32:76:e6:6f:ff:09 by worker (pid 30000)"
+            );
+            assert_eq!((actor, count, node.open()[0].confidence), (Some(30_000), 1, Confidence::Certain));
+            let added = node.events.iter().find(|event| event.kind == Kind::NeighborAdded).unwrap();
+            assert!(added.message.contains("set to 32:76:e6:6f:ff:09 by worker"), "{}", added.message);
+            assert!(node.open()[0].evidence.contains(&added.seq));
+            let entry = node.last_incident().neighbor.clone().unwrap();
+            assert_eq!(entry.reason.as_deref(), Some("wrong-lladdr"));
+            node.run_for(10 * S);
+        }
+        node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+        node.run_for(2 * S);
+        assert!(node.open().is_empty());
+    }
+}
+
+#[test]
+fn who_sets_a_wrong_entry_where_there_was_none_is_named_once_it_lasts() {
+    for lasts in [true, false] {
+        let mut node = TestNode::booted(Resume::default());
+        node.add_pod(ETCD, "cali9118ebbb10b", NudState(0x02));
+        node.set_entry(ETCD, None);
+        node.start(vec![etcd_sandbox()]);
+        node.run_for(100 * S);
+        let set = set_by_hand(&mut node);
+        node.observe(set);
+        assert!(node.open().is_empty(), "it may be mended at once");
+        if !lasts {
+            node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+        }
+        node.run_for(10 * S);
+        assert_eq!(node.open().len(), usize::from(lasts));
+        if lasts {
+            let (summary, actor, _) = open(&node);
+            assert!(summary.ends_with("was set to 32:76:e6:6f:ff:09 by worker (pid 30000)"), "{summary}");
+            assert_eq!(actor, Some(30_000));
+        }
+    }
+}
+
 #[test]
 fn an_entry_that_vanished_unseen_is_not_the_doing_of_who_had_replaced_it() {
     let mut node = TestNode::with_running_pod();
@@ -93,6 +163,53 @@ fn an_entry_that_vanished_unseen_is_not_the_doing_of_who_had_replaced_it() {
     let (summary, actor, count) = open(&node);
     assert!(summary.ends_with("is gone, and nobody was seen removing it"), "{summary}");
     assert_eq!((actor, count), (None, 1));
+}
+
+/// An entry that was replaced with a wrong one, as an event has told.
+fn wrong() -> TestNode {
+    let mut node = TestNode::with_running_pod();
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(9)))));
+    node.observe(Fact::Neighbor(Box::new(replaced_by(mac(9)))));
+    node.run_for(3 * S);
+    node
+}
+
+#[test]
+fn nobody_is_said_to_have_removed_a_wrong_entry_unseen_while_the_event_may_be_on_its_way() {
+    for is_read_first in [true, false] {
+        let mut node = wrong();
+        node.set_entry(ETCD, None);
+        node.observe(task(30_000, "/usr/bin/worker"));
+        let mut removal = deletion(ETCD, NeighborCause::Admin);
+        removal.actor =
+            Some(TaskRef { key: task_key(30_000), tid: 30_000, comm: "worker".into(), context: None });
+        if is_read_first {
+            node.observe_netns(ETCD);
+            node.run_for(S / 2);
+        }
+        node.observe(Fact::Neighbor(Box::new(removal)));
+        if !is_read_first {
+            node.observe_netns(ETCD);
+        }
+        node.run_for(10 * S);
+        let (summary, actor, count) = open(&node);
+        assert!(summary.ends_with("was deleted by worker (pid 30000)"), "{summary}");
+        assert_eq!((actor, count), (Some(30_000), 1));
+        let unseen = |event: &Event| event.message.contains("nobody was seen");
+        assert!(!node.events.iter().any(unseen), "{is_read_first}");
+    }
+}
+
+#[test]
+fn where_records_were_lost_nobody_is_said_not_to_have_been_seen_removing_a_wrong_entry() {
+    let mut node = wrong();
+    node.set_entry(ETCD, None);
+    let (source, reason) = ("bpf".into(), "neighbor-ring-full".into());
+    node.observe(Fact::Lost(Loss { source, reason, count: Some(3) }));
+    node.run_for(10 * S);
+    let (summary, actor, _) = open(&node);
+    assert!(summary.ends_with("is gone; who removed it was not found out"), "{summary}");
+    assert_eq!(actor, None);
 }
 
 #[test]

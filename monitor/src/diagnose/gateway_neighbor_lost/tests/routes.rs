@@ -109,13 +109,26 @@ fn a_route_that_went_with_its_interface_stays_missed_when_the_interface_is_up_ag
     node.observe_netns(ETCD);
     let eth0 = node.tables[&ETCD].links[0].clone();
     node.delete_entry(ETCD, NeighborCause::LinkDown);
-    node.observe(Fact::Link(Box::new(LinkFacts { flags: 0, ..eth0.clone() })));
-    node.observe(Fact::Link(Box::new(eth0)));
+    let says_it =
+        |node: &TestNode| node.open()[0].advice[0].text.contains("default route by the gateway is missing");
+    assert!(!says_it(&node));
+    let down = LinkFacts { flags: 0, ..eth0.clone() };
+    node.observe(Fact::Link(Box::new(down.clone())));
     // The kernel sends no message about the route.
-    node.tables.get_mut(&ETCD).unwrap().routes.clear();
+    let tables = node.tables.get_mut(&ETCD).unwrap();
+    (tables.links, tables.routes) = (vec![down], Vec::new());
+    node.run_for(10 * S);
+    assert!(!says_it(&node), "how to set the interface up says that");
+    node.tables.get_mut(&ETCD).unwrap().links = vec![eth0.clone()];
+    node.observe(Fact::Link(Box::new(eth0)));
+    assert!(says_it(&node), "{:?}", node.open()[0].advice);
     node.observe_netns(ETCD);
     node.run_for(100 * S);
     assert_eq!(node.open().len(), 1, "{:?}", node.kinds());
+    assert!(says_it(&node), "{:?}", node.open()[0].advice);
+    node.tables.get_mut(&ETCD).unwrap().routes = vec![RouteFacts::default_via(ETCD, gateway(), 2)];
+    node.run_for(3 * S);
+    assert!(!says_it(&node), "{:?}", node.open()[0].advice);
     // Restored.
     node.tables.get_mut(&ETCD).unwrap().routes = vec![RouteFacts::default_via(ETCD, gateway(), 2)];
     node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));

@@ -44,3 +44,37 @@ fn what_users_have_lost_among_themselves_puts_only_their_namespaces_in_doubt() {
         assert!(opened.message.ends_with(expected), "{}", opened.message);
     }
 }
+
+#[test]
+fn nobody_is_said_not_to_have_been_seen_where_nothing_sees_who_removes_entries() {
+    let status = SourceStatus::up(SourceKind::Hook, "hook.neighbor");
+    let blind = SourceStatus { rung: Some("netlink".into()), ..status.clone() };
+    let sees = SourceStatus { rung: Some("tp_btf".into()), ..status };
+    let down = SourceStatus::down(SourceKind::Hook, "hook.neighbor", "it is off");
+    for (status, expected) in [
+        (sees, "is gone, and nobody was seen removing it"),
+        (blind, "is gone; who removed it was not found out"),
+        (down, "is gone; who removed it was not found out"),
+    ] {
+        let mut node = TestNode::with_running_pod();
+        node.observe(Fact::Source(status));
+        node.set_entry(ETCD, None);
+        node.observe_netns(ETCD);
+        node.run_for(10 * S);
+        let opened = node.last_incident();
+        assert!(opened.message.ends_with(expected), "{}", opened.message);
+    }
+}
+
+#[test]
+fn records_that_were_lost_are_taken_into_account_that_are_told_of_after_the_entry_was_missed() {
+    let mut node = TestNode::with_running_pod();
+    node.set_entry(ETCD, None);
+    node.observe_netns(ETCD);
+    node.run_for(S);
+    let (source, reason) = ("bpf".into(), "neighbor-ring-full".into());
+    node.observe(Fact::Lost(Loss { source, reason, count: Some(3) }));
+    node.run_for(10 * S);
+    let opened = node.last_incident();
+    assert!(opened.message.ends_with("is gone; who removed it was not found out"), "{}", opened.message);
+}

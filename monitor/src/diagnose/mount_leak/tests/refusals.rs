@@ -10,8 +10,11 @@ fn a_refused_unmount_of_it_is_a_warning_and_evidence() {
     node.run_for(2 * S);
     node.observe(umount(None));
     node.run_for(2 * S);
-    let busy = node.events.iter().find(|event| event.kind == Kind::MountBusy).unwrap().seq;
-    found(&mut node, &[copy(50)]);
+    let busy = node.events.iter().find(|event| event.kind == Kind::MountBusy).unwrap();
+    let mut left = copy(50);
+    left.mount.device.clone_from(&busy.mount.as_ref().unwrap().identity.as_ref().unwrap().device);
+    let busy = busy.seq;
+    found(&mut node, &[left]);
     node.run_for(11 * S);
     let open = node.open();
     let incident = open.iter().find(|incident| incident.kind == super::super::KIND).unwrap();
@@ -70,4 +73,53 @@ fn an_old_kernel_refuses_to_remove_the_directory() {
     let words = "; Linux 3.10 refuses to remove its directory (EBUSY)";
     assert!(incident.summary.ends_with(words), "{}", incident.summary);
     assert_eq!(incident.ruled_out, [""; 0]);
+}
+
+#[test]
+fn what_the_runtime_was_refused_of_a_container_is_one_of_the_mount_at_that_path() {
+    let dead = |error: String| {
+        let facts = container(WEB, "web", ContainerState::Dead);
+        Fact::Container(Box::new(ContainerFacts { removal_error: Some(error.into()), ..facts }))
+    };
+    let removal =
+        |path: &str| format!("unable to remove filesystem: unlinkat {path}: device or resource busy");
+    let words = "; the runtime says that the removal of its directory was refused (EBUSY)";
+    let only =
+        |node: &TestNode| node.open().into_iter().find(|open| open.kind == super::super::KIND).unwrap();
+    let mut node = node();
+    found(&mut node, &[root_of_web(50)]);
+    node.run_for(11 * S);
+    assert_eq!(only(&node).severity, Severity::Info);
+    for other in [format!("/mnt{LAYER}"), format!("{LAYER}/etc"), LAYER.replace("/merged", "")] {
+        node.observe(dead(removal(&other)));
+        assert_eq!(only(&node).severity, Severity::Info, "{other}");
+    }
+    node.observe(dead(removal(LAYER)));
+    let incident = only(&node);
+    assert_eq!(incident.severity, Severity::Warning);
+    assert!(incident.summary.contains(words), "{}", incident.summary);
+    let past = past(&incident.summary);
+    assert_eq!(present(&past), [""; 0], "{past}");
+}
+
+#[test]
+fn a_refusal_of_what_was_mounted_at_its_path_later_is_none_of_it() {
+    let mut node = node();
+    found(&mut node, &[copy(50)]);
+    node.run_for(11 * S);
+    let leak = node.events.iter().find_map(|event| event.leaks.as_ref()).unwrap()[0].clone();
+    let of = |device: &str, root: &str| super::super::Call {
+        path: leak.path.clone().unwrap(),
+        at: 1,
+        seq: 1,
+        refused: true,
+        of: Some((device.to_owned(), root.to_owned())),
+    };
+    assert!(of(&leak.identity.device, &leak.identity.root).is_about(&leak));
+    assert!(!of("0:9999", &leak.identity.root).is_about(&leak));
+    assert!(!of(&leak.identity.device, "/elsewhere").is_about(&leak));
+    let mut part = leak.clone();
+    part.identity.root = "/part".to_owned();
+    assert!(of(&leak.identity.device, &leak.identity.root).is_about(&part));
+    assert!(super::super::Call { of: None, ..of("", "") }.is_about(&leak), "what it was is not known");
 }

@@ -54,3 +54,22 @@ fn a_volume_that_may_be_that_of_the_pod_which_has_it_is_in_use() {
     own.original.as_mut().unwrap().others.push(HostPath { path, mntns: 2 });
     assert_eq!(opened(&[own]), []);
 }
+
+#[test]
+fn a_volume_that_was_staged_for_all_pods_is_named_as_one() {
+    let path = "/var/lib/kubelet/plugins/kubernetes.io/csi/pv/pvc-1/globalmount";
+    let mut node = node();
+    let host =
+        KubeletNamespace { mntns: 2, roots: vec!["/var/lib/kubelet".into()], of_kubelet: false, pid: None };
+    node.observe(Fact::Kubelet(KubeletFacts { namespaces: vec![host] }));
+    let staged = MountCopy { original: original(path, true), bind: None, ..copy(50) };
+    found(&mut node, &[staged]);
+    node.run_for(11 * S);
+    let incident = &node.open()[0];
+    let words =
+        "still has staged volume pvc-1 (kubernetes.io/csi) mounted at /mem, though the host has unmounted it";
+    assert!(incident.summary.contains(words), "{}", incident.summary);
+    assert_eq!(incident.confidence, Confidence::Certain);
+    let event = node.last_incident();
+    assert_eq!(event.leaks.as_ref().unwrap()[0].path.as_deref(), Some(path));
+}

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::*;
 use crate::sources::bpf::hooks::HOOKS;
-use crate::sources::bpf::{syscall_context, task};
+use crate::sources::bpf::{iterators, syscall_context, task};
 
 /// What the daemon reads of each kernel's types, reduced.
 const KERNELS: [(&str, &[u8]); 7] = [
@@ -94,6 +94,15 @@ fn each_kernel_has_all_that_the_programs_read() {
                 assert!(resolved.is_ok(), "{name} {}: {:?}", offsets.global, resolved.err());
             }
         }
+    }
+}
+
+#[test]
+fn what_the_iterators_read_is_in_the_kernels_that_have_them() {
+    // Those whose types were kept since; 5.10 has none for mappings.
+    for name in ["5.10", "6.1", "6.12", "6.18"] {
+        let resolved = (iterators::OFFSETS.resolve)(&kernel(name));
+        assert_eq!(resolved.is_ok(), name != "5.10", "{name}: {:?}", resolved.err());
     }
 }
 

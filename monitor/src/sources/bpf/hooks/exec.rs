@@ -24,6 +24,7 @@ pub(super) const HOOK: Hook = Hook {
     rungs: &[Rung {
         name: "tp_btf",
         note: None,
+        lost: None,
         mechanism: Mechanism::Programs(&[tp_btf("sched_process_exec"), tp_btf("sched_process_exit")]),
     }],
     offsets: Some(Offsets { global: "EXEC_OFFSETS", resolve: offsets }),
@@ -64,8 +65,6 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         // Since 4.19.
         task_thread_pid: btf.need("task_struct.thread_pid")?,
         pid_level: btf.need("pid.level")?,
-        // In all kernels; where it were missing, no call of rbd would count.
-        cred_cap_effective: btf.any_of(&["cred.cap_effective"]),
     };
     Ok(offsets.as_bytes().to_vec())
 }
@@ -88,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_program_with_the_name_of_a_component_is_told_by_its_process() {
-        let header = Header { kind: KIND_COMPONENT, reserved: 0, boot_ns: 5 };
+        let header = Header { kind: KIND_COMPONENT, detail: 0, boot_ns: 5 };
         let bytes = ComponentRecord { header, tgid: 7, reserved: 0 };
         let seen = record(bytes.as_bytes(), 1).unwrap();
         assert_eq!((seen.at, seen.fact), (5, Fact::ComponentExecuted { tgid: 7 }));

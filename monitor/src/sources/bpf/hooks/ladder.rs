@@ -7,6 +7,9 @@ use crate::observation::{SourceKind, SourceStatus};
 /// Why a rung that the configuration excludes is refused.
 pub const SWITCHED_OFF: &str = "switched off";
 
+/// Why every rung with programs is refused after starts that came to no good end.
+pub const CRASH_LOOP: &str = "three or more starts in a row ended within a minute each, and not by a stop, so kernel programs are left out";
+
 /// The rung that a hook is on, and why on none above it.
 #[derive(Debug)]
 pub struct HookStatus {
@@ -16,27 +19,30 @@ pub struct HookStatus {
     pub rung: Option<&'static Rung>,
     /// The rungs above, best first, and why each was refused.
     refused: Vec<(&'static str, String)>,
+    /// Programs that its rung does without, and why.
+    lacks: Option<String>,
     choice: Choice,
 }
 
 impl HookStatus {
-    /// Tries the rungs from the best one that the configuration allows downwards, until one works.
+    /// Tries the rungs from the best one that the configuration allows downwards, until one works. What `attach` gives is what
+    /// the rung does without.
     pub(in crate::sources::bpf) fn select(
         hook: &'static Hook,
         choice: Choice,
-        mut attach: impl FnMut(&'static [Program]) -> Result<(), String>,
+        mut attach: impl FnMut(&'static [Program]) -> Result<Option<String>, String>,
     ) -> Self {
-        let mut status = Self { hook, rung: None, refused: Vec::new(), choice };
+        let mut status = Self { hook, rung: None, refused: Vec::new(), lacks: None, choice };
         for (index, rung) in hook.rungs.iter().enumerate() {
             let tried = match rung.mechanism {
                 _ if !allowed(hook, choice, index) => Err(SWITCHED_OFF.to_owned()),
                 Mechanism::Programs(programs) => attach(programs),
                 // The netlink source is required: where it cannot be opened, the daemon ends.
-                Mechanism::NeighborMessages => Ok(()),
+                Mechanism::NeighborMessages => Ok(None),
             };
             match tried {
-                Ok(()) => {
-                    status.rung = Some(rung);
+                Ok(lacks) => {
+                    (status.rung, status.lacks) = (Some(rung), lacks);
                     break;
                 }
                 Err(reason) => status.refused.push((rung.name, reason)),
@@ -50,11 +56,13 @@ impl HookStatus {
     pub fn source_status(&self) -> SourceStatus {
         SourceStatus {
             absent: false,
+            vacant: false,
             source: self.hook.source(),
             kind: SourceKind::Hook,
             up: self.rung.is_some(),
             rung: self.rung.map(|rung| rung.name.to_owned()),
             reason: self.reason(),
+            lacks: self.lacks.clone(),
         }
     }
 
@@ -88,6 +96,16 @@ impl HookStatus {
 pub(in crate::sources::bpf) fn wants_programs(hook: &Hook, choice: Choice) -> bool {
     let takes_programs = |rung: &Rung| matches!(rung.mechanism, Mechanism::Programs(_));
     hook.rungs.iter().enumerate().any(|(index, rung)| allowed(hook, choice, index) && takes_programs(rung))
+}
+
+/// Whether it allows one that takes programs and none of the kernel's types.
+pub(in crate::sources::bpf) fn wants_untyped_programs(hook: &Hook, choice: Choice) -> bool {
+    hook.rungs.iter().enumerate().any(|(index, rung)| match rung.mechanism {
+        Mechanism::Programs(programs) => {
+            allowed(hook, choice, index) && programs.iter().all(|program| !program.attach.needs_types())
+        }
+        Mechanism::NeighborMessages => false,
+    })
 }
 
 fn allowed(hook: &Hook, choice: Choice, index: usize) -> bool {

@@ -1,9 +1,11 @@
-//! Interfaces: who set one up or down, deleted or moved it. What happened, netlink tells.
+//! Interfaces: who set one up or down, deleted or moved it; and who had a route or an address added or deleted, where the kernel
+//! allows it. What happened, netlink tells.
 
 use kevtmon_ebpf::link::{KIND_LINK, LinkOffsets, LinkRecord, counter, operation};
+use kevtmon_ebpf::route::{KIND_ROUTE, counter as route_counter};
 use zerocopy::IntoBytes as _;
 
-use super::{Attach, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
+use super::{Attach, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung, route};
 use crate::namespace::NsInum;
 use crate::observation::{Fact, LinkAct, LinkOp};
 use crate::sources::bpf::btf::{Btf, BtfError};
@@ -13,22 +15,27 @@ use crate::sources::bpf::task::actor;
 
 pub(super) const HOOK: Hook = Hook {
     name: "link",
-    observes: "changes of interfaces",
+    observes: "changes of interfaces, routes and addresses",
     without: "who set a link down, moved or deleted it is not known, but for a CNI call at that time",
     rungs: &[Rung {
         name: "tp_btf",
         note: None,
+        lost: None,
         mechanism: Mechanism::Programs(&[
             tp_btf("qdisc_reset"),
             tp_btf("qdisc_destroy"),
             tp_btf("qdisc_create"),
+            Program { object: &objects::CORE, name: "rtnl_notify", attach: Attach::Function("rtnl_notify") },
         ]),
     }],
     offsets: Some(Offsets { global: "LINK_OFFSETS", resolve: offsets }),
     records: Records {
-        kinds: &[(KIND_LINK, Decode::Fact(decode))],
+        kinds: &[(KIND_LINK, Decode::Fact(decode)), (KIND_ROUTE, Decode::Fact(route::decode))],
         counts: &[],
-        losses: &[LossCount { counter: counter::RING_FULL, reason: "link-ring-full" }],
+        losses: &[
+            LossCount { counter: counter::RING_FULL, reason: "link-ring-full" },
+            LossCount { counter: route_counter::RING_FULL, reason: "route-ring-full" },
+        ],
     },
     skipped: "link-run-skipped",
 };
@@ -53,6 +60,8 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         net_device_nd_net: btf.need("net_device.nd_net.net")?,
         net_ns_inum: btf.need("net.ns.inum")?,
         net_user_ns: btf.need("net.user_ns")?,
+        // Only for what the rung can do without.
+        sk_buff_data: btf.any_of(&["sk_buff.data"]),
     };
     Ok(offsets.as_bytes().to_vec())
 }

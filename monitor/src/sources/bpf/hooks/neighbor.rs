@@ -22,18 +22,24 @@ use crate::sources::bpf::task::actor;
 pub(super) const HOOK: Hook = Hook {
     name: "neighbor",
     observes: "neighbor changes",
-    without: "who deleted or changed a neighbor entry is not known; on the rung `netlink` it is seen that they went",
+    without: "deleted and changed neighbor entries are not seen when that happens, and nobody is named for it; that a gateway has none is found by state",
     rungs: &[
         Rung {
             name: "tp_btf",
             note: None,
+            lost: None,
             mechanism: Mechanism::Programs(&[
                 tp_btf("neigh_update"),
                 tp_btf("neigh_cleanup_and_release"),
                 tp_btf("neigh_timer_handler"),
             ]),
         },
-        Rung { name: "netlink", note: Some("no actor"), mechanism: Mechanism::NeighborMessages },
+        Rung {
+            name: "netlink",
+            note: Some("no actor"),
+            lost: Some("who deleted or changed a neighbor entry is not known; that it went is seen"),
+            mechanism: Mechanism::NeighborMessages,
+        },
     ],
     offsets: Some(Offsets { global: "NEIGHBOR_OFFSETS", resolve: offsets }),
     records: Records {
@@ -100,6 +106,8 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         in_device_ifa_list: btf.need("in_device.ifa_list")?,
         net_ns_inum: btf.need("net.ns.inum")?,
         net_user_ns: btf.need("net.user_ns")?,
+        // Since 5.12.
+        net_cookie: btf.any_of(&["net.net_cookie"]),
         // Renamed in 6.18; a member of struct net itself before 5.11.
         net_references: btf.any_of(&["net.ns.__ns_ref", "net.ns.count", "net.count"]),
         admin_flag,
@@ -165,6 +173,7 @@ fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChang
         device_lladdr: lladdr(&record.device_lladdr),
         actor,
         netlink_port: Some(record.netlink_port).filter(|port| *port != 0),
+        netns_cookie: Some(record.header.detail).filter(|cookie| *cookie != 0),
         netns_of_user: record.device_marks & device_mark::NETNS_OF_USER != 0,
     })
 }

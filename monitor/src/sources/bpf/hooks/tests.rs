@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::observation::Loss;
 use crate::settings::{Description as _, Values};
-use crate::sources::bpf::{objects, syscall_context, task};
+use crate::sources::bpf::{iterators, objects, syscall_context, task};
 
 /// Panics when two are the same.
 fn assert_unique<T: Ord + std::fmt::Debug>(all: impl IntoIterator<Item = T>) {
@@ -28,6 +28,9 @@ fn every_name_in_the_table_is_unique() {
     for hook in HOOKS {
         assert!(hook.rungs.iter().all(|rung| is_name(rung.name)), "{}", hook.name);
         assert!(!hook.observes.is_empty() && !hook.without.is_empty(), "{}", hook.name);
+        for (index, rung) in hook.rungs.iter().enumerate() {
+            assert_eq!(rung.lost.is_some(), index > 0, "{} {}", hook.name, rung.name);
+        }
         // With `auto` and `off`, which no rung may be called.
         assert_unique(hook.choices());
     }
@@ -38,7 +41,7 @@ fn every_name_in_the_table_is_unique() {
         HOOKS
             .iter()
             .filter_map(|hook| hook.offsets)
-            .chain([task::OFFSETS, syscall_context::OFFSETS])
+            .chain([task::OFFSETS, syscall_context::OFFSETS, iterators::OFFSETS])
             .map(|it| it.global),
     );
 }
@@ -59,6 +62,34 @@ fn every_record_and_counter_belongs_to_one_hook() {
 }
 
 #[test]
+fn a_call_whose_return_is_looked_at_is_seen_to_begin() {
+    for hook in HOOKS {
+        let attached = |of: fn(Attach) -> Vec<String>| -> BTreeSet<String> {
+            hook.programs().flat_map(|program| of(program.attach)).collect()
+        };
+        let begins = attached(|attach| match attach {
+            Attach::Starts(calls) => calls.iter().map(ToString::to_string).collect(),
+            Attach::Tracepoint { name, .. } | Attach::UntypedTracepoint { name, .. } => {
+                name.strip_prefix("sys_enter_").map(str::to_owned).into_iter().collect()
+            }
+            _ => Vec::new(),
+        });
+        let ends = attached(|attach| match attach {
+            Attach::Returns(calls) => calls.iter().map(ToString::to_string).collect(),
+            Attach::Tracepoint { name, .. } | Attach::UntypedTracepoint { name, .. } => {
+                name.strip_prefix("sys_exit_").map(str::to_owned).into_iter().collect()
+            }
+            _ => Vec::new(),
+        });
+        assert_eq!(begins, ends, "{}", hook.name);
+        let counts = |metric| -> BTreeSet<&[&str]> {
+            hook.records.counts.iter().filter(|it| it.metric == metric).map(|it| it.labels).collect()
+        };
+        assert_eq!(counts(KernelMetric::MountBusy), counts(KernelMetric::MountUnproven), "{}", hook.name);
+    }
+}
+
+#[test]
 fn every_program_of_the_table_is_in_its_object() {
     if objects::CORE.bytes.is_empty() {
         eprintln!("skipped: built without kernel programs");
@@ -69,8 +100,11 @@ fn every_program_of_the_table_is_in_its_object() {
             |name: &str| program.object.bytes.windows(name.len()).any(|bytes| bytes == name.as_bytes());
         assert!(named(&format!("\0{}\0", program.name)), "{}", program.name);
     }
-    let globals =
-        HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS, syscall_context::OFFSETS]);
+    let globals = HOOKS.iter().filter_map(|hook| hook.offsets).chain([
+        task::OFFSETS,
+        syscall_context::OFFSETS,
+        iterators::OFFSETS,
+    ]);
     for global in globals.map(|offsets| format!("\0{}\0", offsets.global)) {
         let mut bytes = objects::CORE.bytes.windows(global.len());
         assert!(bytes.any(|bytes| bytes == global.as_bytes()), "{global}");
@@ -84,9 +118,11 @@ fn the_running_kernel_has_all_that_the_programs_read() {
         return;
     };
     let btf = Btf::parse(&bytes).unwrap();
-    for offsets in
-        HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS, syscall_context::OFFSETS])
-    {
+    for offsets in HOOKS.iter().filter_map(|hook| hook.offsets).chain([
+        task::OFFSETS,
+        syscall_context::OFFSETS,
+        iterators::OFFSETS,
+    ]) {
         let resolved = (offsets.resolve)(&btf).unwrap();
         assert!(resolved.iter().any(|byte| *byte != 0), "{}", offsets.global);
     }
@@ -129,9 +165,19 @@ const TWO: Hook = Hook {
     observes: "things",
     without: "nothing is known of things",
     rungs: &[
-        Rung { name: "fast", note: None, mechanism: Mechanism::Programs(&[program("a")]) },
-        Rung { name: "slow", note: None, mechanism: Mechanism::Programs(&[program("b"), program("c")]) },
-        Rung { name: "netlink", note: Some("no actor"), mechanism: Mechanism::NeighborMessages },
+        Rung { name: "fast", note: None, lost: None, mechanism: Mechanism::Programs(&[program("a")]) },
+        Rung {
+            name: "slow",
+            note: None,
+            lost: Some("the second thing"),
+            mechanism: Mechanism::Programs(&[program("b"), program("c")]),
+        },
+        Rung {
+            name: "netlink",
+            note: Some("no actor"),
+            lost: Some("who did the thing"),
+            mechanism: Mechanism::NeighborMessages,
+        },
     ],
     offsets: None,
     records: Records { kinds: &[], counts: &[], losses: &[] },
@@ -148,7 +194,7 @@ fn select(hook: &'static Hook, choice: Choice, refused: &[(&str, &str)]) -> (Vec
         tried.push(programs[0].name);
         match refused.iter().find(|(name, _)| *name == programs[0].name) {
             Some((_, reason)) => Err((*reason).to_owned()),
-            None => Ok(()),
+            None => Ok(None),
         }
     });
     (tried, status)
@@ -199,6 +245,14 @@ fn a_hook_that_is_off_tries_nothing() {
     let shown = status.source_status();
     assert_eq!((shown.up, shown.reason.as_deref()), (false, Some("switched off")));
     assert!(!status.needs_neighbor_messages() && !status.lacks_programs());
+}
+
+#[test]
+fn what_a_rung_does_without_is_no_reason_against_it() {
+    let status = HookStatus::select(&TWO, Choice::Auto, |_| Ok(Some("without x: no fentry".to_owned())));
+    let shown = status.source_status();
+    assert_eq!((shown.rung.as_deref(), shown.reason), (Some("fast"), None));
+    assert_eq!(shown.lacks.as_deref(), Some("without x: no fentry"));
 }
 
 #[test]

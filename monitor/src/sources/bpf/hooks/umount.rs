@@ -4,8 +4,8 @@ use std::ffi::CStr;
 
 use kevtmon_ebpf::path_mark;
 use kevtmon_ebpf::umount::{
-    DirectoryRecord, KIND_UMOUNT, MountName, MountTableRecord, UmountOffsets, UmountRecord, call_mark,
-    counter,
+    DirectoryRecord, KIND_UMOUNT, KIND_UMOUNT_UNTYPED, MountName, MountTableRecord, UmountOffsets,
+    UmountRecord, call_mark, counter,
 };
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
@@ -18,7 +18,7 @@ use crate::observation::{
     UmountAttempt,
 };
 use crate::sources::bpf::btf::{Btf, BtfError};
-use crate::sources::bpf::decode::{DecodeError, short};
+use crate::sources::bpf::decode::{DecodeError, lossy, short};
 use crate::sources::bpf::mount_table::MOUNT_TABLE_PROGRAM;
 use crate::sources::bpf::objects;
 use crate::sources::bpf::task::actor;
@@ -27,24 +27,50 @@ pub(super) const HOOK: Hook = Hook {
     name: "umount",
     observes: "unmount attempts",
     without: "unmounts that are refused are not seen when they are, and nobody is named for them; mounts and pods that remain are found by their state",
-    rungs: &[Rung {
-        name: "tracepoint",
-        note: None,
-        mechanism: Mechanism::Programs(&[
-            syscall("sys_enter_umount"),
-            syscall("sys_exit_umount"),
-            Program { object: &objects::CORE, name: "path_umount", attach: Attach::Function("path_umount") },
-            Program { object: &objects::CORE, name: MOUNT_TABLE_PROGRAM, attach: Attach::OnRequest },
-        ]),
-    }],
+    rungs: &[
+        Rung {
+            name: "tracepoint",
+            note: None,
+            lost: None,
+            mechanism: Mechanism::Programs(&[
+                syscall("sys_enter_umount"),
+                syscall("sys_exit_umount"),
+                Program {
+                    object: &objects::CORE,
+                    name: "path_umount",
+                    attach: Attach::Function("path_umount"),
+                },
+                Program { object: &objects::CORE, name: MOUNT_TABLE_PROGRAM, attach: Attach::OnRequest },
+            ]),
+        },
+        Rung {
+            name: "helpers",
+            note: Some("without BTF: no more than who called, and the path as it was given"),
+            lost: Some(
+                "of who unmounts only pid, name and user are known, and the path as it was given: not the executable, not the \
+                 mount that is meant, so that who holds it stays unknown",
+            ),
+            mechanism: Mechanism::Programs(&[
+                untyped("umount_enter_untyped", "sys_enter_umount"),
+                untyped("umount_exit_untyped", "sys_exit_umount"),
+            ]),
+        },
+    ],
     offsets: Some(Offsets { global: "UMOUNT_OFFSETS", resolve: offsets }),
     records: Records {
-        kinds: &[(KIND_UMOUNT, Decode::Fact(decode))],
-        counts: &[Count {
-            counter: counter::BUSY,
-            metric: KernelMetric::MountBusy,
-            labels: &[MountSyscall::Umount2.name()],
-        }],
+        kinds: &[(KIND_UMOUNT, Decode::Fact(decode)), (KIND_UMOUNT_UNTYPED, Decode::Fact(decode_untyped))],
+        counts: &[
+            Count {
+                counter: counter::BUSY,
+                metric: KernelMetric::MountBusy,
+                labels: &[MountSyscall::Umount2.name()],
+            },
+            Count {
+                counter: counter::UNPROVEN,
+                metric: KernelMetric::MountUnproven,
+                labels: &[MountSyscall::Umount2.name()],
+            },
+        ],
         losses: &[
             LossCount { counter: counter::RING_FULL, reason: "mount-ring-full" },
             LossCount { counter: counter::USERS_RING_FULL, reason: "mount-users-ring-full" },
@@ -55,6 +81,11 @@ pub(super) const HOOK: Hook = Hook {
 
 const fn syscall(name: &'static str) -> Program {
     Program { object: &objects::CORE, name, attach: Attach::Tracepoint { category: "syscalls", name } }
+}
+
+const fn untyped(name: &'static str, event: &'static str) -> Program {
+    let attach = Attach::UntypedTracepoint { category: "syscalls", name: event };
+    Program { object: &objects::CORE, name, attach }
 }
 
 pub(super) fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
@@ -83,6 +114,21 @@ fn decode(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
     umount(bytes).map(|attempt| Fact::Umount(Box::new(attempt))).ok_or_else(|| short(bytes))
 }
 
+/// Where the kernel's types are not known: what was not captured is not 0, but unknown.
+fn decode_untyped(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
+    let mut attempt = umount(bytes).ok_or_else(|| short(bytes))?;
+    if let Some(origin) = &mut attempt.origin {
+        origin.table = None;
+        // A path that was read late is known as well as it can be; where it starts is not.
+        let of_path = origin.doubt.filter(|doubt| *doubt != PathDoubt::ReadLate);
+        origin.doubt = of_path.or(Some(PathDoubt::CallerUnread));
+    }
+    if let Some(context) = &mut attempt.actor.context {
+        context.euid = context.uid;
+    }
+    Ok(Fact::Umount(Box::new(attempt)))
+}
+
 fn umount(bytes: &[u8]) -> Option<UmountAttempt> {
     // Only the used part of the path is sent: read what precedes it through a record of full size.
     let head = bytes.get(..UmountRecord::HEAD)?;
@@ -94,7 +140,7 @@ fn umount(bytes: &[u8]) -> Option<UmountAttempt> {
         syscall: MountSyscall::Umount2,
         actor: actor(&record.task, record.task_root)?,
         mntns: record.mntns,
-        path: String::from_utf8_lossy(path).into_owned(),
+        path: lossy(path),
         origin: Some(Box::new(PathOrigin {
             root: directory(&record.root),
             cwd: if path.first() == Some(&b'/') { None } else { directory(&record.cwd) },
@@ -183,6 +229,29 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(record(&bytes[..bytes.len() - 1], 1).is_err());
+    }
+
+    #[test]
+    fn of_a_record_without_types_only_the_call_and_its_caller_are_known() {
+        let mut whole = UmountRecord::new_zeroed();
+        whole.header.kind = KIND_UMOUNT_UNTYPED;
+        (whole.task.tgid, whole.task.tid, whole.task.uid) = (9, 10, 1000);
+        whole.task.comm[..6].copy_from_slice(b"umount");
+        (whole.result, whole.began, whole.path_len) = (-16, 5, 4);
+        whole.path[..4].copy_from_slice(b"/mnt");
+        let bytes = &whole.as_bytes()[..UmountRecord::HEAD + 4];
+        let Fact::Umount(attempt) = record(bytes, 1).unwrap().fact else { panic!("no unmount") };
+        let actor = &attempt.actor;
+        assert_eq!((actor.key.tgid, actor.tid, actor.comm.as_str()), (9, 10, "umount"));
+        let context = actor.context.unwrap();
+        assert_eq!((context.uid, context.euid), (1000, 1000), "nothing says that they differ");
+        assert_eq!((attempt.mntns, attempt.errno, &*attempt.place()), (0, Some(16), "…/mnt"));
+        let origin = *attempt.origin.unwrap();
+        assert_eq!(
+            (origin.root, origin.table, origin.target, origin.doubt),
+            (None, None, None, Some(PathDoubt::CallerUnread))
+        );
+        assert_eq!(origin.began.unwrap().at, 5);
     }
 
     #[test]

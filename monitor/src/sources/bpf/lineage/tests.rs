@@ -1,7 +1,9 @@
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
-use crate::observation::{NsInum, Source, TaskFacts};
+use crate::observation::{
+    MountSyscall, NsInum, PathOrigin, SecondPath, Source, TaskFacts, TaskRef, UmountAttempt,
+};
 use crate::tests::patience;
 
 /// What a process of this user did whose parent is this one, with its start.
@@ -100,4 +102,76 @@ fn a_control_group_that_an_ancestor_has_entered_since_is_not_told() {
     let mut read = Ancestor { cgroup: captured.clone(), ..me };
     complete(&Proc::default(), &mut read);
     assert_eq!(read.cgroup, captured, "the kernel has told the names");
+}
+
+/// A rename with two paths of so many bytes that was refused.
+fn refused(bytes: usize) -> Observation {
+    let path = "\u{FFFD}".repeat(bytes / 3);
+    let key = TaskKey { tgid: u32::MAX, start_ns: 1, exec_id: 1 };
+    let nowhere = PathOrigin { root: None, cwd: None, doubt: None, table: None, target: None, began: None };
+    let attempt = UmountAttempt {
+        syscall: MountSyscall::Rename,
+        actor: TaskRef { key, tid: 1, comm: "x".to_owned(), context: None },
+        mntns: 1,
+        path: path.clone(),
+        origin: None,
+        flags: 0,
+        second: Some(Box::new(SecondPath { path, origin: nowhere })),
+        errno: Some(16),
+    };
+    Observation { at: 1, source: Source::Bpf, fact: Fact::Umount(Box::new(attempt)) }
+}
+
+/// One that has asked about a task, and gets no answer while the sender is kept.
+fn asking(until: Instant) -> (Lineages, oneshot::Sender<Completed>) {
+    let mut lineages = Lineages::new(Readers::from(Proc::default()));
+    let task = act(&this_process(), 1000, 1, TaskPlace::default());
+    let Fact::Task(facts) = &task.fact else { panic!("{task:?}") };
+    let (captured, line) = (facts.ancestors.clone(), (facts.place, facts.ancestors.clone()));
+    let (answered, answer) = oneshot::channel();
+    lineages.asked = Some(Asked { account: Account::of(facts), line, captured, answer, until });
+    lineages.add(task);
+    (lineages, answered)
+}
+
+#[tokio::test]
+async fn an_answer_is_taken_though_there_is_always_more_to_read() {
+    let mut lineages = Lineages::new(Readers::from(Proc::default()));
+    // The reader starts.
+    lineages.readers.ask(Complete(Vec::new()), patience::PATIENCE).await.unwrap();
+    lineages.add(act(&this_process(), 1000, 1, TaskPlace::default()));
+    let first = loop {
+        match lineages.next() {
+            Some(observation) => break observation,
+            None => lineages.add(refused(0)),
+        }
+        tokio::task::yield_now().await;
+    };
+    assert!(matches!(&first.fact, Fact::Task(_)), "{first:?}");
+    assert!(!lineages.is_asking() && lineages.known.len() == 1, "the answer is known");
+}
+
+#[test]
+fn an_answer_that_does_not_come_is_not_awaited_beyond_its_time() {
+    let (mut lineages, _answered) = asking(Instant::now() + Duration::from_secs(3600));
+    assert_eq!(lineages.next(), None);
+    let (mut lineages, _answered) = asking(Instant::now());
+    let account = lineages.asked.as_ref().unwrap().account;
+    assert!(lineages.next().is_some_and(|first| matches!(first.fact, Fact::Task(_))));
+    assert!(!lineages.questions.take(account, Instant::now()), "it was in vain");
+}
+
+#[test]
+fn what_waits_is_bounded_by_its_texts_too() {
+    const PATH: usize = 3 * 4095;
+    let (mut lineages, _answered) = asking(Instant::now() + Duration::from_secs(3600));
+    let mut added = 1;
+    while lineages.is_asking() {
+        lineages.add(refused(PATH));
+        added += 1;
+    }
+    assert!(lineages.texts < WAITING_TEXTS + 2 * PATH && lineages.waiting.len() == added);
+    let given = std::iter::from_fn(|| lineages.next()).count();
+    assert_eq!((given, lineages.texts), (added, 0), "nothing is lost");
+    assert!(lineages.questions.take(Account::User(1001), Instant::now()), "others may ask on");
 }

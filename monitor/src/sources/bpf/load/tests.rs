@@ -15,7 +15,9 @@ const CONFIG: BpfConfig = BpfConfig {
     user_rate: Rate::new(10, 100),
     source_rate: Rate::new(2000, 4096),
     hooks: HookChoices::AUTO,
+    iterators: true,
     log: false,
+    withheld: None,
 };
 
 /// Loads these objects; `None` where this process or this build cannot.
@@ -85,10 +87,69 @@ fn a_rung_with_a_program_that_is_refused_attaches_none() {
 }
 
 #[test]
+fn a_program_that_can_be_done_without_is_told_where_it_is_refused() {
+    let Some(mut objects) = objects(&[&CORE]) else { return };
+    let good = Program { object: &CORE, name: "neigh_update", attach: Attach::BtfTracepoint("neigh_update") };
+    let extra = Program { object: &CORE, name: "path_umount", attach: Attach::Function("no_such_function") };
+    let lacks =
+        objects.attach(HOOKS[0], &[good, extra]).expect("the others are attached").expect("it lacks one");
+    assert!(lacks.starts_with("without path_umount: "), "{lacks}");
+}
+
+#[test]
 fn what_the_configuration_switches_off_is_not_loaded() {
     let mut hooks = HookChoices::AUTO;
     HOOKS.iter().for_each(|hook| hooks.set(hook, super::super::hooks::Choice::Off));
-    let loaded = load(&BpfConfig { hooks, ..CONFIG });
+    let loaded = load(&BpfConfig { hooks, iterators: false, ..CONFIG });
     assert!(loaded.programs.is_none() && loaded.failure.is_none());
     assert!(loaded.statuses.iter().all(|status| status.reason().as_deref() == Some("switched off")));
+}
+
+#[test]
+fn what_is_withheld_is_not_loaded_and_rungs_without_programs_remain() {
+    let loaded = load(&BpfConfig { withheld: Some("not now"), ..CONFIG });
+    assert!(loaded.programs.is_none() && loaded.failure.is_none());
+    assert_eq!(loaded.iterators.err().as_deref(), Some("not now"));
+    for status in &loaded.statuses {
+        assert_eq!(status.reason().as_deref(), Some("not now"));
+        let rung = status.rung.map(|rung| rung.name);
+        assert_eq!(rung, (status.hook.name == "neighbor").then_some("netlink"), "{}", status.hook.name);
+    }
+}
+
+#[test]
+fn a_system_call_whose_context_is_elsewhere_is_not_traced() {
+    let Some(mut objects) = objects(&[&CORE]) else { return };
+    let mut elsewhere = Expected::WITHOUT_TYPES;
+    elsewhere.layout.arguments += 8;
+    objects.syscalls = Ok(elsewhere);
+    let umount = HOOKS.iter().find(|hook| hook.name == "umount").unwrap();
+    let status = HookStatus::select(umount, super::super::hooks::Choice::Auto, |programs| {
+        objects.attach(umount, programs).map_err(|error| chain(&error))
+    });
+    assert!(status.rung.is_none());
+    let reason = status.reason().unwrap();
+    assert!(reason.ends_with("has name of sys_enter_umount at byte 24, tracefs at byte 16"), "{reason}");
+}
+
+#[test]
+fn without_types_only_programs_that_need_none_are_attached() {
+    let Some(mut objects) = objects(&[&CORE]) else { return };
+    let hidden = || io::Error::from(io::ErrorKind::NotFound);
+    objects.types = Err(Arc::new(BpfError::NoBtf { path: BTF_PATH, source: hidden() }));
+    let rungs = HOOKS.iter().map(|hook| {
+        let status = HookStatus::select(hook, super::super::hooks::Choice::Auto, |programs| {
+            objects.attach(hook, programs).map_err(|error| chain(&error))
+        });
+        (hook.name, status.rung.map(|rung| rung.name), status.reason().unwrap())
+    });
+    for (hook, rung, reason) in rungs {
+        let expected = match hook {
+            "umount" => Some("helpers"),
+            "neighbor" => Some("netlink"),
+            _ => None,
+        };
+        assert_eq!(rung, expected, "{hook}");
+        assert!(reason.contains(BTF_PATH), "{hook}: {reason}");
+    }
 }

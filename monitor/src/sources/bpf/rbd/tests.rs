@@ -36,7 +36,12 @@ fn shown(line: &str) -> String {
             let part = |name: &Option<String>, before: &str, after: &str| {
                 name.as_ref().map_or_else(String::new, |name| format!("{before}{name}{after}"))
             };
+            if let Some(number) = exec.device {
+                assert_eq!((exec.pool.as_str(), exec.image.as_str()), ("", ""));
+                return format!("{} device {number}", exec.command.name());
+            }
             let shared = if exec.shared { " shared" } else { "" };
+            let shared = if exec.nbd { " by nbd" } else { shared };
             format!(
                 "{} {}/{}{}{}{}{shared}",
                 exec.command.name(),
@@ -92,6 +97,13 @@ fn an_image_is_found_in_every_form_of_a_command_line() {
         ("rbd --mon_host 10.1.1.1 -K key map --read-only -- kube/index", "map kube/index"),
         ("rbd map kube/index --rbd-cache=false --debug-rbd=20", "map kube/index"),
         ("rbd map kube/index --some-switch", "map kube/index"),
+        // Ceph CSI with `mounter: rbd-nbd`, and before Ceph 13.
+        (
+            "rbd --id csi-rbd-node -m 10.1.1.1:6789 --keyfile=/tmp/key map kube/csi-vol-1 --device-type nbd --options \
+             try-netlink,reattach-timeout=300,io-timeout=0",
+            "map kube/csi-vol-1 by nbd",
+        ),
+        ("rbd nbd map kube/index", "map kube/index by nbd"),
         // Scripts.
         ("/bin/sh /opt/rbd map kube/index", "map kube/index"),
         ("/bin/bash -e /opt/rbd map kube/index", "map kube/index"),
@@ -102,19 +114,97 @@ fn an_image_is_found_in_every_form_of_a_command_line() {
 }
 
 #[test]
+fn the_arguments_of_rbd_nbd_tell_its_image_or_nothing() {
+    let shown = |line: &str| {
+        let (ImageName { pool, namespace, image }, snapshot) =
+            mapped_by_nbd(&arguments(line), RbdNumber::Nbd(3))?;
+        let namespace = namespace.map_or_else(String::new, |name| format!("{name}/"));
+        Some(format!(
+            "{pool}/{namespace}{image}{}",
+            snapshot.map_or_else(String::new, |name| format!("@{name}"))
+        ))
+    };
+    for (line, expected) in [
+        ("rbd-nbd map kube/index", "kube/index"),
+        (
+            "/usr/bin/rbd-nbd --id admin --keyfile /k map kube/team-a/index@nightly --try-netlink",
+            "kube/team-a/index@nightly",
+        ),
+        ("rbd-nbd map --device /dev/nbd3 --io_timeout 0 --reattach-timeout=300 -p kube index", "kube/index"),
+        ("rbd-nbd attach --device=/dev/nbd3 kube/index --cookie c", "kube/index"),
+        (
+            "rbd-nbd --pool kube --nbds_max 16 --max_part 8 --exclusive --read-only map --image index",
+            "kube/index",
+        ),
+    ] {
+        assert_eq!(shown(line).as_deref(), Some(expected), "{line}");
+    }
+    for line in [
+        "rbd-nbd map index",
+        "rbd-nbd map --device /dev/nbd4 kube/index",
+        "rbd-nbd map --snap-id 7 kube/index",
+        "rbd-nbd map --unheard-of kube/index",
+        "rbd-nbd map kube/index other",
+        "rbd-nbd unmap kube/index",
+        "rbd-nbd list-mapped",
+        "rbd-nbd",
+        "something",
+    ] {
+        assert_eq!(shown(line), None, "{line}");
+    }
+    assert_eq!(mapped_by_nbd(b"rbd-nbd\0map\0kube/\xff\0", RbdNumber::Nbd(3)), None);
+    assert_eq!(mapped_by_nbd(b"", RbdNumber::Nbd(3)), None);
+}
+
+#[test]
+fn whoever_looks_who_has_an_image_open_neither_maps_nor_locks_it() {
+    for (line, expected) in [
+        ("rbd status kube/index", "status kube/index"),
+        ("rbd status index --pool kube -m 10.1.1.1 --id admin --key=AQ==", "status kube/index"),
+        ("rbd --pool kube status --image index", "status kube/index"),
+    ] {
+        assert_eq!(shown(line), expected, "{line}");
+        let Some(Fact::RbdExec(exec)) = decoded(&record(&arguments(line))) else { panic!("{line}") };
+        assert!(exec.asks() && !exec.wants(), "{line}");
+    }
+}
+
+#[test]
+fn an_image_is_unmapped_by_its_name_or_by_that_of_its_device() {
+    for (line, expected) in [
+        ("rbd unmap kube/index", "unmap kube/index"),
+        ("rbd device unmap -p kube --image index@nightly -o force", "unmap kube/index@nightly"),
+        ("rbd unmap /dev/rbd12", "unmap device rbd12"),
+        ("rbd device unmap /dev/rbd0 --options force --id csi", "unmap device rbd0"),
+        ("rbd device unmap -t nbd /dev/nbd0", "unmap device nbd0"),
+        ("rbd nbd unmap /dev/nbd7", "unmap device nbd7"),
+        ("rbd device unmap /dev/nbd0", "?"),
+        ("rbd device unmap -t nbd /dev/rbd0", "?"),
+        ("rbd unmap /dev/rbd/kube/index", "unmap kube/index"),
+        ("rbd unmap /dev/rbd/kube/team-a/index@nightly", "unmap kube/team-a/index@nightly"),
+        ("rbd unmap /dev/rbd0p1", "?"),
+        ("rbd unmap /dev/vdb", "?"),
+        ("rbd unmap", "?"),
+        ("rbd map /dev/rbd0", "?"),
+    ] {
+        assert_eq!(shown(line), expected, "{line}");
+        if let Some(Fact::RbdExec(exec)) = decoded(&record(&arguments(line))) {
+            assert!(!exec.asks() && !exec.wants(), "{line}");
+        }
+    }
+}
+
+#[test]
 fn a_command_that_maps_and_locks_nothing_is_none() {
     for line in [
         "rbd",
         "rbd ls",
         "rbd lock ls kube/index",
         "rbd lock list index --pool kube",
-        "rbd unmap /dev/rbd0",
-        "rbd status kube/index",
         "rbd help map",
         "rbd map --help",
         "rbd --version",
-        "rbd nbd map kube/index",
-        "rbd device map -t nbd kube/index",
+        "rbd nbd list",
         "rbd device map kube/index --device-type=ggate",
         "rbd create map",
     ] {
@@ -135,6 +225,7 @@ fn what_is_not_understood_is_counted_and_is_no_call() {
         "rbd map kube/index@a@b".to_owned(),
         "rbd map kube/index --pool".to_owned(),
         "rbd map --unheard-of kube/index".to_owned(),
+        "rbd map --snap-id 7 kube/index".to_owned(),
         "rbd --unheard-of map kube/index".to_owned(),
         "rbd lock add kube/index".to_owned(),
         "rbd lock add kube/index a b".to_owned(),

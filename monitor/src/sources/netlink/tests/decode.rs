@@ -12,7 +12,7 @@ use super::super::socket::Subscription;
 use super::super::stream::Stream;
 use super::*;
 use crate::observation::RuleAction::{Goto, Lookup, Refuse};
-use crate::observation::{Loss, NudState};
+use crate::observation::{Loss, NudState, PeerLink};
 
 fn bytes(message: RouteNetlinkMessage, flags: u16, port: u32) -> Vec<u8> {
     let mut message = NetlinkMessage::from(message);
@@ -241,6 +241,34 @@ fn the_table_of_a_vrf_and_a_rule_by_device_are_seen() {
     rule.header.action = RuleAction::Goto;
     rule.attributes.push(RuleAttribute::Goto(9));
     assert!(matches!(decode(&rule)[..], [Change::Rule(Rule { action: Goto(9), .. })]));
+}
+
+/// As the kernel lays them out (rtnl_fill_ifinfo, net/core/rtnetlink.c): not every kernel has all these kinds.
+#[test]
+fn a_link_has_another_end_or_a_device_below_or_neither_by_its_kind() {
+    let other = |kind: Option<&str>, other: Option<u32>, nsid: Option<i32>| {
+        let mut link = named_link(AddressFamily::Unspec);
+        link.attributes.extend(other.map(LinkAttribute::Link));
+        link.attributes.extend(nsid.map(LinkAttribute::LinkNetNsId));
+        let info = kind.map(|kind| vec![LinkInfo::Kind(InfoKind::Other(kind.to_owned()))]);
+        link.attributes.extend(info.map(LinkAttribute::LinkInfo));
+        let decoded = decoded(&bytes(RouteNetlinkMessage::NewLink(link), 0, 0)).unwrap();
+        let [Change::Link(link)] = &decoded[..] else { panic!("{decoded:?}") };
+        (link.facts.peer.clone(), link.facts.lower.clone(), link.other_nsid)
+    };
+    let here = Some(PeerLink { ifindex: 7, netns: Some(1) });
+    let elsewhere = Some(PeerLink { ifindex: 7, netns: None });
+    for kind in ["veth", "netkit"] {
+        assert_eq!(other(Some(kind), Some(7), Some(3)), (elsewhere.clone(), None, Some(3)), "{kind}");
+        assert_eq!(other(Some(kind), Some(7), None), (here.clone(), None, None), "{kind}");
+        assert_eq!(other(Some(kind), Some(0), None), (None, None, None), "{kind} of which one end is gone");
+    }
+    for kind in ["ipvlan", "macvlan", "ipvtap", "macvtap", "vlan"] {
+        assert_eq!(other(Some(kind), Some(7), Some(3)), (None, elsewhere.clone(), Some(3)), "{kind}");
+    }
+    // A tunnel stays without the device below; a virtual function of a card is a link like any physical one.
+    assert_eq!(other(Some("vxlan"), Some(7), Some(3)), (None, None, None));
+    assert_eq!(other(None, None, None), (None, None, None));
 }
 
 #[test]

@@ -83,8 +83,8 @@ impl Child {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
+            // It goes to / by itself: to have that done here costs a copy of the daemon's memory map.
             .env_clear()
-            .current_dir("/")
             // A terminal's signals are for the daemon, which has it finish.
             .process_group(0)
             .spawn()?;

@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read as _;
-use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::waits_in::{WAITS, Waits};
+use super::waits_in::{WAITS, Waits, unanswered};
 use super::{Answer, Job};
 use crate::escape::name;
 use crate::redact;
@@ -137,11 +136,8 @@ impl Job for Describe {
     }
 }
 
-/// Whether the connection of a FUSE file system, named by the minor number of its device, has unanswered requests.
 fn has_unanswered(device: &str) -> bool {
-    let Some((_, minor)) = device.split_once(':') else { return false };
-    let waiting = PathBuf::from("/sys/fs/fuse/connections").join(minor).join("waiting");
-    fs::read_to_string(waiting).is_ok_and(|count| count.trim().parse::<u64>().is_ok_and(|count| count > 0))
+    unanswered(device).is_some_and(|count| count > 0)
 }
 
 #[cfg(test)]

@@ -22,22 +22,26 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Proc;
+use crate::clock::at_beat;
 use crate::metrics::Metrics;
 use crate::observation::Fact;
 use crate::sources::{Sender, observed_now};
 use child::{Child, Ended};
 use hanging::Describe;
+use idle::IdleReaders;
 use lost::keep;
 use scout::Scout;
 use set_aside::SetAside;
 use sieve::{Sieve, Sifted};
 use turns::{Turn, Turns};
 
+mod apart;
 mod child;
 mod hanging;
+mod idle;
 mod lost;
 mod scout;
 mod serve;
@@ -49,9 +53,10 @@ mod turns;
 mod waits_in;
 mod wire;
 
+pub use apart::unless_it_hangs;
 pub(super) use serve::reading;
 pub use serve::{ARGUMENT, BACKGROUND, Entry, asker, entry, note, reading_none, serve};
-pub(crate) use waits_in::{WAITS, Waits};
+pub(crate) use waits_in::{WAITS, Waits, unanswered};
 
 /// Readers at a time.
 const READERS: usize = 8;
@@ -60,8 +65,8 @@ const READERS: usize = 8;
 const LOST: usize = 16;
 /// When fewer places of lost ones are free, a [scout](Scout) reads every process before a job does.
 const SCARCE: usize = READERS;
-/// A reader that had nothing to do for this long is ended.
-const IDLE: Duration = Duration::from_secs(5);
+/// How often readers are ended that have nothing to do.
+const SWEEP: Duration = Duration::from_secs(10);
 /// How often a job is begun anew because a reader hung.
 const ATTEMPTS: usize = 64;
 /// Longest wait for a place to look for all that hang.
@@ -147,7 +152,7 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    idle: Vec<Idle>,
+    idle: IdleReaders,
     turns: Turns,
     aside: SetAside,
     /// Readers that were killed and are still there, by process id.
@@ -158,13 +163,6 @@ struct State {
     sweeping: bool,
     /// Whether a task looks at what is set aside.
     reviewing: bool,
-}
-
-#[derive(Debug)]
-struct Idle {
-    child: Child,
-    background: bool,
-    since: Instant,
 }
 
 /// Where hanging processes are reported.
@@ -300,7 +298,7 @@ impl Inner {
                         job.go_on(&note);
                     }
                     self.end(child, slot, ());
-                    self.state().aside.add(tgid);
+                    self.state().aside.add(&self.proc, tgid);
                     tracing::warn!(tgid, "reading a process hangs; it is set aside");
                     self.sift(asked).await;
                     self.has_set_aside();
@@ -321,20 +319,16 @@ impl Inner {
 
     /// An idle reader, else a new one.
     fn take(&self, background: bool) -> std::io::Result<Child> {
-        let mut state = self.state();
-        let place = state.idle.iter().rposition(|idle| idle.background == background);
-        match place {
-            Some(place) => Ok(state.idle.swap_remove(place).child),
-            None => Child::start(background),
-        }
+        let idle = self.state().idle.take(background);
+        idle.map_or_else(|| Child::start(background), Ok)
     }
 
     fn put_back(self: &Arc<Self>, child: Child, background: bool) {
         let mut state = self.state();
-        state.idle.push(Idle { child, background, since: Instant::now() });
+        state.idle.put(child, background);
         if !std::mem::replace(&mut state.sweeping, true) {
             let inner = Arc::downgrade(self);
-            tokio::spawn(repeat(inner, IDLE, Self::sweep));
+            tokio::spawn(repeat(inner, SWEEP, Self::sweep));
         }
     }
 
@@ -352,16 +346,13 @@ impl Inner {
 
     /// Ends readers that have nothing to do; false when none is left.
     fn sweep(self: Arc<Self>) -> impl Future<Output = bool> {
-        let now = Instant::now();
         let mut state = self.state();
-        let idle = std::mem::take(&mut state.idle);
-        let (ended, kept): (Vec<_>, Vec<_>) = idle.into_iter().partition(|idle| now - idle.since >= IDLE);
-        state.idle = kept;
+        let expired = state.idle.take_expired(Instant::now());
         state.sweeping = !state.idle.is_empty();
         let goes_on = state.sweeping;
         drop(state);
-        for idle in ended {
-            tokio::spawn(idle.child.end(()));
+        for child in expired {
+            tokio::spawn(child.end(()));
         }
         std::future::ready(goes_on)
     }
@@ -398,7 +389,7 @@ impl Inner {
             }
             let mut state = self.state();
             for tgid in hanging {
-                any |= state.aside.add(tgid);
+                any |= state.aside.add(&self.proc, tgid);
             }
         }
         any
@@ -449,7 +440,8 @@ impl Inner {
         let killed = self.state().killed.clone();
         let mut holding = self.scout.holding().await;
         holding.extend(killed.into_iter().flat_map(child::read_by_threads));
-        let (mut changed, due) = self.state().aside.review(Instant::now(), sieve::THREADS, &holding);
+        let (mut changed, due) =
+            self.state().aside.review(&self.proc, Instant::now(), sieve::THREADS, &holding);
         if !due.is_empty() {
             for tgid in self.answering(due).await {
                 self.state().aside.remove(tgid);
@@ -487,7 +479,7 @@ async fn repeat<F: Future<Output = bool>>(
     work: impl Fn(Arc<Inner>) -> F,
 ) {
     loop {
-        sleep(interval).await;
+        sleep_until(at_beat(interval)).await;
         let Some(inner) = inner.upgrade() else { return };
         if !work(inner).await {
             return;

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::{set_name, set_pdeathsig};
 use nix::sys::signal::Signal;
 use serde::Serialize;
@@ -33,6 +34,9 @@ const MEMORY: libc::rlim_t = 192 << 20;
 const NICE: libc::c_int = 10;
 /// The second argument of such a reader.
 pub const BACKGROUND: &str = "background";
+
+/// One job follows another within this time, in milliseconds, or not soon.
+const FOLLOWS: u16 = 1000;
 
 /// Added to the score by which the kernel chooses whom to end where memory is short (proc_pid_oom_score_adj(5)).
 const ABOVE_DAEMON: i32 = 300;
@@ -74,6 +78,8 @@ pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
     // SAFETY: takes three integers; nothing in this process owns such a descriptor yet.
     // Before 5.9 it is refused, and they stay.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
+    // Where the daemon stands may be on a mount that somebody unmounts.
+    std::env::set_current_dir("/")?;
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     // A reader that hangs must not outlive the daemon.
     set_pdeathsig(Signal::SIGKILL)?;
@@ -86,12 +92,18 @@ pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
     enter_initial();
     // Without it nobody can say what hung.
     NAME.get_or_init(|| OpenOptions::new().write(true).open("/proc/self/comm").ok());
+    // What only the start needed.
+    crate::allocator::release_program();
     show(READY);
     SOCKET.get_or_init(|| socket);
     let mut socket = SOCKET.get().ok_or(io::ErrorKind::NotConnected)?;
     wire::answer(&mut socket, b"", None)?;
     let mut body = Vec::new();
-    while wire::next(&mut socket, &mut body)?.is_some() {
+    loop {
+        rest(socket);
+        if wire::next(&mut socket, &mut body)?.is_none() {
+            return Ok(());
+        }
         let request: wire::Request<'_> = serde_json::from_slice(&body)?;
         let job = jobs.iter().find(|(name, _)| *name == request.job).ok_or(io::ErrorKind::InvalidInput)?;
         let (reply, opened) = job.1(&request.with, &request.proc)?;
@@ -100,7 +112,15 @@ pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
         // A scan may have needed much memory.
         body = Vec::new();
     }
-    Ok(())
+}
+
+/// Gives back what the last job needed, if no other one follows.
+fn rest(socket: &UnixStream) {
+    let mut asked = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+    if poll(&mut asked, PollTimeout::from(FOLLOWS)) == Ok(0) {
+        crate::allocator::release_program();
+        crate::allocator::release_free_memory();
+    }
 }
 
 /// Where memory is short, the kernel is to end a reader rather than the daemon, which starts another one.

@@ -141,14 +141,14 @@ async fn a_job_is_done_by_another_process_which_is_used_again() {
         let answer = readers.ask(Names(vec![me, u32::MAX]), PATIENCE).await.unwrap();
         assert_eq!(answer.reply, [Some(name.clone()), None]);
     }
-    assert_eq!(readers.0.state().idle.len(), 1);
+    assert_eq!(readers.0.state().idle.ids().len(), 1);
 }
 
 #[tokio::test]
 async fn a_reader_ends_when_there_is_nothing_to_read() {
     let readers = Readers::from(Proc::default());
     readers.ask(Names(vec![std::process::id()]), PATIENCE).await.unwrap();
-    let id = readers.0.state().idle[0].child.id();
+    let id = readers.0.state().idle.ids()[0];
     until("it has ended", || readers.0.state().idle.is_empty() && Proc::default().stat(id).is_none()).await;
 }
 
@@ -299,7 +299,7 @@ async fn a_reader_that_was_killed_is_replaced() {
     let readers = Readers::from(Proc::default());
     let me = std::process::id();
     readers.ask(Names(vec![me]), PATIENCE).await.unwrap();
-    let pid = readers.0.state().idle[0].child.id();
+    let pid = readers.0.state().idle.ids()[0];
     kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGKILL).unwrap();
     let answer = readers.ask(Names(vec![me]), PATIENCE).await.unwrap();
     assert!(answer.reply[0].is_some());
@@ -316,7 +316,7 @@ async fn readers_are_no_more_than_their_number_and_the_next_waits_its_turn() {
     for answer in futures_util::future::join_all(all).await {
         assert_eq!(answer.unwrap().reply, [None, Some(format!("p{fine}"))]);
     }
-    assert!(readers.0.state().idle.len() <= READERS);
+    assert!(readers.0.state().idle.ids().len() <= READERS);
     assert!(readers.0.slots.available_permits() <= READERS);
 }
 
@@ -418,7 +418,7 @@ fn status(observation: Observation) -> SourceStatus {
 async fn where_memory_is_short_the_kernel_ends_a_reader_before_the_daemon() {
     let readers = Readers::from(Proc::default());
     readers.ask(Names(vec![std::process::id()]), PATIENCE).await.unwrap();
-    let reader = readers.0.state().idle[0].child.id();
+    let reader = readers.0.state().idle.ids()[0];
     let score = |process: &str| -> i32 {
         fs::read_to_string(format!("/proc/{process}/oom_score_adj")).unwrap().trim().parse().unwrap()
     };

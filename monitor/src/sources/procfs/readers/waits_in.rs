@@ -3,6 +3,17 @@
 //! `/proc/PID/task/TID/wchan` names the function. Those that file systems share (of the page cache, of locks) say nothing,
 //! and are not here.
 
+use std::fs;
+use std::path::Path;
+
+/// How many requests the server of a FUSE file system with this device has not answered; `None` where that cannot be read.
+pub(crate) fn unanswered(device: &str) -> Option<u64> {
+    // The connection has the minor number.
+    let (_, minor) = device.split_once(':')?;
+    let waiting = Path::new("/sys/fs/fuse/connections").join(minor).join("waiting");
+    fs::read_to_string(waiting).ok()?.trim().parse().ok()
+}
+
 /// A kind of file systems that have servers.
 #[derive(Debug)]
 pub(crate) struct Waits {

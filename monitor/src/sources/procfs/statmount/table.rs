@@ -19,11 +19,16 @@ const TEXTS: usize = 512;
 const SIZE: usize = TEXTS + 2 * 4096 + 256;
 
 impl MountNamespace {
-    /// Its mounts; `None` if it has no mount of this file system, or more mounts than this.
+    /// Its mounts; `None` if none of them is wanted, by the device of its file system and whether it shares or receives what is
+    /// mounted on it. The table is cut where one of them has longer names than are read.
     ///
     /// # Errors
-    /// Where the kernel does not tell, or there are more.
-    pub fn table_with(&self, device: &str, most: usize) -> io::Result<Option<MountTable>> {
+    /// Where the kernel does not tell, or there are more than `most`.
+    pub fn table_with(
+        &self,
+        most: usize,
+        is_wanted: impl Fn(&str, bool) -> bool,
+    ) -> io::Result<Option<MountTable>> {
         let mut ids = Vec::new();
         loop {
             let more = self.list(ids.last().copied().unwrap_or_default())?;
@@ -35,12 +40,38 @@ impl MountNamespace {
                 return Err(io::ErrorKind::QuotaExceeded.into());
             }
         }
-        // One that went meanwhile is left out.
-        if !ids.iter().filter_map(|id| self.stat(*id).ok()).any(|stat| stat.device() == device) {
+        if !self.has_any(&ids, is_wanted) {
             return Ok(None);
         }
         let mut buffer = vec![0_u64; SIZE.div_ceil(size_of::<u64>())];
-        Ok(Some(ids.iter().filter_map(|id| self.mount(*id, &mut buffer).ok()).collect()))
+        let mut is_cut = false;
+        let mut mount = |id: &u64| {
+            let found = self.mount(*id, &mut buffer);
+            is_cut |= found.as_ref().is_err_and(|error| error.raw_os_error() != Some(libc::ENOENT));
+            found.ok()
+        };
+        let mut table: MountTable = ids.iter().filter_map(&mut mount).collect();
+        if is_cut {
+            table.cut();
+        }
+        Ok(Some(table))
+    }
+
+    /// Whether any of its mounts is wanted, by the device of its file system and whether it shares or receives what is mounted
+    /// on it.
+    ///
+    /// # Errors
+    /// Where the kernel does not tell.
+    pub fn has_one(&self, is_wanted: impl Fn(&str, bool) -> bool) -> io::Result<bool> {
+        let mut has = false;
+        self.each_page(|ids| has = has || self.has_any(ids, &is_wanted))?;
+        Ok(has)
+    }
+
+    /// One that went meanwhile is left out.
+    fn has_any(&self, ids: &[u64], is_wanted: impl Fn(&str, bool) -> bool) -> bool {
+        let is_wanted = |stat: Basics| is_wanted(&stat.device(), stat.propagates());
+        ids.iter().filter_map(|id| self.stat(*id).ok()).any(is_wanted)
     }
 
     fn mount(&self, unique: u64, buffer: &mut [u64]) -> io::Result<Mount> {
@@ -96,13 +127,13 @@ mod tests {
         let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let table = MountTable::parse(&text, "/");
         let root = table.at("/").unwrap();
-        let told = namespace.table_with(&root.device, 100_000).unwrap().unwrap();
+        let told = namespace.table_with(100_000, |device, _| device == root.device).unwrap().unwrap();
         // Others mount and unmount meanwhile.
         let (known, is) =
             (told.by_id(root.id).unwrap(), |mount: &Mount| Mount { source: String::new(), ..mount.clone() });
         assert_eq!(*known, is(root));
         let proc = table.at("/proc").unwrap();
         assert_eq!(*told.by_id(proc.id).unwrap(), is(proc));
-        assert!(namespace.table_with("0:999999", 100_000).unwrap().is_none());
+        assert!(namespace.table_with(100_000, |device, _| device == "0:999999").unwrap().is_none());
     }
 }

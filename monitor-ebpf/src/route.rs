@@ -1,0 +1,112 @@
+//! Routes and addresses: who had one added or deleted. Messages of rtnetlink tell that it happened, and not who did it.
+//!
+//! All of them are sent by one function, most often in the task that asked for it: a request of rtnetlink is answered while its
+//! sender waits (`netlink_unicast_kernel`, net/netlink/af_netlink.c), and is sent with his port. Of what has no port only that
+//! is his who runs which may sleep: all else may come from an interrupt, and so from whoever was interrupted.
+
+use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_kernel};
+use aya_ebpf::macros::fentry;
+use aya_ebpf::programs::FEntryContext;
+use kevtmon_ebpf::Header;
+use kevtmon_ebpf::route::{KIND_ROUTE, MESSAGE_CAPACITY, RouteRecord, counter};
+
+use crate::link::{self, OFFSETS};
+use crate::memory::{Kernel, Structure as _, Typed, offset};
+use crate::task::{self, Program};
+use crate::{emit, lanes};
+
+/// `RTM_NEWADDR` to `RTM_DELADDR` and `RTM_NEWROUTE` to `RTM_DELROUTE` of include/uapi/linux/rtnetlink.h.
+const NEW_ADDRESS: u16 = 20;
+const DELETED_ADDRESS: u16 = 21;
+const NEW_ROUTE: u16 = 24;
+const DELETED_ROUTE: u16 = 25;
+/// `RTN_LOCAL`: what comes and goes with an address.
+const LOCAL: u8 = 2;
+/// `RTN_BROADCAST`, likewise.
+const BROADCAST: u8 = 3;
+/// `__GFP_IO` and `__GFP_FS` of include/linux/gfp_types.h: of `GFP_KERNEL`, and not of `GFP_ATOMIC`.
+const MAY_SLEEP: u32 = 0x40 | 0x80;
+
+/// `struct nlmsghdr` and, of a route, the beginning of `struct rtmsg`.
+#[repr(C)]
+#[derive(Clone, Copy, zerocopy::FromBytes)]
+struct Head {
+    len: u32,
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    port: u32,
+    family: u8,
+    destination_len: u8,
+    source_len: u8,
+    tos: u8,
+    table: u8,
+    protocol: u8,
+    scope: u8,
+    route_type: u8,
+}
+
+impl Head {
+    /// An address, a default route, or one to a single address.
+    #[inline(always)]
+    fn is_wanted(&self) -> bool {
+        match self.kind {
+            NEW_ADDRESS | DELETED_ADDRESS => true,
+            NEW_ROUTE | DELETED_ROUTE => {
+                let bits = if self.family == 2 { 32 } else { 128 };
+                (self.destination_len == 0 || self.destination_len == bits)
+                    && self.route_type != LOCAL
+                    && self.route_type != BROADCAST
+            }
+            _ => false,
+        }
+    }
+}
+
+/// `void rtnl_notify(struct sk_buff *skb, struct net *net, u32 pid, u32 group, struct nlmsghdr *nlh, gfp_t flags)`: the message
+/// is whole, and is sent.
+#[fentry(function = "rtnl_notify")]
+fn rtnl_notify(ctx: FEntryContext) -> i32 {
+    let (port, flags) = (ctx.arg::<u32>(2), ctx.arg::<u32>(5));
+    if port == 0 && flags & MAY_SLEEP != MAY_SLEEP {
+        return 0;
+    }
+    let message = Kernel(Typed(ctx.arg::<u64>(0)).get(offset!(sk_buff_data)));
+    let head: Head = message.get(0);
+    if head.is_wanted() && head.len as usize <= MESSAGE_CAPACITY {
+        report(Typed(ctx.arg::<u64>(1)), message, head.len);
+    }
+    0
+}
+
+#[inline(always)]
+fn report(namespace: Typed, message: Kernel, len: u32) {
+    let Some(task) = task::current_typed(Program::RtnlNotify) else { return };
+    let netns: u32 = namespace.get(offset!(net_ns_inum));
+    let room = match lanes::link(netns, namespace.follow(offset!(net_user_ns)), task.id()) {
+        lanes::Paid::Yes(room) => room,
+        lanes::Paid::Over => return link::miss(netns),
+        lanes::Paid::Unwanted => return,
+    };
+    task::send_details(task, room);
+    let missing = link::missing(netns);
+    let is_sent = emit::record::<RouteRecord>(room, counter::RING_FULL, |record| {
+        // SAFETY: the ring gave memory for a whole, aligned record, every field is written, and `len` is no more than there is
+        // room for.
+        unsafe {
+            (*record).header = Header { kind: KIND_ROUTE, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).task = *task.id();
+            (*record).netns = netns;
+            (*record).task_root = task.root();
+            (*record).missing = missing;
+            (*record).message_len = len;
+            let words = (&raw mut (*record).message).cast::<[u64; MESSAGE_CAPACITY / 8]>();
+            words.write([0; MESSAGE_CAPACITY / 8]);
+            let len = if len as usize > MESSAGE_CAPACITY { MESSAGE_CAPACITY as u32 } else { len };
+            bpf_probe_read_kernel(words.cast(), len, message.0 as *const _);
+        }
+    });
+    if !is_sent {
+        link::miss(netns);
+    }
+}

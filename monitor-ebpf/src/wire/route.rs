@@ -1,0 +1,45 @@
+//! The hook `link`, too: who had a route or an address added or deleted.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::Header;
+use super::link::HOOK;
+use super::task::TaskId;
+
+/// `Header::kind` of a [`RouteRecord`].
+pub const KIND_ROUTE: u32 = HOOK.kind(1);
+
+/// What the programs count.
+pub mod counter {
+    use super::HOOK;
+    use crate::Counter;
+
+    /// Records for which the ring had no room.
+    pub const RING_FULL: Counter = HOOK.counter(1);
+}
+
+/// Bytes of a message at most: a route of IPv6 with one next hop has 136. Nobody is named for a longer one.
+pub const MESSAGE_CAPACITY: usize = 192;
+
+/// A message of rtnetlink about a route or an address, and the task that had it sent.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct RouteRecord {
+    /// `KIND_ROUTE`.
+    pub header: Header,
+    /// Current task.
+    pub task: TaskId,
+    /// Namespace of the route or address.
+    pub netns: u32,
+    /// `TaskRecord::root` of the current task.
+    pub task_root: u32,
+    /// Records about that namespace that were not written, for want of room or of a budget, as far as the program still
+    /// counts them: another number than before tells that some are missing.
+    pub missing: u32,
+    /// Bytes of the message.
+    pub message_len: u32,
+    /// The message as it is sent (`struct nlmsghdr` and what follows), then zeros.
+    pub message: [u8; MESSAGE_CAPACITY],
+}
+
+const _: () = assert!(size_of::<RouteRecord>() == 288);

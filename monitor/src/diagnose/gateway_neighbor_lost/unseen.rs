@@ -1,0 +1,55 @@
+//! Entries that are gone, of which no event has told: what is said of who removed them, and when it can be said.
+
+use super::recheck::entry;
+use super::{FaultReason, GatewayNeighborLost, PENDING_EVENT};
+use crate::diagnose::Context;
+use crate::diagnose::finding::{Count, Findings, Report};
+use crate::event::Severity;
+use crate::node::view::NodeView;
+use crate::observation::{NeighborKey, NsInum};
+
+/// What is said of an entry whose removal would have been seen.
+pub(super) const UNSEEN: &str = "is gone, and nobody was seen removing it";
+/// The status of the hook that sees who removes entries, and its rung that does not.
+const HOOK: &str = "hook.neighbor";
+const WITHOUT_ACTOR: &str = "netlink";
+
+impl GatewayNeighborLost {
+    /// Something else is wrong with the entry of an open incident by now, and no event has told of it.
+    pub(super) fn turn(
+        &mut self,
+        context: &Context<'_>,
+        key: NeighborKey,
+        (reason, what): (FaultReason, Option<String>),
+        findings: &mut Findings,
+    ) {
+        if reason == FaultReason::Missing {
+            if self.faults.get(&key).is_some_and(|fault| fault.is_just_gone(context)) {
+                // Its event is still to come, perhaps.
+                return self.rereads.schedule(key.netns, context.now + PENDING_EVENT);
+            }
+            if let Some(loss) = self.undecided_loss(context, key) {
+                return self.lost(context, key, loss, findings);
+            }
+        }
+        let what = what.unwrap_or_else(|| self.unseen_removal(context, key.netns));
+        let Some(fault) = self.faults.get_mut(&key) else { return };
+        fault.turn(context, reason, entry(context.node, key, reason), what);
+        let report = fault.report(context, key, Severity::Warning, true);
+        findings.report(Report { count: Count::Restart(1), ..report });
+    }
+
+    /// What is said of an entry that is gone, and of which no event has told.
+    pub(super) fn unseen_removal(&self, context: &Context<'_>, netns: NsInum) -> String {
+        match self.may_have_lost_sight(context, netns) || !is_watched(context.node) {
+            true => "is gone; who removed it was not found out".to_owned(),
+            false => UNSEEN.to_owned(),
+        }
+    }
+}
+
+/// Whether who removes an entry is seen.
+fn is_watched(node: &NodeView<'_>) -> bool {
+    let hook = node.statuses.get(HOOK);
+    hook.is_none_or(|status| status.up && status.rung.as_deref() != Some(WITHOUT_ACTOR))
+}

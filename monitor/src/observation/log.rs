@@ -1,0 +1,93 @@
+//! Lines of logs that say something of interest.
+
+use serde::{Deserialize, Serialize};
+
+/// A line of a log that was recognised. It is what a program has written: a reason to look, and no fact.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// The log: `/dev/kmsg`, or the path of a file.
+    pub log: String,
+    /// The part of the line that was recognised; the rest may hold anything, and is not kept.
+    pub text: String,
+    /// What it says.
+    pub says: LogSays,
+}
+
+/// What a line of a log says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "of")]
+pub enum LogSays {
+    /// A kubelet or a driver was refused a Ceph RBD image.
+    RbdRefused(RbdRefusal),
+    /// A plugin of Calico did not find the endpoint of a sandbox whose network it was to remove.
+    EndpointMissing {
+        /// The sandbox, where the line has an id.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sandbox: Option<String>,
+        /// Namespace and name of the pod, where the line has them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pod: Option<(String, String)>,
+    },
+    /// A kubelet lacks the sandbox of a container, and ends.
+    SandboxMissing {
+        /// Its id.
+        sandbox: String,
+    },
+    /// A kubelet could not take down a volume.
+    TeardownFailed {
+        /// Uid of the pod.
+        pod_uid: String,
+    },
+    /// A kubelet kills a container since its specification has another hash.
+    SpecHashChanged,
+    /// The kernel could not delete a thin device of device-mapper.
+    ThinDeletion,
+    /// The kernel has no room for another neighbor entry of one family, in whichever network namespace.
+    NeighborOverflow {
+        /// Whether of IPv6.
+        ipv6: bool,
+    },
+    /// A task waits in the kernel.
+    HungTask {
+        /// Its name.
+        comm: String,
+        /// Its id in the initial process namespace.
+        tid: u32,
+    },
+}
+
+impl LogSays {
+    /// What it is about, as one word.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::RbdRefused(_) => "rbd-refused",
+            Self::EndpointMissing { .. } => "endpoint-missing",
+            Self::SandboxMissing { .. } => "sandbox-missing",
+            Self::TeardownFailed { .. } => "teardown-failed",
+            Self::SpecHashChanged => "spec-hash-changed",
+            Self::ThinDeletion => "thin-deletion",
+            Self::NeighborOverflow { .. } => "neighbor-overflow",
+            Self::HungTask { .. } => "hung-task",
+        }
+    }
+}
+
+/// What a line says of a Ceph RBD image that was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RbdRefusal {
+    /// Pool, where the line has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// Namespace in the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Name of the image.
+    pub image: String,
+    /// Address of the client that has it, where the line has it: `IP:PORT/NONCE`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_by: Option<String>,
+    /// Whether the line is written for other failures as well, such as a monitor that does not answer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub vague: bool,
+}

@@ -1,0 +1,47 @@
+//! How the host's network treats the packets of an interface: `net.ipv4.conf` and `net.ipv6.conf`.
+
+use serde::{Deserialize, Serialize};
+
+/// What a message tells of one interface, or of what holds for all: what it does not tell is absent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterfaceSysctls {
+    /// Interface index; `None` of `conf/all`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ifindex: Option<u32>,
+    /// Whether it is about IPv6.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ipv6: bool,
+    /// `forwarding`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forwarding: Option<bool>,
+    /// `proxy_arp`, or `proxy_ndp`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy: Option<bool>,
+    /// `rp_filter`, of IPv4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rp_filter: Option<RpFilter>,
+}
+
+/// Values of `rp_filter` (Documentation/networking/ip-sysctl.rst).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RpFilter {
+    /// 0: the source of a packet is not looked at.
+    Off,
+    /// 1: its source has to be reached by the interface by which it came.
+    Strict,
+    /// 2: its source has to be reached by any interface.
+    Loose,
+}
+
+impl RpFilter {
+    /// By its number; others than these are as 2 (`fib_validate_source`, net/ipv4/fib_frontend.c).
+    #[must_use]
+    pub fn of(value: i32) -> Self {
+        match value {
+            0 => Self::Off,
+            1 => Self::Strict,
+            _ => Self::Loose,
+        }
+    }
+}

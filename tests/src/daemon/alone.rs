@@ -1,0 +1,38 @@
+//! `kevtmon holders` without a daemon.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::program;
+use crate::mount::Scratch;
+use crate::patience::wait_until;
+use crate::process::Running;
+
+/// What it tells of a path in the mount namespace of this process.
+///
+/// # Panics
+/// If that is no JSON, or does not come.
+#[must_use]
+pub fn held(path: &Path) -> serde_json::Value {
+    held_with_code(path).1
+}
+
+/// The same, after its exit code. One that waits for a file server does not keep the test waiting for good.
+///
+/// # Panics
+/// If the answer is no JSON, or does not come.
+#[must_use]
+pub fn held_with_code(path: &Path) -> (Option<i32>, serde_json::Value) {
+    let scratch = Scratch::without_mounts();
+    let [stdout, stderr] = ["stdout", "stderr"].map(|name| scratch.path().join(name));
+    let create = |path: &Path| File::create(path).expect("a file can be made");
+    let mut command = Command::new(program());
+    command.args(["holders", "--json", "--here"]).arg(path).stdin(Stdio::null());
+    command.args(["--socket", "/nonexistent/kevtmon.sock", "--state-dir", "/nonexistent"]);
+    let mut process = Running::spawn(command.stdout(create(&stdout)).stderr(create(&stderr)));
+    let status = wait_until(&format!("who holds {} is told", path.display()), || process.ended());
+    let [stdout, stderr] = [stdout, stderr].map(|path| std::fs::read_to_string(path).expect("text"));
+    let answer = serde_json::from_str(&stdout);
+    (status.code(), answer.unwrap_or_else(|error| unreachable!("{error}: {stdout}{stderr}")))
+}

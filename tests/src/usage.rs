@@ -1,0 +1,174 @@
+//! What the daemon and all that it executes use together, as the kernel counts it: its readers are processes of their own, and
+//! come and go.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use std::{fs, io, thread};
+
+use crate::cgroup::{Cgroup, Hierarchy};
+use crate::daemon::{Daemon, Launch, launch};
+
+/// How often it is looked who is there. Of a process that is gone by then, no wake-up counts and no memory.
+const SAMPLE: Duration = Duration::from_millis(100);
+
+/// A control group for one daemon, and what was seen in it. To be dropped after the daemon.
+#[derive(Debug)]
+pub struct Usage {
+    group: Cgroup,
+    seen: Arc<Mutex<Seen>>,
+    sampler: Option<(SyncSender<()>, JoinHandle<()>)>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// How often each thread that is there had slept when it was last seen.
+    slept: BTreeMap<u32, u64>,
+    /// How often all of them have, those included that have ended.
+    wake_ups: u64,
+    /// Memory of all of them now, in kB.
+    resident: u64,
+    peak: u64,
+}
+
+impl Usage {
+    /// An empty one.
+    ///
+    /// # Panics
+    /// Where the kernel has no control groups of v2.
+    #[must_use]
+    pub fn new() -> Self {
+        let hierarchy = Hierarchy::all().into_iter().find(|hierarchy| matches!(hierarchy, Hierarchy::V2));
+        let group = Cgroup::new(hierarchy.expect("the kernel counts by control groups of v2"));
+        let seen = Arc::<Mutex<Seen>>::default();
+        let (stop, stopped) = sync_channel(0);
+        let (procs, shared) = (group.procs(), Arc::clone(&seen));
+        let look = move || {
+            while stopped.recv_timeout(SAMPLE) == Err(RecvTimeoutError::Timeout) {
+                // What ends meanwhile is left out.
+                let pids = fs::read_to_string(&procs).unwrap_or_default();
+                lock(&shared).look(pids.lines().filter_map(|pid| pid.parse().ok()));
+            }
+        };
+        Self { group, seen, sampler: Some((stop, thread::spawn(look))) }
+    }
+
+    /// [`launch`], of a daemon that is in the group from the beginning.
+    #[must_use]
+    pub fn launch(&self) -> Launch {
+        let procs = self.group.procs();
+        launch().through(&["sh", "-c", "echo $$ >\"$0\" && exec \"$@\"", &*procs.to_string_lossy()])
+    }
+
+    /// Processor time of all that was ever in the group, exactly.
+    #[must_use]
+    pub fn processor_seconds(&self) -> f64 {
+        self.group.processor_seconds()
+    }
+
+    /// How often they have slept so far, and so were woken (proc_pid_status(5)).
+    #[must_use]
+    pub fn wake_ups(&self) -> u64 {
+        lock(&self.seen).wake_ups
+    }
+
+    /// From now on the most memory is looked for anew.
+    pub fn forget_peak(&self) {
+        let mut seen = lock(&self.seen);
+        seen.peak = seen.resident;
+    }
+
+    /// Most memory of all of them at a time, in MB.
+    #[must_use]
+    pub fn peak(&self) -> f64 {
+        lock(&self.seen).peak as f64 / 1e3
+    }
+
+    /// Most memory that the daemon alone had since it is ready, in MB.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn peak_of(&self, daemon: &Daemon) -> io::Result<f64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid()))?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next());
+        peak.and_then(|peak| peak.parse::<f64>().ok())
+            .map(|peak| peak / 1e3)
+            .ok_or_else(|| io::Error::other(status.clone()))
+    }
+
+    /// Memory of all of them now, in MB.
+    #[must_use]
+    pub fn resident(&self) -> f64 {
+        lock(&self.seen).resident as f64 / 1e3
+    }
+
+    /// Memory of the daemon by kind and at most, and that of all of them.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn memory(&self, daemon: &Daemon) -> io::Result<String> {
+        let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid()))?;
+        let wanted = ["VmRSS", "RssAnon", "RssFile", "RssShmem", "VmHWM"];
+        let lines = status.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name)));
+        let mut all: Vec<_> =
+            lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        let Seen { resident, peak, .. } = *lock(&self.seen);
+        all.push(format!("with its readers {resident} kB, {peak} kB at most"));
+        Ok(all.join(", "))
+    }
+}
+
+impl Default for Usage {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Usage {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.sampler.take() {
+            drop(stop);
+            drop(thread.join());
+        }
+    }
+}
+
+impl Seen {
+    fn look(&mut self, pids: impl Iterator<Item = u32>) {
+        let before = std::mem::take(&mut self.slept);
+        self.resident = 0;
+        for pid in pids {
+            self.resident += proportional(pid).unwrap_or_default();
+            for (tid, slept) in threads(pid) {
+                let last = before.get(&tid).copied().filter(|last| *last <= slept);
+                self.wake_ups += slept - last.unwrap_or_default();
+                self.slept.insert(tid, slept);
+            }
+        }
+        self.peak = self.peak.max(self.resident);
+    }
+}
+
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How often each thread of a process has slept.
+fn threads(pid: u32) -> Vec<(u32, u64)> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let slept = |task: fs::DirEntry| {
+        let status = fs::read_to_string(task.path().join("status")).ok()?;
+        let slept = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        Some((task.file_name().to_str()?.parse().ok()?, slept.trim().parse().ok()?))
+    };
+    tasks.filter_map(slept).collect()
+}
+
+/// Its memory in kB, of what several of them share its part only: all of them run the same program.
+fn proportional(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
