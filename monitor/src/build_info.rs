@@ -1,10 +1,43 @@
-//! What was built: version and revision, as `--version`, metrics and recordings show them.
+//! What was built: version, revision and kernel programs, as the executable hands them over.
+
+use std::sync::OnceLock;
 
 /// Version of the program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Git revision of the sources it was built from.
-pub const REVISION: &str = match option_env!("KEVTMON_GIT_REVISION") {
-    Some(revision) => revision,
-    None => "unknown",
-};
+/// What only the executable knows.
+#[derive(Debug)]
+pub struct Build {
+    /// Git revision of the sources it was built from.
+    pub revision: &'static str,
+    /// The ELF file of the kernel programs, at an aligned address; empty in a daemon that was built without them.
+    pub programs: &'static [u8],
+}
+
+static BUILD: OnceLock<&'static Build> = OnceLock::new();
+
+/// To be called once, before all else; what comes later is ignored.
+pub fn set(build: &'static Build) {
+    let _ = BUILD.set(build);
+}
+
+/// Git revision of the sources; `unknown` outside the executable.
+pub fn revision() -> &'static str {
+    BUILD.get().map_or("unknown", |build| build.revision)
+}
+
+/// The ELF file of the kernel programs; empty outside the executable.
+#[cfg(not(test))]
+pub fn programs() -> &'static [u8] {
+    BUILD.get().map_or(&[], |build| build.programs)
+}
+
+/// Those that `cargo xtask ebpf` has built; empty before it has.
+#[cfg(test)]
+pub fn programs() -> &'static [u8] {
+    static BUILT: std::sync::LazyLock<Vec<u8>> = std::sync::LazyLock::new(|| {
+        std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bpf/kevtmon-ebpf.o"))
+            .unwrap_or_default()
+    });
+    &BUILT
+}

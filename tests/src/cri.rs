@@ -151,7 +151,8 @@ pub fn attempt<A: Message + Default>(
     method: &str,
     question: &impl Message,
 ) -> Result<A, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().expect("a runtime");
     let mut message = BytesMut::new();
     message.put_u8(0);
     message.put_u32(question.encoded_len().try_into().expect("a short message"));

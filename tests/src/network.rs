@@ -109,7 +109,8 @@ impl Network {
     /// # Errors
     /// When there is no socket.
     pub fn here() -> Result<Self, NetworkError> {
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(NetworkError::Open)?;
+        let runtime =
+            Builder::new_current_thread().enable_io().enable_time().build().map_err(NetworkError::Open)?;
         let entered = runtime.enter();
         let (connection, handle, _) = rtnetlink::new_connection().map_err(NetworkError::Open)?;
         drop(entered);

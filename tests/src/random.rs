@@ -10,14 +10,18 @@ pub struct Random {
 }
 
 impl Random {
-    /// With the seed of the environment, else another one each time.
+    /// With the seed of the environment, which may be `random`; else always the same one.
     #[must_use]
     pub fn new() -> Self {
-        let seed = setting("KEVTMON_TEST_SEED").unwrap_or_else(|| {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            now.as_secs() << 30 | u64::from(now.subsec_nanos())
-        });
-        Self::printed(seed)
+        match std::env::var_os("KEVTMON_TEST_SEED") {
+            Some(seed) if seed == "random" => Self::printed(Self::drawn()),
+            _ => Self::printed(setting("KEVTMON_TEST_SEED").unwrap_or(1)),
+        }
+    }
+
+    fn drawn() -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        now.as_secs() << 30 | u64::from(now.subsec_nanos())
     }
 
     #[expect(clippy::print_stdout, reason = "who repeats a test that failed looks for it there")]

@@ -75,7 +75,8 @@ impl<'r> Tree<'r> {
         match self.random.below(6) {
             0 | 1 => {
                 let path = at.join(self.name("d"));
-                std::fs::create_dir(&path).expect("a directory can be made");
+                // What is bound there may have one of this name.
+                std::fs::create_dir_all(&path).expect("a directory can be made");
                 self.directories.push(path);
             }
             2 if at != self.base => {

@@ -1,9 +1,11 @@
 //! `cargo xtask build`: the kernel programs, and the daemon that carries them.
+//!
+//! Executables are static by `.cargo/config.toml`, for the machine's own target as for others.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -13,18 +15,19 @@ use crate::ebpf::ebpf;
 use crate::static_link::is_static;
 use crate::workspace;
 
-/// The daemon's package and executable.
+/// The daemon's executable, and the package that links it.
 pub(crate) const DAEMON: &str = "kevtmon";
+pub(crate) const PROGRAM: &str = "kevtmon-program";
 
 const LIBRARY_MISSING: &str = "if the linker missed a library: a static executable needs the static C library (libc6-dev has it on \
                                Debian, glibc-static is a package of its own on Fedora)";
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Optimised and static, at target/release/kevtmon
+    /// As it is shipped, optimised as a whole, at target/release/kevtmon: this takes some minutes more
     #[arg(long)]
     release: bool,
-    /// For another architecture, as cargo calls it, such as aarch64-unknown-linux-gnu: always static
+    /// For another architecture, as cargo calls it, such as aarch64-unknown-linux-gnu
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
 }
@@ -34,52 +37,47 @@ pub(crate) fn build(options: &Options) -> Result<PathBuf> {
     match &options.target {
         Some(target) => cross::build(target, options.release),
         None if options.release => release(),
-        None => debug(),
+        None => daemon(),
     }
 }
 
-fn debug() -> Result<PathBuf> {
-    ebpf()?;
-    workspace::check(workspace::cargo("build").args(["--package", DAEMON, "--bin", DAEMON]))?;
-    Ok(workspace::target().join("debug").join(DAEMON))
+/// The daemon as it is run from a checkout and tested, at target/debug/kevtmon.
+pub(crate) fn daemon() -> Result<PathBuf> {
+    eprintln!("xtask: building the daemon; the first time this takes five to eight minutes");
+    // Its library needs no kernel programs: it is compiled while their compiler is installed.
+    std::thread::scope(|scope| {
+        let library =
+            scope.spawn(|| workspace::check(workspace::cargo("build").args(["--package", DAEMON, "--lib"])));
+        ebpf()?;
+        library.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })?;
+    link_program(&[], "debug")
 }
 
-/// The daemon as it is shipped: one static executable.
+/// The daemon as it is shipped, at target/release/kevtmon.
 pub(crate) fn release() -> Result<PathBuf> {
     ebpf()?;
-    let host = host_triple()?;
-    let mut cargo = workspace::cargo("build");
-    cargo.args(["--release", "--package", DAEMON, "--bin", DAEMON]);
-    link_statically(&mut cargo, &host);
-    workspace::check(&mut cargo).context(LIBRARY_MISSING)?;
-    let built = workspace::target().join(&host).join("release").join(DAEMON);
-    if !is_static(&built)? {
-        bail!("{} is not static", workspace::shown(&built));
-    }
-    let daemon = workspace::target().join("release").join(DAEMON);
-    link(&built, &daemon)?;
+    eprintln!("xtask: building the daemon as it is shipped, for ten to fifteen minutes");
+    let daemon = link_program(&["--release"], "release")?;
     eprintln!("xtask: {} is static, {} KiB", workspace::shown(&daemon), fs::metadata(&daemon)?.len() / 1024);
     Ok(daemon)
 }
 
-/// The daemon as the tests run it: static, and less optimised than the one that is shipped, which takes longer to build.
-pub(crate) fn for_tests() -> Result<PathBuf> {
-    const PROFILE: &str = "tested";
-    ebpf()?;
-    let host = host_triple()?;
+/// Builds the daemon's program, and links it from where cargo puts it into the directory of its profile.
+fn link_program(arguments: &[&str], directory: &str) -> Result<PathBuf> {
     let mut cargo = workspace::cargo("build");
-    cargo.args(["--profile", PROFILE, "--package", DAEMON, "--bin", DAEMON]);
-    link_statically(&mut cargo, &host);
+    cargo.args(["--package", PROGRAM]).args(arguments);
     workspace::check(&mut cargo).context(LIBRARY_MISSING)?;
-    Ok(workspace::target().join(&host).join(PROFILE).join(DAEMON))
-}
-
-/// Has `cargo` make static executables for the machine's own target.
-pub(crate) fn link_statically(cargo: &mut Command, host: &str) {
-    let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
-    flags.push_str(" -C target-feature=+crt-static");
-    // With a target named, the flags spare build scripts and macros, which cannot be static.
-    cargo.args(["--target", host]).env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", flags.trim_start());
+    let built = workspace::target().join(host_triple()?).join(directory).join(DAEMON);
+    if !is_static(&built)? {
+        bail!(
+            "{} is not static: RUSTFLAGS take the place of the flags in .cargo/config.toml",
+            workspace::shown(&built)
+        );
+    }
+    let daemon = workspace::target().join(directory).join(DAEMON);
+    link(&built, &daemon)?;
+    Ok(daemon)
 }
 
 /// The machine's own target, as cargo calls it.

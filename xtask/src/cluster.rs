@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
+use crate::build::host_triple;
 use crate::kubernetes;
 use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::{self, Privilege};
@@ -45,7 +46,10 @@ pub(crate) fn cluster(options: &Options) -> Result<()> {
     let path = std::env::join_paths(setup::search_path())?;
     environment.push(("PATH".to_owned(), path.display().to_string()));
     let action = if options.action == Action::Up { "up" } else { "down" };
-    let argv = [workspace::target().join("debug/cluster-holder").display().to_string(), action.to_owned()];
+    let argv = [
+        workspace::target().join(host_triple()?).join("debug/cluster-holder").display().to_string(),
+        action.to_owned(),
+    ];
     let Some(mut command) = privilege.as_root(&argv, &environment) else { bail!("the cluster needs root") };
     workspace::check(&mut command)
 }

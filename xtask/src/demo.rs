@@ -40,7 +40,7 @@ pub(crate) fn demo(options: &Options) -> Result<()> {
     ensure_needs(privilege)?;
     let daemon = match &options.daemon {
         Some(daemon) => daemon.canonicalize().with_context(|| format!("cannot find {}", daemon.display()))?,
-        None => build::release()?,
+        None => build::daemon()?,
     };
     if privilege == Privilege::Root {
         return show(&daemon);

@@ -18,7 +18,7 @@ pub(crate) struct Options {
 
 /// Returns only when the daemon could not be started.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let daemon = build::release()?;
+    let daemon = build::daemon()?;
     let mut argv = vec![daemon.display().to_string()];
     argv.extend(daemon_arguments(&options.arguments));
     let privilege = Privilege::of_this_user();

@@ -1,26 +1,25 @@
 //! `cargo xtask test`: installs what the tests need, builds, and tests; every part runs, even after a failure.
 //!
-//! All parts run as CI runs them: what does not disturb each other side by side, each as a process of its own. The unit tests
-//! and the end-to-end tests never meet, since both change mounts and neighbors, and some of the latter count all that
-//! the kernel does; among themselves these have locks, and several of their executables run at a time. Virtual machines come
-//! last: they are only load, but all that the processors can take.
+//! The gate, which CI runs, is what finds most in a quarter of an hour; `full` is everything. Each part is a process of its own
+//! with a limit. What computes runs side by side; end-to-end tests, some of which count all that the kernel does, run by
+//! themselves.
 
-mod lanes;
+mod flaky;
+mod full;
+mod leftovers;
+mod parts;
+mod suite;
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::io::{self, PipeReader, Read as _, Write};
-use std::num::NonZero;
-use std::os::fd::AsFd as _;
-use std::panic::resume_unwind;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::io;
+use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use self::suite::{Batch, Executable, Report, Width};
 use crate::build;
 use crate::cluster;
 use crate::debian;
@@ -28,16 +27,15 @@ use crate::ebpf::ebpf;
 use crate::kubernetes;
 use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::{self, Privilege};
-use crate::side_by_side::{Output, Transcript};
 use crate::vm;
 use crate::workspace;
 
-/// The package of the end-to-end tests.
+/// The package of the end-to-end tests, and their executable.
 pub(crate) const E2E: &str = "kevtmon-tests";
+pub(crate) const E2E_EXECUTABLE: &str = "e2e";
 
-/// The end-to-end tests that need a kubelet.
+/// The end-to-end tests that need a kubelet, those that need a whole cluster, and the package in a Debian: each a module.
 const WITH_KUBELET: &str = "kubelet_node";
-/// The end-to-end tests that need a whole cluster.
 const WITH_CLUSTER: &str = "cluster";
 
 #[derive(Args)]
@@ -45,19 +43,19 @@ pub(crate) struct Options {
     /// Which tests to run
     #[arg(value_enum, default_value_t)]
     part: Part,
-    /// Skip the tests on other kernels, or with a kubelet, where there are none
+    /// Only what the gate runs, and nothing where that is impossible on this machine
+    #[arg(long, hide = true)]
+    gate: bool,
+    /// Skip what is impossible on this machine
     #[arg(long, hide = true)]
     if_possible: bool,
     /// For `vm`: the kernels, as series separated by commas (6.1, 6.12 …); besides those of this Debian release 5.10, 6.17
     /// and newest
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     kernel: Vec<String>,
-    /// For `e2e`: how many test executables run at a time
-    #[arg(long, hide = true, value_name = "N")]
-    lanes: Option<NonZero<usize>>,
-    /// Arguments for `cargo test`, such as the name of a test
+    /// Parts of the names of tests, such as `mount::`; all when none is given
     #[arg(last = true)]
-    arguments: Vec<String>,
+    names: Vec<String>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -72,12 +70,17 @@ enum Part {
     Kubelet,
     /// The same on a whole cluster of one node, which is built the first time; in no other part
     Cluster,
-    /// What the first four need, and no test
+    /// What the other parts need, built
+    #[value(hide = true)]
+    Build,
+    /// What the gate needs, installed and downloaded
     #[value(hide = true)]
     Prepare,
-    /// Lint, and all of the above but `cluster`: what CI runs
+    /// Lint, unit tests, end-to-end tests and one other kernel: what CI runs
     #[default]
-    All,
+    Gate,
+    /// Everything but `cluster`: also slow tests, more kernels, kubelets, arm64
+    Full,
 }
 
 /// Runs the requested tests; an error names the parts that failed.
@@ -85,154 +88,38 @@ pub(crate) fn test(options: &Options) -> Result<()> {
     if !options.kernel.is_empty() && options.part != Part::Vm {
         bail!("--kernel is for `cargo xtask test vm`");
     }
-    if options.lanes.is_some() && options.part != Part::E2e {
-        bail!("--lanes is for `cargo xtask test e2e`");
-    }
+    let is_required = !options.gate && !options.if_possible;
     match options.part {
-        Part::Unit => unit(&options.arguments),
-        Part::E2e => end_to_end(&options.arguments, options.lanes),
-        Part::Vm => vm::test(&options.arguments, &options.kernel, !options.if_possible),
-        Part::Kubelet => with_kubelet(&options.arguments, !options.if_possible),
-        Part::Cluster => with_cluster(&options.arguments),
+        Part::Unit => unit(&options.names),
+        Part::E2e => end_to_end(&options.names, options.gate),
+        Part::Vm => {
+            let scope = if options.gate { vm::Scope::Gate } else { vm::Scope::All };
+            vm::test(&options.names, &options.kernel, scope, is_required)
+        }
+        Part::Kubelet => with_kubelet(&options.names, is_required),
+        Part::Cluster => with_cluster(&options.names),
+        Part::Build => build_all(),
         Part::Prepare => prepare(),
-        Part::All => all(&options.arguments),
+        Part::Gate => parts::run(&parts::GATE, &options.names),
+        Part::Full => parts::run(&parts::FULL, &options.names),
     }
 }
 
-/// What runs as a process of its own: its name, and arguments of this program.
-type Job = (&'static str, &'static [&'static str]);
-
-/// Jobs that run one after the other.
-type Lane = &'static [Job];
-
-/// Lanes that run side by side, stage after stage.
-const STAGES: [&[Lane]; 3] = [
-    &[
-        &[("lint", &["lint"]), ("unit tests", &["test", "unit"])],
-        &[("preparation of the other tests", &["test", "prepare"])],
-    ],
-    // One after the other: some end-to-end tests count what the kernel does, and a kubelet never rests.
-    &[&[
-        ("end-to-end tests", &["test", "e2e"]),
-        ("tests with a kubelet", &["test", "kubelet", "--if-possible"]),
-    ]],
-    // Emulated processors take all that there is, and the daemon under test waits half a second for what it asks for.
-    &[&[("tests on other kernels", &["test", "vm", "--if-possible"])]],
-];
-
-fn all(arguments: &[String]) -> Result<()> {
-    let this = std::env::current_exe().context("cannot find the executable of this command")?;
-    let mut ended = Vec::new();
-    for stage in STAGES {
-        ended.extend(run_stage(&this, stage, arguments, io::stderr()));
-    }
-    for (name, took, outcome) in &ended {
-        let verdict = outcome.as_ref().map_or_else(|error| format!("{error:#}"), |()| "passed".to_owned());
-        eprintln!("xtask: {name}: {verdict} after {} s", took.as_secs());
-    }
-    let failed: Vec<&str> =
-        ended.iter().filter(|(_, _, outcome)| outcome.is_err()).map(|(name, ..)| *name).collect();
-    if !failed.is_empty() {
-        bail!("failed: {}", failed.join(", "));
-    }
-    Ok(())
-}
-
-/// Runs lanes side by side, each job as a process of `program`.
-fn run_stage(program: &Path, lanes: &[Lane], arguments: &[String], out: impl Write + Send) -> Vec<Ended> {
-    let transcript = Transcript::new(lanes.iter().map(|lane| lane.len()).sum(), out);
-    let mut first = 0;
-    std::thread::scope(|scope| {
-        let mut running = Vec::new();
-        for lane in lanes {
-            let outputs: Vec<_> = (first..first + lane.len()).map(|index| transcript.piece(index)).collect();
-            first += lane.len();
-            running.push(scope.spawn(|| run_lane(program, lane, arguments, outputs)));
-        }
-        let ended = running.into_iter().map(|lane| lane.join());
-        ended.flat_map(|lane| lane.unwrap_or_else(|panic| resume_unwind(panic))).collect()
-    })
-}
-
-/// Name, time and outcome of a job.
-type Ended = (&'static str, Duration, Result<()>);
-
-fn run_lane<W: Write + Send>(
-    program: &Path,
-    lane: Lane,
-    arguments: &[String],
-    outputs: Vec<Output<'_, W>>,
-) -> Vec<Ended> {
-    let mut ended = Vec::new();
-    for ((name, own), mut output) in lane.iter().zip(outputs) {
-        let start = Instant::now();
-        let mut command = Command::new(program);
-        command.args(*own);
-        if own.iter().any(|part| ["unit", "e2e", "kubelet", "vm"].contains(part)) && !arguments.is_empty() {
-            command.arg("--").args(arguments);
-        }
-        let outcome = writeln!(output, "xtask: {name}").map_err(Into::into);
-        let outcome = outcome.and_then(|()| run_into(&mut command, &mut output));
-        ended.push((*name, start.elapsed(), outcome));
-    }
-    ended
-}
-
-/// Runs a command with all that it prints going to `output`.
-fn run_into(command: &mut Command, output: &mut impl Write) -> Result<()> {
-    let (mut printed, writer) = io::pipe().context("cannot make a pipe")?;
-    command.stdout(writer.try_clone().context("cannot share a pipe")?).stderr(writer);
-    let mut child = command.spawn().context("cannot start a part")?;
-    // What it was started with holds the pipe open.
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    let status = copy_until_end(&mut child, &mut printed, output)?;
-    if !status.success() {
-        bail!("{status}");
-    }
-    Ok(())
-}
-
-/// Copies what a part prints until it has ended; a process that it leaves behind may hold the pipe open for ever.
-fn copy_until_end(
-    child: &mut Child,
-    printed: &mut PipeReader,
-    output: &mut impl Write,
-) -> Result<ExitStatus> {
-    let mut buffer = vec![0; 64 * 1024];
-    let mut status = None;
-    loop {
-        let mut polled = [PollFd::new(printed.as_fd(), PollFlags::POLLIN)];
-        let readable = match poll(&mut polled, PollTimeout::from(100_u8)) {
-            Err(Errno::EINTR) => continue,
-            ready => ready.context("cannot wait for what a part prints")? > 0,
-        };
-        if readable {
-            let read = printed.read(&mut buffer).context("cannot read what a part prints")?;
-            output.write_all(&buffer[..read]).context("cannot show what a part prints")?;
-            if read > 0 {
-                continue;
-            }
-        }
-        match status {
-            // All that was in the pipe at its end is read.
-            Some(status) => return Ok(status),
-            None if readable => return child.wait().context("cannot wait for a part"),
-            None => status = child.try_wait().context("cannot wait for a part")?,
-        }
-    }
-}
-
-/// Installs, downloads and builds what the end-to-end tests and those on other kernels need, while others run.
-fn prepare() -> Result<()> {
-    install_end_to_end_prerequisites(Privilege::of_this_user())?;
-    debian::root(Privilege::of_this_user())?;
-    let prepared = vm::prepare(&[], Privilege::of_this_user());
+/// Builds the daemon and all tests.
+fn build_all() -> Result<()> {
     daemon()?;
-    workspace::check(e2e_tests()?.arg("--no-run"))?;
-    if kubernetes::is_possible() {
-        kubernetes::kubelet(Privilege::of_this_user())?;
+    for (what, tests) in [("unit tests", unit_tests()?), ("end-to-end tests", e2e_tests()?)] {
+        eprintln!("xtask: building the {what}, for about two minutes");
+        suite::build(tests)?;
     }
-    prepared.map(drop)
+    Ok(())
+}
+
+/// Installs and downloads what the gate's other parts need, while others build.
+fn prepare() -> Result<()> {
+    let privilege = Privilege::of_this_user();
+    install_end_to_end_prerequisites(privilege)?;
+    vm::prepare(&[], vm::Scope::Gate, privilege).map(drop)
 }
 
 /// The daemon that is tested: `KEVTMON_BIN`, else one that is built for that.
@@ -240,41 +127,94 @@ pub(crate) fn daemon() -> Result<PathBuf> {
     let given = std::env::var_os("KEVTMON_BIN").map(PathBuf::from);
     let given =
         given.map(|path| path.canonicalize().with_context(|| format!("cannot find {}", path.display())));
-    given.unwrap_or_else(build::for_tests)
+    given.unwrap_or_else(build::daemon)
 }
 
-fn unit(arguments: &[String]) -> Result<()> {
-    ebpf()?;
+/// `cargo test` of the tests beside the code.
+fn unit_tests() -> Result<Command> {
     let mut cargo = workspace::cargo("test");
-    // Static as what the other tests need: so what it depends on is compiled once.
-    build::link_statically(&mut cargo, &build::host_triple()?);
-    cargo.args(["--workspace", "--exclude", E2E, "--no-fail-fast"]).args(arguments);
-    workspace::check(&mut cargo)
+    cargo.args(["--workspace", "--lib", "--bin", "xtask"]);
+    Ok(cargo)
 }
 
-fn end_to_end(arguments: &[String], lanes: Option<NonZero<usize>>) -> Result<()> {
+/// `cargo test` of the end-to-end tests.
+pub(crate) fn e2e_tests() -> Result<Command> {
+    let mut cargo = workspace::cargo("test");
+    cargo.args(["--package", E2E, "--test", E2E_EXECUTABLE]);
+    Ok(cargo)
+}
+
+fn unit(names: &[String]) -> Result<()> {
+    ebpf()?;
+    let mut batches = Vec::new();
+    for (name, executable) in suite::build(unit_tests()?)? {
+        let tests = selected(executable.tests()?, names);
+        if !tests.is_empty() {
+            batches.push(Batch { label: name, executable, tests });
+        }
+    }
+    // What is slow waits for other threads or processes.
+    let width = Width { batches: 1, threads: 4 };
+    let mut out = io::stderr();
+    suite::run(batches, width, &mut out).conclude(&mut out)
+}
+
+/// The tests of which a part of the name is given.
+fn selected(mut tests: Vec<String>, names: &[String]) -> Vec<String> {
+    tests.retain(|test| names.is_empty() || names.iter().any(|name| test.contains(name.as_str())));
+    tests
+}
+
+fn end_to_end(names: &[String], gate: bool) -> Result<()> {
     let privilege = Privilege::of_this_user();
     if privilege == Privilege::None {
         bail!("the end-to-end tests need root, and there is no sudo here: run `cargo xtask test` as root");
     }
     install_end_to_end_prerequisites(privilege)?;
-    let debian = debian::root(privilege)?;
     let daemon = daemon()?;
-    let executables = lanes::executables(e2e_tests, arguments)?;
-    let mut environment = vec![("KEVTMON_BIN", daemon.as_ref())];
+    let mut environment = vec![("KEVTMON_BIN", daemon.as_os_str())];
+    let debian = if gate { None } else { debian::root(privilege)? };
     environment.extend(debian.as_ref().map(|debian| ("KEVTMON_DEBIAN_ROOT", debian.as_ref())));
-    let runner = root_runner(privilege, &environment);
+    let executable = e2e_executable(privilege, &environment)?;
     if privilege == Privilege::Sudo {
         // So that it asks for a password once.
         workspace::check(Command::new("sudo").arg("true"))?;
     }
-    let lanes = lanes.map_or_else(lanes::default_number, NonZero::get);
-    let ended = lanes::run(&executables, lanes, &runner, io::stderr());
-    lanes::summary(&ended, &mut io::stderr())
+    let all = executable.tests()?;
+    full::check(&all)?;
+    let mut tests = selected(all, names);
+    if gate {
+        tests.retain(|test| !full::has(test));
+    }
+    let (alone, together): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| is_alone(test));
+    let mut out = io::stderr();
+    let mut report = suite::run(by_module(&executable, together), TOGETHER, &mut out);
+    report.add(suite::run(by_module(&executable, alone), Width::ALONE, &mut out));
+    let concluded = report.conclude(&mut out);
+    leftovers::check(&daemon, &executable.path).and(concluded)
+}
+
+/// More than there are processors: end-to-end tests wait for kernels and runtimes most of the time.
+const TOGETHER: Width = Width { batches: 4, threads: 2 };
+
+/// Whether a test counts what the whole kernel does, or needs a quiet machine: those lie in modules of this name.
+fn is_alone(test: &str) -> bool {
+    test.split("::").any(|part| part == "alone")
+}
+
+/// A process for each module, since the tests of one share a runtime; and what takes a process down takes few tests along.
+fn by_module(executable: &Executable, tests: Vec<String>) -> Vec<Batch> {
+    let mut modules = BTreeMap::<String, Vec<String>>::new();
+    for test in tests {
+        let module = test.split("::").next().unwrap_or_default().to_owned();
+        modules.entry(module).or_default().push(test);
+    }
+    let batch = |(label, tests)| Batch { label, executable: executable.clone(), tests };
+    modules.into_iter().map(batch).collect()
 }
 
 /// The tests on a node with a kubelet. Where it cannot be built, that is an error if they are `required`.
-fn with_kubelet(arguments: &[String], required: bool) -> Result<()> {
+fn with_kubelet(names: &[String], required: bool) -> Result<()> {
     let privilege = Privilege::of_this_user();
     if !required && !kubernetes::is_possible() {
         eprintln!(
@@ -290,11 +230,11 @@ fn with_kubelet(arguments: &[String], required: bool) -> Result<()> {
     install_end_to_end_prerequisites(privilege)?;
     let (kubelet, other) = (kubernetes::kubelet(privilege)?, kubernetes::other_kubelet(privilege)?);
     let environment = [("KEVTMON_KUBELET", kubelet.as_ref()), ("KEVTMON_OTHER_KUBELET", other.as_ref())];
-    ignored(WITH_KUBELET, &environment, arguments, privilege)
+    ignored(WITH_KUBELET, &environment, names, privilege)
 }
 
 /// The tests on a cluster.
-fn with_cluster(arguments: &[String]) -> Result<()> {
+fn with_cluster(names: &[String]) -> Result<()> {
     let privilege = Privilege::of_this_user();
     if privilege == Privilege::None {
         bail!("the cluster needs root, and there is no sudo here: run `cargo xtask test cluster` as root");
@@ -305,33 +245,33 @@ fn with_cluster(arguments: &[String]) -> Result<()> {
         (control_plane.0, control_plane.1.as_ref()),
         ("KEVTMON_TEST_PATIENCE", cluster::PATIENCE.as_ref()),
     ];
-    ignored(WITH_CLUSTER, &environment, arguments, privilege)
+    ignored(WITH_CLUSTER, &environment, names, privilege)
 }
 
-/// Runs the tests of a file that a plain `cargo test` ignores, since they need what is built for them.
+/// Runs the tests of a module that are ignored otherwise, since they need what is built for them.
 fn ignored(
-    file: &str,
+    module: &str,
     environment: &[(&str, &OsStr)],
-    arguments: &[String],
+    names: &[String],
     privilege: Privilege,
 ) -> Result<()> {
     let daemon = daemon()?;
-    let mut cargo = e2e_tests()?;
-    cargo.args(["--test", file]);
-    run_as_root(&mut cargo, privilege, &[&[("KEVTMON_BIN", daemon.as_ref())], environment].concat());
-    cargo.args(arguments);
-    if !arguments.iter().any(|argument| argument == "--") {
-        cargo.arg("--");
-    }
-    workspace::check(cargo.arg("--ignored"))
+    let environment = [&[("KEVTMON_BIN", daemon.as_os_str())], environment].concat();
+    let executable = Executable { ignored: true, ..e2e_executable(privilege, &environment)? };
+    let mut tests = selected(executable.tests()?, names);
+    tests.retain(|test| test.split("::").next() == Some(module));
+    let mut out = io::stderr();
+    let width = Width { batches: 1, threads: 2 };
+    let report: Report = suite::run(by_module(&executable, tests), width, &mut out);
+    report.conclude(&mut out)
 }
 
-/// `cargo test` of the end-to-end tests; static, so that one build is for this machine and for virtual ones.
-pub(crate) fn e2e_tests() -> Result<Command> {
-    let mut cargo = workspace::cargo("test");
-    cargo.args(["--package", E2E]);
-    build::link_statically(&mut cargo, &build::host_triple()?);
-    Ok(cargo)
+/// The executable of the end-to-end tests, built, and started as root.
+fn e2e_executable(privilege: Privilege, environment: &[(&str, &OsStr)]) -> Result<Executable> {
+    let built = suite::build(e2e_tests()?)?;
+    let found = built.into_iter().find(|(name, _)| name == E2E_EXECUTABLE);
+    let (_, executable) = found.context("cargo built no end-to-end tests")?;
+    Ok(Executable { runner: root_runner(privilege, environment), ..executable })
 }
 
 /// Installs what the harness of the end-to-end tests starts.
@@ -339,14 +279,8 @@ pub(crate) fn install_end_to_end_prerequisites(privilege: Privilege) -> Result<(
     prerequisites::ensure("the end-to-end tests", &PREREQUISITES, privilege)
 }
 
-/// How long the tests of one file may take; the slowest need a quarter of it by themselves, and wait for those of others.
-const FILE_PATIENCE: &str = "30m";
-
-/// Has cargo compile as this user and start the test executables as root.
-fn run_as_root(cargo: &mut Command, privilege: Privilege, environment: &[(&str, &OsStr)]) {
-    let runner = root_runner(privilege, environment);
-    cargo.args(["--config", &format!("target.'cfg(unix)'.runner = {runner:?}")]);
-}
+/// How long the tests of one module may take; the slowest need a quarter of it by themselves, and wait for those of others.
+const MODULE_PATIENCE: &str = "15m";
 
 /// The words before those of a test executable.
 fn root_runner(privilege: Privilege, environment: &[(&str, &OsStr)]) -> Vec<String> {
@@ -354,9 +288,9 @@ fn root_runner(privilege: Privilege, environment: &[(&str, &OsStr)]) -> Vec<Stri
     runner.extend(environment.iter().map(|(name, value)| format!("{name}={}", value.display())));
     // What was found for the tests must be found by them: a user's PATH often lacks the directories of root.
     runner.extend(std::env::join_paths(setup::search_path()).map(|path| format!("PATH={}", path.display())));
-    // One test that waits for ever must not take those of other files along. Ctrl-C reaches what is in the foreground.
+    // One test that waits for ever must not take those of other modules along. Ctrl-C reaches what is in the foreground.
     runner.extend(
-        ["timeout", "--foreground", "--verbose", "--kill-after=10", FILE_PATIENCE].map(str::to_owned),
+        ["timeout", "--foreground", "--verbose", "--kill-after=10", MODULE_PATIENCE].map(str::to_owned),
     );
     if privilege == Privilege::Sudo {
         eprintln!("xtask: the end-to-end tests need root; starting them through sudo");
@@ -398,45 +332,24 @@ const PREREQUISITES: [Prerequisite; 21] = [
 mod tests {
     use super::*;
 
-    fn arguments(cargo: &Command) -> Vec<String> {
-        cargo.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect()
+    #[test]
+    fn tests_are_chosen_by_parts_of_their_names_and_run_by_module() {
+        let tests = ["a::one", "a::alone::two", "b::one"].map(str::to_owned).to_vec();
+        assert_eq!(selected(tests.clone(), &[]), tests);
+        assert_eq!(selected(tests.clone(), &["b::".to_owned(), "two".to_owned()]), tests[1..]);
+        assert_eq!(tests.iter().filter(|test| is_alone(test)).collect::<Vec<_>>(), ["a::alone::two"]);
+        let executable =
+            Executable { path: "/x".into(), directory: "/".into(), runner: Vec::new(), ignored: false };
+        let batches = by_module(&executable, tests);
+        let shown: Vec<_> = batches.iter().map(|batch| (batch.label.as_str(), batch.tests.len())).collect();
+        assert_eq!(shown, [("a", 2), ("b", 1)]);
     }
 
     #[test]
-    fn jobs_run_with_their_arguments_and_each_ones_output_is_whole() {
-        const LANES: [Lane; 2] = [&[("a", &["false"]), ("b", &["test", "unit"])], &[("c", &["test", "vm"])]];
-        let directory = tempfile::tempdir().expect("temporary directory");
-        let program = directory.path().join("part");
-        std::fs::write(&program, "#!/bin/sh\necho \"$*\"\necho \"no $1\" >&2\n[ \"$1\" = test ]\n")
-            .expect("write");
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(&program, mode).expect("make executable");
-        let mut shown = Vec::new();
-        let ended = run_stage(&program, &LANES, &["name".to_owned()], &mut shown);
-        let outcomes: Vec<_> = ended.iter().map(|(name, _, outcome)| (*name, outcome.is_ok())).collect();
-        assert_eq!(outcomes, [("a", false), ("b", true), ("c", true)]);
-        let shown = String::from_utf8(shown).expect("text");
-        assert_eq!(
-            shown,
-            "xtask: a\nfalse\nno false\nxtask: b\ntest unit -- name\nno test\nxtask: c\ntest vm -- name\nno test\n"
-        );
-    }
-
-    #[test]
-    fn only_the_test_executables_become_root() {
-        let mut cargo = Command::new("cargo");
-        run_as_root(&mut cargo, Privilege::Sudo, &[("KEVTMON_BIN", OsStr::new("/x/kevtmon"))]);
-        let arguments = arguments(&cargo);
-        assert_eq!(arguments[0], "--config");
-        let runner = "target.'cfg(unix)'.runner = [\"sudo\", \"env\", \"KEVTMON_BIN=/x/kevtmon\", \"PATH=";
-        assert!(arguments[1].starts_with(runner), "{arguments:?}");
-    }
-
-    #[test]
-    fn root_needs_no_sudo() {
-        let mut cargo = Command::new("cargo");
-        run_as_root(&mut cargo, Privilege::Root, &[("KEVTMON_BIN", OsStr::new("/x/kevtmon"))]);
-        let runner = "target.'cfg(unix)'.runner = [\"env\", \"KEVTMON_BIN=/x/kevtmon\", \"PATH=";
-        assert!(arguments(&cargo)[1].starts_with(runner), "{:?}", arguments(&cargo));
+    fn only_the_tests_become_root() {
+        let runner = root_runner(Privilege::Sudo, &[("KEVTMON_BIN", OsStr::new("/x/kevtmon"))]);
+        assert_eq!(runner[..3], ["sudo", "env", "KEVTMON_BIN=/x/kevtmon"]);
+        let runner = root_runner(Privilege::Root, &[]);
+        assert_eq!(runner[0], "env");
     }
 }

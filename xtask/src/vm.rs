@@ -1,6 +1,6 @@
 //! `cargo xtask test vm`: the end-to-end tests of the probes on other kernels, each in a virtual machine.
 //!
-//! In: the daemon, the static test executables and the kernels of Debian's packages. Out: a verdict per test. The
+//! In: the daemon, the static test executable and the kernels of Debian's packages. Out: a verdict per test. The
 //! guest's files come in an initramfs; its process 1 is `guest` of the tests' package, which prints the result
 //! on the console. A kernel may be in two machines: one for tests that compute, one for those that wait. Nothing here needs root
 //! but the installation of missing programs.
@@ -27,7 +27,7 @@ use crate::kubernetes;
 use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::Privilege;
 use crate::side_by_side::Transcript;
-use crate::test::{daemon, e2e_tests};
+use crate::test::{E2E_EXECUTABLE, daemon, e2e_tests};
 use crate::workspace;
 
 /// Process 1 of the guest, an executable of the tests' package.
@@ -45,8 +45,8 @@ const FORKER: &str = "forker";
 /// What hangs whoever reads it, an executable of the tests' package.
 const WEDGE: &str = "wedge";
 
-/// The test executables of what is attached in different ways on different kernels, each with what it leaves out: no runtime is
-/// in the guest.
+/// The modules of tests of what is attached in different ways on different kernels, each with what it leaves out: no runtime is in
+/// the guest.
 const TESTS: [Test; 6] = [
     ("hooks", &[]),
     ("hidden_types", &[]),
@@ -81,7 +81,7 @@ const SHARED_TESTS: [Test; 10] = [
 /// machine of their own.
 const PATIENT_TESTS: [Test; 2] = [("stuck", &["--skip=started_in_a_mount_namespace"]), ("nfs", &[])];
 
-/// The name of an executable, and arguments of its own.
+/// The name of a module, and arguments of its own.
 type Test = (&'static str, &'static [&'static str]);
 
 const PREREQUISITES: [Prerequisite; 3] = [
@@ -91,11 +91,27 @@ const PREREQUISITES: [Prerequisite; 3] = [
     program("busybox", "busybox-static", "is started by the tests").statically_linked(),
 ];
 
+/// How much of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// What the gate has time for: the probes, on the oldest kernel of this release.
+    Gate,
+    /// All tests that a guest can run.
+    All,
+}
+
+/// Of the modules of tests, what the gate runs: each hook attaches, sees and names; the rest is in `full`.
+const GATE: [Test; 3] = [
+    ("hooks", &[]),
+    ("neighbor", &["--skip=used_at_that_moment", "--skip=alone"]),
+    ("mount", &["--skip=container", "--skip=alone"]),
+];
+
 /// Runs the tests on the `chosen` kernels, or on those of this release, side by side; all of them on each, or a share if they are
 /// not `required`. Then no kernel is no error.
-pub(crate) fn test(arguments: &[String], chosen: &[String], required: bool) -> Result<()> {
+pub(crate) fn test(arguments: &[String], chosen: &[String], scope: Scope, required: bool) -> Result<()> {
     check(arguments)?;
-    let kernels = prepare(chosen, Privilege::of_this_user())?;
+    let kernels = prepare(chosen, scope, Privilege::of_this_user())?;
     if kernels.is_empty() {
         let reason = "the kernels are those of Debian's amd64 packages, which apt does not offer here";
         if required {
@@ -107,12 +123,12 @@ pub(crate) fn test(arguments: &[String], chosen: &[String], required: bool) -> R
     let qemu = Qemu::of_this_machine(Privilege::of_this_user())?;
     let daemon = daemon()?;
     let executables = executables()?;
-    let share = |index| (!required).then_some(Share { index, of: kernels.len() });
+    let share = |index| (!required && chosen.is_empty()).then_some(Share { index, of: kernels.len() });
     let machines: Vec<_> = kernels
         .iter()
         .enumerate()
         .flat_map(|(index, kernel)| {
-            plans(arguments, share(index)).into_iter().map(move |plan| (kernel, plan))
+            plans(arguments, scope, share(index)).into_iter().map(move |plan| (kernel, plan))
         })
         .collect();
     let transcript = Transcript::new(machines.len(), io::stderr());
@@ -153,8 +169,11 @@ fn cache() -> Result<(PathBuf, File)> {
 }
 
 /// Installs what the machines need, and downloads the kernels; none where there are none for this machine.
-pub(crate) fn prepare(chosen: &[String], privilege: Privilege) -> Result<Vec<Kernel>> {
-    let offers = kernels::offered(chosen, privilege)?;
+pub(crate) fn prepare(chosen: &[String], scope: Scope, privilege: Privilege) -> Result<Vec<Kernel>> {
+    let mut offers = kernels::offered(chosen, privilege)?;
+    if scope == Scope::Gate {
+        offers.truncate(1);
+    }
     if offers.is_empty() {
         return Ok(Vec::new());
     }
@@ -184,7 +203,7 @@ fn run(
 struct Plan {
     /// Of its files.
     suffix: &'static str,
-    /// One per test executable, as `guest` takes them: its name and its arguments, with commas between.
+    /// One per module of tests, as `guest` takes them: its name and its arguments, with commas between.
     words: Vec<String>,
 }
 
@@ -203,11 +222,14 @@ fn check(arguments: &[String]) -> Result<()> {
 }
 
 /// One for each machine of a kernel; for tests that the user has chosen one is enough.
-fn plans(arguments: &[String], share: Option<Share>) -> Vec<Plan> {
+fn plans(arguments: &[String], scope: Scope, share: Option<Share>) -> Vec<Plan> {
     let word = |(name, own): &Test| {
         let words = std::iter::once(*name).chain(own.iter().copied());
         words.chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>().join(",")
     };
+    if scope == Scope::Gate {
+        return vec![Plan { suffix: "-gate", words: GATE.iter().map(word).collect() }];
+    }
     let shared = |tests: &[Test]| {
         let is_its = |place: usize| share.is_none_or(|share| place % share.of == share.index);
         let its = tests.iter().enumerate().filter(|(place, _)| !arguments.is_empty() || is_its(*place));
@@ -223,7 +245,7 @@ fn plans(arguments: &[String], share: Option<Share>) -> Vec<Plan> {
     plans.into_iter().filter(|plan| !plan.words.is_empty()).collect()
 }
 
-/// Builds the tests' package as static executables; those that the guest starts, by name.
+/// Builds the tests' package; the executables that the guest starts, by name.
 fn executables() -> Result<Vec<(String, PathBuf)>> {
     let mut cargo = e2e_tests()?;
     cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
@@ -232,9 +254,8 @@ fn executables() -> Result<Vec<(String, PathBuf)>> {
         bail!("{} failed ({})", workspace::written(&cargo), output.status);
     }
     let built = built(&String::from_utf8_lossy(&output.stdout));
-    let tests = TESTS.iter().chain(&SHARED_TESTS).chain(&PATIENT_TESTS).map(|(name, _)| *name);
-    let wanted = [GUEST, REAPER, ACTOR, FORKER, WEDGE].into_iter().chain(tests);
-    wanted
+    [GUEST, E2E_EXECUTABLE, REAPER, ACTOR, FORKER, WEDGE]
+        .into_iter()
         .map(|name| {
             let found = built.iter().find(|(built, _)| built == name);
             found.cloned().with_context(|| format!("cargo built no {name}"))
@@ -259,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_name_given_by_the_user_selects_in_every_executable() {
-        let plans = plans(&["one_deletion".to_owned()], Some(Share { index: 1, of: 2 }));
+        let plans = plans(&["one_deletion".to_owned()], Scope::All, Some(Share { index: 1, of: 2 }));
         let [Plan { words, .. }] = &plans[..] else { panic!("one machine") };
         assert_eq!(words.len(), TESTS.len() + SHARED_TESTS.len() + PATIENT_TESTS.len());
         assert!(words.contains(&"hooks,one_deletion".to_owned()), "{words:?}");
@@ -279,8 +300,8 @@ mod tests {
         let all = TESTS.len() + SHARED_TESTS.len();
         let size =
             |plans: Vec<Plan>| plans.iter().map(|plan| (plan.suffix, plan.words.len())).collect::<Vec<_>>();
-        assert_eq!(size(plans(&[], None)), [("", all), ("-patient", PATIENT_TESTS.len())]);
-        let shares = [0, 1].map(|index| plans(&[], Some(Share { index, of: 2 })));
+        assert_eq!(size(plans(&[], Scope::All, None)), [("", all), ("-patient", PATIENT_TESTS.len())]);
+        let shares = [0, 1].map(|index| plans(&[], Scope::All, Some(Share { index, of: 2 })));
         let words = |plans: &[Plan]| plans.iter().flat_map(|plan| plan.words.clone()).collect::<Vec<_>>();
         for plans in &shares {
             assert!(

@@ -128,7 +128,7 @@ impl DoctorArgs {
         if daemon.is_none() && !lacks.required.is_empty() {
             code = exit::PRIVILEGE;
         }
-        let version = format!("{} ({})", build_info::VERSION, build_info::REVISION);
+        let version = format!("{} ({})", build_info::VERSION, build_info::revision());
         (DoctorReport { works, version, daemon, parts, self_test }, code)
     }
 

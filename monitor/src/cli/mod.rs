@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use clap::{Parser, Subcommand};
 
-use crate::build_info::{REVISION, VERSION};
+use crate::build_info::{VERSION, revision};
 use crate::error_chain::chain;
 
 pub mod bundle;
@@ -28,7 +28,7 @@ pub use holders::HoldersArgs;
 pub use replay::ReplayArgs;
 pub use run::RunArgs;
 
-static VERSION_LINE: LazyLock<String> = LazyLock::new(|| format!("{VERSION} ({REVISION})"));
+static VERSION_LINE: LazyLock<String> = LazyLock::new(|| format!("{VERSION} ({})", revision()));
 
 /// Names the process that deleted a neighbor entry, changed a link or holds a mount, the moment it happens.
 #[derive(Debug, Parser)]
@@ -218,6 +218,6 @@ mod tests {
         assert_eq!(code(&["kevtmon", "--version"]), exit::OK);
         assert_eq!(code(&["kevtmon"]), exit::USAGE);
         let version = Cli::try_parse_from(["kevtmon", "--version"]).unwrap_err().to_string();
-        assert_eq!(version.trim(), format!("kevtmon {VERSION} ({REVISION})"));
+        assert_eq!(version.trim(), format!("kevtmon {VERSION} ({})", revision()));
     }
 }

@@ -138,7 +138,7 @@ impl RunArgs {
         self.give_up_capabilities(&config);
         let options = Options {
             version: build_info::VERSION,
-            revision: build_info::REVISION,
+            revision: build_info::revision(),
             log_bpf: self.log_bpf,
             record,
             web,

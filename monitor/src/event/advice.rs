@@ -251,7 +251,7 @@ mod tests {
 
     /// The steps that the end-to-end tests give to a function: literals that begin with the kind of an incident.
     fn steps_in_calls(function: &str) -> BTreeSet<String> {
-        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tests");
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tests/e2e");
         let call = format!("{function}(");
         let is_step = |literal: &&str| {
             literal.split_once('/').is_some_and(|(kind, _)| crate::diagnose::KINDS.contains(&kind))

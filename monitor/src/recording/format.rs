@@ -54,7 +54,7 @@ impl Writer {
         let kernel = uname().map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default();
         Self {
             kevtmon: build_info::VERSION.to_owned(),
-            revision: build_info::REVISION.to_owned(),
+            revision: build_info::revision().to_owned(),
             kernel,
             config,
         }

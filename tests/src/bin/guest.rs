@@ -1,7 +1,8 @@
 //! Process 1 of a virtual machine: makes it a place where tests can run, runs those that the kernel's command line
 //! names, prints how many passed, and powers off.
 //!
-//! Each argument is a test executable and its own arguments, with commas between: `mount,--skip=container`.
+//! Each argument is a module of the end-to-end tests with what to leave out, which of its ignored tests are meant, and parts of the
+//! names of those that run, with commas between: `mount,--skip=container`.
 #![expect(clippy::print_stdout, reason = "the console is how the machine is heard")]
 
 use std::error::Error;
@@ -35,6 +36,9 @@ const ENVIRONMENT: [(&str, &str); 5] = [
     ("KEVTMON_TEST_GUEST", "1"),
     ("RUST_BACKTRACE", "1"),
 ];
+
+/// The executable of the tests.
+const TESTS: &str = "/tests/e2e";
 
 /// How many tests run at a time: as many as there are processors.
 const THREADS: &str = "--test-threads=2";
@@ -74,13 +78,58 @@ fn set_up() -> Result<(), Box<dyn Error>> {
     Ok(Network::here()?.set_up("lo", true)?)
 }
 
-fn run_all(executables: impl Iterator<Item = String>) -> Result<Count, Box<dyn Error>> {
-    let mut all = Count::default();
-    for words in executables {
+/// What of a module runs.
+#[derive(Debug)]
+struct Selection<'a> {
+    module: &'a str,
+    ignored: bool,
+    skipped: Vec<&'a str>,
+    wanted: Vec<&'a str>,
+}
+
+impl<'a> Selection<'a> {
+    fn new(words: &'a str) -> Self {
         let mut words = words.split(',');
-        let name = words.next().unwrap_or_default();
-        let mut tests =
-            command(&format!("/tests/{name}")).args(words).arg(THREADS).stdout(Stdio::piped()).spawn()?;
+        let module = words.next().unwrap_or_default();
+        let mut selection = Self { module, ignored: false, skipped: Vec::new(), wanted: Vec::new() };
+        for word in words {
+            match word.strip_prefix("--skip=") {
+                Some(skipped) => selection.skipped.push(skipped),
+                None if word == "--ignored" => selection.ignored = true,
+                None => selection.wanted.push(word),
+            }
+        }
+        selection
+    }
+
+    fn takes(&self, test: &str) -> bool {
+        test.split("::").next() == Some(self.module)
+            && !self.skipped.iter().any(|skipped| test.contains(skipped))
+            && (self.wanted.is_empty() || self.wanted.iter().any(|wanted| test.contains(wanted)))
+    }
+}
+
+/// The names of all tests, or of those that are ignored.
+fn list(ignored: bool) -> Result<Vec<String>, Box<dyn Error>> {
+    let mut list = command(TESTS);
+    list.args(["--list", "--format", "terse"]).args(ignored.then_some("--ignored"));
+    let listed = String::from_utf8(list.output()?.stdout)?;
+    Ok(listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+fn run_all(selections: impl Iterator<Item = String>) -> Result<Count, Box<dyn Error>> {
+    let mut all = Count::default();
+    for words in selections {
+        let selection = Selection::new(&words);
+        let name = selection.module;
+        let mut chosen = list(selection.ignored)?;
+        chosen.retain(|test| selection.takes(test));
+        if chosen.is_empty() {
+            continue;
+        }
+        let mut tests = command(TESTS);
+        tests.args(selection.ignored.then_some("--ignored")).arg(THREADS).arg("--exact").args(chosen);
+        let mut tests = tests.stdout(Stdio::piped()).spawn()?;
         let mut result = None;
         for line in BufReader::new(tests.stdout.take().ok_or("no pipe")?).lines() {
             let line = line?;

@@ -31,7 +31,6 @@ pub(super) fn store() -> Result<()> {
 fn load() -> Result<Command> {
     let mut cargo = workspace::cargo("bench");
     cargo.args(["--quiet", "--package", DAEMON, "--bench", "store"]);
-    build::link_statically(&mut cargo, &build::host_triple()?);
     Ok(cargo)
 }
 

@@ -14,7 +14,8 @@ const TOOL: (&str, &str) = ("cargo-cyclonedx", "0.5.9");
 /// The version of the format: the newest that the tool writes.
 const FORMAT: &str = "1.5";
 /// Directories with a manifest, next to each of which the tool writes.
-const MEMBERS: [&str; 5] = ["monitor", "monitor-ebpf", "tests", "xtask", "xtask/packaging"];
+const MEMBERS: [&str; 6] =
+    ["monitor", "monitor/program", "monitor-ebpf", "tests", "xtask", "xtask/packaging"];
 
 /// Writes that of the daemon into a directory; returns the file.
 pub(super) fn write(into: &Path, time: u64) -> Result<PathBuf> {
@@ -42,7 +43,7 @@ fn take(root: &Path, name: &str, target: &Path) -> Result<()> {
         if !file.exists() {
             continue;
         }
-        if member == "monitor" {
+        if member == "monitor/program" {
             let text =
                 fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
             // Our own packages are named by their paths; where this checkout lies is nobody's concern.
@@ -73,14 +74,14 @@ mod tests {
     #[test]
     fn the_file_of_the_daemon_is_taken_and_those_of_others_go() {
         let scratch = tempfile::tempdir().expect("temporary directory");
-        for member in ["monitor", "xtask"] {
-            fs::create_dir(scratch.path().join(member)).expect("create directory");
+        for member in ["monitor/program", "xtask"] {
+            fs::create_dir_all(scratch.path().join(member)).expect("create directory");
             let text = format!("path+file://{}/{member}#kevtmon@0.1.0", scratch.path().display());
             fs::write(scratch.path().join(member).join("a.json"), text).expect("write");
         }
         let target = scratch.path().join("sbom");
         take(scratch.path(), "a.json", &target).expect("it is taken");
-        assert_eq!(fs::read_to_string(&target).expect("read"), "path+file:///monitor#kevtmon@0.1.0");
+        assert_eq!(fs::read_to_string(&target).expect("read"), "path+file:///monitor/program#kevtmon@0.1.0");
         assert!(!scratch.path().join("xtask/a.json").exists());
         assert!(take(scratch.path(), "a.json", &target).is_err());
     }

@@ -12,8 +12,11 @@ fn plain() -> Pretty {
 #[test]
 fn every_kind_of_event_reads_well() {
     let text: String = sample::all().iter().map(|event| plain().text(event)).collect();
-    let golden = include_str!("golden.txt");
-    assert!(text == golden, "this is what is written now:\n{text}");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/render/event/golden.txt");
+    if std::env::var_os("KEVTMON_BLESS").is_some() {
+        std::fs::write(path, &text).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(path).unwrap(), text, "KEVTMON_BLESS=1 writes it anew");
 }
 
 #[test]

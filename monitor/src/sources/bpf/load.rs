@@ -422,7 +422,7 @@ fn load_object(
     offsets: &Offsets,
     shared: Option<&SharedMaps>,
 ) -> Result<Ebpf, BpfError> {
-    if object.bytes.is_empty() {
+    if (object.bytes)().is_empty() {
         return Err(BpfError::NoObject);
     }
     let log_level = if config.log { u8::MAX } else { 0 };
@@ -458,7 +458,7 @@ fn load_object(
     if !config.log {
         loader.map_max_entries("AYA_LOGS", 4096);
     }
-    loader.load(object.bytes).map_err(|error| BpfError::Load(Box::new(error)))
+    loader.load((object.bytes)()).map_err(|error| BpfError::Load(Box::new(error)))
 }
 
 /// What the kernel says about its types.

@@ -7,18 +7,19 @@ use std::path::PathBuf;
 
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
+use crate::build_info;
+
 /// An eBPF object, as `cargo xtask ebpf` built it.
 #[derive(Debug)]
 pub struct Object {
     /// Name in errors.
     pub name: &'static str,
     /// The ELF file; empty in a daemon that was built without it.
-    pub bytes: &'static [u8],
+    pub bytes: fn() -> &'static [u8],
 }
 
 /// Programs on tracepoints and BTF-typed tracepoints.
-pub static CORE: Object =
-    Object { name: "core", bytes: aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kevtmon-ebpf.o")) };
+pub static CORE: Object = Object { name: "core", bytes: build_info::programs };
 
 /// Maps that all objects share: one ring, its flag, the counters, which tasks were sent, and who may send how much.
 pub(super) const SHARED_MAPS: [&str; 10] = [

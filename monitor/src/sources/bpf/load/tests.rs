@@ -7,8 +7,8 @@ use crate::error_chain::chain;
 use crate::sources::bpf::hooks::HookChoices;
 use crate::sources::bpf::objects::CORE;
 
-static SECOND: Object = Object { name: "second", bytes: CORE.bytes };
-static BROKEN: Object = Object { name: "broken", bytes: b"not an ELF file" };
+static SECOND: Object = Object { name: "second", bytes: crate::build_info::programs };
+static BROKEN: Object = Object { name: "broken", bytes: || b"not an ELF file" };
 
 const CONFIG: BpfConfig = BpfConfig {
     ring_bytes: 64 << 10,
@@ -24,7 +24,7 @@ const CONFIG: BpfConfig = BpfConfig {
 fn objects(wanted: &[&'static Object]) -> Option<Objects> {
     match Objects::load(&CONFIG, wanted) {
         Ok(objects) => Some(objects),
-        Err(error) if !nix::unistd::geteuid().is_root() || CORE.bytes.is_empty() => {
+        Err(error) if !nix::unistd::geteuid().is_root() || (CORE.bytes)().is_empty() => {
             eprintln!("skipped: {}", chain(&error));
             None
         }

@@ -1,0 +1,203 @@
+//! `kevtmon doctor`: with a daemon, without one, without capabilities, and the self-test on the real kernel.
+
+use std::path::Path;
+
+use kevtmon_tests::daemon::{launch, program};
+use kevtmon_tests::eventually;
+use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::netns::Netns;
+use kevtmon_tests::process::{Finished, attempt, write_script};
+use serde_json::Value;
+
+/// Takes every capability from what it starts as root.
+const POWERLESS: [&str; 3] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"];
+
+fn report(ran: &Finished) -> Value {
+    serde_json::from_str(&ran.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}\n{}", ran.stdout, ran.stderr))
+}
+
+fn part<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let parts = report["parts"].as_array().expect("parts");
+    parts.iter().find(|part| part["name"] == name).unwrap_or_else(|| panic!("no part {name} in {report:#}"))
+}
+
+/// Asks without a daemon; `prefix` starts it.
+fn without_daemon(scratch: &Scratch, prefix: &[&str], arguments: &[&str]) -> Finished {
+    let (program, socket) = (program(), scratch.path().join("no.sock"));
+    let mut words: Vec<&Path> = prefix.iter().map(Path::new).collect();
+    words.extend([
+        program.as_path(),
+        Path::new("doctor"),
+        Path::new("--json"),
+        Path::new("--socket"),
+        &socket,
+    ]);
+    words.extend([Path::new("--state-dir"), scratch.path()]);
+    words.extend(arguments.iter().map(Path::new));
+    attempt(&words)
+}
+
+/// Each part that is not as it should be tells why, and what to do.
+fn check_parts(report: &Value) {
+    for part in report["parts"].as_array().expect("parts") {
+        let state = part["state"].as_str().expect("a state");
+        assert!(["ok", "degraded", "failed", "absent", "unknown"].contains(&state), "{part}");
+        if ["degraded", "failed"].contains(&state) {
+            assert!(part["reason"].is_string() && part["lost"].is_string(), "{part}");
+            assert!(part["remedy"].is_string(), "{part}");
+        }
+        let reason = part["reason"].as_str().unwrap_or_default();
+        assert!(reason.len() < 600 && !reason.contains('\n'), "a reason is short: {part}");
+    }
+}
+
+#[test]
+fn a_running_daemon_tells_it_of_itself() {
+    let daemon = launch().start();
+    let ran = daemon.ask(&["doctor", "--json"]);
+    let report = report(&ran);
+    assert!(ran.status.success(), "{report:#}");
+    assert_eq!(report["works"], true, "{report:#}");
+    assert_eq!(report["daemon"]["pid"], daemon.pid(), "{report:#}");
+    assert_eq!(report["daemon"]["ready"], true, "{report:#}");
+    check_parts(&report);
+    for name in ["netlink", "proc", "procfs", "capabilities"] {
+        assert_eq!(part(&report, name)["required"], true, "{name}");
+        assert_eq!(part(&report, name)["state"], "ok", "{name}: {report:#}");
+    }
+    assert_eq!(part(&report, "netlink")["rung"], "all-nsid");
+    assert_eq!(part(&report, "hook.neighbor")["rung"], "tp_btf", "{report:#}");
+    assert_eq!(part(&report, "self-pins")["state"], "ok", "{report:#}");
+    for name in ["kernel", "btf", "tracefs", "lockdown", "cgroups", "store", "hook.umount"] {
+        part(&report, name);
+    }
+    let text = daemon.ask(&["doctor"]);
+    assert!(
+        text.status.success() && text.stdout.contains("hook.neighbor     ok        by tp_btf"),
+        "{}",
+        text.stdout
+    );
+    assert!(text.stdout.lines().all(|line| line.chars().count() <= 80), "{}", text.stdout);
+}
+
+#[test]
+fn a_hook_that_is_switched_off_says_so_and_how_to_get_it() {
+    let daemon = launch().config("[hooks]\numount = \"off\"\n").start();
+    let ran = daemon.ask(&["doctor", "--json"]);
+    let report = report(&ran);
+    assert!(ran.status.success(), "a hook is not required: {report:#}");
+    let umount = part(&report, "hook.umount");
+    assert_eq!(umount["state"], "failed");
+    assert_eq!(umount["reason"], "switched off");
+    assert!(umount["remedy"].as_str().is_some_and(|it| it.contains("umount = \"auto\"")), "{umount}");
+    check_parts(&report);
+}
+
+#[test]
+fn without_a_daemon_everything_is_tried_and_let_go_of() {
+    let scratch = Scratch::new();
+    let ran = without_daemon(&scratch, &[], &[]);
+    let report = report(&ran);
+    assert!(ran.status.success(), "{report:#}");
+    assert!(report.get("daemon").is_none(), "{report:#}");
+    assert_eq!(part(&report, "daemon")["state"], "absent");
+    assert_eq!(part(&report, "netlink")["state"], "ok");
+    assert_eq!(part(&report, "hook.neighbor")["rung"], "tp_btf", "{report:#}");
+    check_parts(&report);
+    let left: Vec<_> = std::fs::read_dir(scratch.path()).expect("a directory").collect();
+    assert!(left.is_empty(), "nothing is written: {left:?}");
+}
+
+#[test]
+fn without_capabilities_it_names_them_and_the_exit_code_is_that_of_the_daemon() {
+    let scratch = Scratch::new();
+    let ran = without_daemon(&scratch, &POWERLESS, &[]);
+    let report = report(&ran);
+    assert_eq!(ran.status.code(), Some(77), "{report:#}");
+    assert_eq!(report["works"], false);
+    let capabilities = part(&report, "capabilities");
+    for name in ["CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_NET_ADMIN", "CAP_DAC_READ_SEARCH", "CAP_BPF"] {
+        assert!(
+            capabilities["reason"].as_str().is_some_and(|reason| reason.contains(name)),
+            "{capabilities}"
+        );
+    }
+    assert_eq!(part(&report, "hook.umount")["state"], "failed");
+    check_parts(&report);
+}
+
+#[test]
+fn where_kernel_programs_are_required_a_kernel_without_is_unsupported() {
+    let scratch = Scratch::new();
+    let config = scratch.path().join("kevtmon.toml");
+    std::fs::write(&config, "require_ebpf = true\n").expect("a file can be written");
+    let path = config.to_str().expect("text");
+    let ran = without_daemon(&scratch, &[], &["--config", path]);
+    assert!(ran.status.success(), "{}", ran.stdout);
+    // Type information that is covered, for this command alone.
+    let script = scratch.path().join("blind.sh");
+    write_script(&script, "#!/bin/sh\nmount -t tmpfs none /sys/kernel/btf && exec \"$@\"\n");
+    let prefix = ["unshare", "--mount", script.to_str().expect("text")];
+    let ran = without_daemon(&scratch, &prefix, &["--config", path]);
+    let report = report(&ran);
+    assert_eq!(ran.status.code(), Some(69), "{report:#}");
+    assert_eq!(part(&report, "btf")["state"], "failed");
+    let remedy = part(&report, "hook.neighbor")["remedy"].as_str().unwrap_or_default().to_owned();
+    assert!(remedy.contains("CONFIG_DEBUG_INFO_BTF"), "{report:#}");
+}
+
+/// Interfaces of self-tests.
+fn links() -> Vec<String> {
+    let entries = std::fs::read_dir("/sys/class/net").expect("interfaces");
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| name.starts_with("kvt") && name[3..].parse::<u32>().is_ok()).collect()
+}
+
+#[test]
+fn the_self_test_sees_both_events_with_their_actor_and_leaves_nothing() {
+    // While there is one, nobody counts the entries that are deleted.
+    let _shared = Netns::new();
+    let mut daemon = launch().start();
+    let ran = daemon.ask(&["doctor", "--json", "--self-test"]);
+    let report = report(&ran);
+    assert!(ran.status.success(), "{report:#}");
+    let steps = report["self_test"].as_array().expect("steps");
+    assert_eq!(steps.len(), 3, "{report:#}");
+    assert!(steps.iter().all(|step| step["passed"] == true), "{report:#}");
+    for (step, kind) in steps.iter().zip(["neighbor.deleted", "mount.busy"]) {
+        assert_eq!(step["named"], true);
+        let seq = step["seq"].as_u64();
+        let event = daemon.wait_for("the event of the step", |event| event.number("/seq") == seq);
+        event.expect("/kind", kind);
+        event.expect("/actor/confidence", "certain");
+    }
+    // Other tests have theirs meanwhile.
+    eventually!(links().is_empty(), "its link is gone: {:?}", links());
+    let text = daemon.ask(&["doctor", "--self-test"]);
+    assert!(text.stdout.contains("passed  be refused an unmount"), "{}", text.stdout);
+}
+
+#[test]
+fn the_self_test_fails_where_nobody_can_be_named_and_says_why() {
+    let _shared = Netns::new();
+    let daemon = launch().config("[hooks]\nneighbor = \"netlink\"\n").start();
+    let ran = daemon.ask(&["doctor", "--json", "--self-test"]);
+    let report = report(&ran);
+    assert_eq!(ran.status.code(), Some(1), "{report:#}");
+    assert_eq!(report["works"], true, "{report:#}");
+    let step = &report["self_test"][0];
+    assert_eq!((&step["passed"], &step["named"]), (&Value::Bool(false), &Value::Bool(false)), "{report:#}");
+    assert!(step["outcome"].as_str().is_some_and(|it| it.contains("on the rung netlink: ")), "{step}");
+    assert_eq!(report["self_test"][1]["passed"], true, "{report:#}");
+}
+
+#[test]
+fn without_a_daemon_the_self_test_says_so() {
+    let scratch = Scratch::new();
+    let ran = without_daemon(&scratch, &[], &["--self-test"]);
+    let report = report(&ran);
+    assert_eq!(ran.status.code(), Some(1), "{report:#}");
+    let outcome = report["self_test"][0]["outcome"].as_str().unwrap_or_default().to_owned();
+    assert!(outcome.contains("no daemon was asked"), "{report:#}");
+}

@@ -1,0 +1,140 @@
+//! Rungs that take none of the kernel's types (BTF), because it hides them, and tracefs, or by choice: what can be observed
+//! without them still is, and nothing is made up for the rest.
+
+use std::path::Path;
+
+use kevtmon_tests::balance::assert_accounted_for;
+use kevtmon_tests::daemon::{Daemon, launch, program};
+use kevtmon_tests::mount::Mount;
+use kevtmon_tests::pod::{GATEWAY, Pod};
+use kevtmon_tests::process::{attempt, hold_by_cwd};
+use serde_json::Value;
+
+/// Starts a program where the kernel's types are not to be found.
+const HIDING: [&str; 6] =
+    ["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /sys/kernel/btf && exec \"$@\"", "sh"];
+
+/// Has an unmount refused: its caller is told, and nothing that takes the kernel's types.
+fn expect_a_named_caller(daemon: &mut Daemon) {
+    let mount = Mount::new();
+    let _culprit = hold_by_cwd(mount.point());
+    let umount = mount.umount_refused();
+    let point = mount.point().to_string_lossy().into_owned();
+    let event = daemon.wait_for_holders("the refused unmount", |event| {
+        event.kind() == "mount.busy" && event.text("/mount/path").ends_with(&point)
+    });
+    event.expect_actor(umount.pid, "umount");
+    event.expect("/actor/uid", 0);
+    event.expect("/mount/errno", "EBUSY");
+    event.expect("/holders_complete", false);
+    event.expect("/holders_verdict", "incomplete");
+    for unknown in ["/actor/exe", "/actor/start_time_ns", "/actor/mntns", "/mount/mntns", "/mount/fstype"] {
+        event.expect_none(unknown);
+    }
+    let reason = &event.list("/holders_unreadable")[0]["reason"];
+    assert!(reason.as_str().is_some_and(|reason| reason.contains("BTF")), "{event}");
+}
+
+/// What the doctor tells of a part, asked where the kernel's types are hidden.
+fn doctor(daemon: &Daemon, name: &str) -> Value {
+    let (program, socket, state) = (program(), daemon.socket(), daemon.state());
+    let mut words: Vec<&Path> = HIDING.iter().map(Path::new).collect();
+    words.extend([&program, Path::new("doctor"), Path::new("--json"), Path::new("--socket"), &socket]);
+    words.extend([Path::new("--state-dir"), &state]);
+    let ran = attempt(&words);
+    let report: Value = serde_json::from_str(&ran.stdout).expect("a report");
+    let parts = report["parts"].as_array().expect("parts");
+    parts.iter().find(|part| part["name"] == name).expect("a part of that name").clone()
+}
+
+#[test]
+fn a_refused_unmount_names_its_caller_though_the_kernel_hides_its_types() {
+    let mut daemon = launch().through(&HIDING).start();
+    let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    ready.expect("/daemon/sources/hook.umount", "helpers");
+    ready.expect("/daemon/sources/hook.neighbor", "netlink");
+    let degraded = daemon.wait_for("that it is degraded", |event| {
+        event.kind() == "daemon.degraded" && event.text("/message").contains("umount")
+    });
+    assert!(degraded.text("/message").contains("/sys/kernel/btf/vmlinux"), "{degraded}");
+    expect_a_named_caller(&mut daemon);
+}
+
+#[test]
+fn what_the_doctor_calls_lost_is_not_what_the_rung_still_gives() {
+    let mut daemon = launch().through(&HIDING).start();
+    expect_a_named_caller(&mut daemon);
+    let umount = doctor(&daemon, "hook.umount");
+    assert_eq!((&umount["state"], &umount["rung"]), (&"degraded".into(), &"helpers".into()), "{umount}");
+    let lost = |part: &Value| part["lost"].as_str().expect("what is lost").to_owned();
+    let of_umount = lost(&umount);
+    assert!(of_umount.contains("only pid, name and user are known"), "{of_umount}");
+    assert!(!of_umount.contains("nobody is named"), "{of_umount}");
+    let btf = doctor(&daemon, "btf");
+    assert_eq!(btf["state"], "failed", "{btf}");
+    assert!(lost(&btf).starts_with("every hook but that of unmounts"), "{btf}");
+    assert!(lost(&doctor(&daemon, "hook.exec")).contains("not seen"), "it is on no rung");
+}
+
+#[test]
+fn a_rung_that_is_chosen_is_taken_though_there_are_better_ones() {
+    let pod = Pod::new();
+    let config = "[hooks]\numount = \"helpers\"\nneighbor = \"netlink\"\n";
+    let mut daemon = launch().config(config).start();
+    let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    for (hook, rung) in [("umount", "helpers"), ("neighbor", "netlink"), ("link", "tp_btf")] {
+        ready.expect(&format!("/daemon/sources/hook.{hook}"), rung);
+    }
+    for hook in ["umount", "neighbor"] {
+        ready.expect(&format!("/daemon/degraded/hook.{hook}"), "switched off");
+    }
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    pod.delete_gateway();
+    daemon.wait_for_deletion(pod.inum(), GATEWAY).expect_none("/actor/pid");
+    expect_a_named_caller(&mut daemon);
+}
+
+/// Starts a program where tracefs is not to be found either.
+const HIDE_ALL: &str = "for d in /sys/kernel/btf /sys/kernel/tracing /sys/kernel/debug; do \
+                    [ -d $d ] && mount -t tmpfs none $d; done; exec \"$@\"";
+
+/// Nothing is counted in the kernel then.
+fn stop_without_hooks(mut daemon: Daemon) {
+    daemon.stop();
+    assert_accounted_for(&daemon.wait_for_end_of_output());
+}
+
+#[test]
+fn without_btf_and_tracefs_it_runs_on_and_says_what_it_lost() {
+    let pod = Pod::new();
+    let through = ["unshare", "-m", "--propagation", "private", "sh", "-c", HIDE_ALL, "sh"];
+    let mut daemon = launch().through(&through).start();
+    let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    let degraded = ready.get("/daemon/degraded").map(ToString::to_string).unwrap_or_default();
+    assert!(degraded.contains("BTF"), "{ready}");
+    daemon.wait_for("daemon.degraded", |event| event.kind() == "daemon.degraded");
+    assert_eq!(
+        daemon.metrics().sum("kevtmon_hook_info", &[("hook", "neighbor"), ("rung", "netlink")]),
+        Some(1.0)
+    );
+
+    // State detects: the deletion is still reported, but without an actor.
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    pod.delete_gateway();
+    let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    event.expect("/neighbor/cause", "admin");
+    event.expect("/neighbor/gateway", true);
+    assert_ne!(event.text("/actor/confidence"), "certain", "{event}");
+    stop_without_hooks(daemon);
+}
+
+#[test]
+fn without_hooks_one_deletion_is_still_one_event() {
+    let pod = Pod::new();
+    let through = ["unshare", "-m", "--propagation", "private", "sh", "-c", HIDE_ALL, "sh"];
+    let mut daemon = launch().through(&through).start();
+    pod.delete_gateway();
+    let events = daemon.fence(&pod);
+    assert_eq!(events.iter().filter(|event| event.is_deletion(pod.inum(), GATEWAY)).count(), 1);
+    stop_without_hooks(daemon);
+}
