@@ -15,8 +15,8 @@ const REAPER: &str = "reaper";
 /// Kills a process and all that descends from it.
 pub(super) fn end(root: u32) {
     let mut children = BTreeMap::<u32, Vec<u32>>::new();
-    for (pid, stat) in stats() {
-        children.entry(stat.parent).or_default().push(pid);
+    for (pid, parent) in processes() {
+        children.entry(parent).or_default().push(pid);
     }
     let mut doomed = vec![root];
     let mut next = 0;
@@ -36,17 +36,14 @@ pub(super) fn end(root: u32) {
     }
 }
 
-struct Stat {
-    parent: u32,
-}
-
-fn stats() -> Vec<(u32, Stat)> {
+/// The id of each process, and of its parent.
+fn processes() -> Vec<(u32, u32)> {
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(|pid: u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (_, rest) = stat.rsplit_once(") ")?;
-        Some((pid, Stat { parent: rest.split(' ').nth(1)?.parse().ok()? }))
+        Some((pid, rest.split(' ').nth(1)?.parse().ok()?))
     })
     .collect()
 }
@@ -61,7 +58,7 @@ const PREFIX: &str = "kv";
 /// An error that names what is left of end-to-end tests: processes, mounts, network namespaces, links.
 pub(super) fn check(daemon: &Path, tests: &Path) -> Result<()> {
     let mut left = Vec::new();
-    for (pid, _) in stats() {
+    for (pid, _) in processes() {
         let executable = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         if executable == daemon || executable == tests {
             left.push(format!("process {pid} ({})", name(pid)));
