@@ -81,9 +81,20 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
     if !has_begun && !task.may_administer() {
         return 0;
     }
-    let (Some(room), Some(record)) = (lanes::remove(&task, has_begun), REMOVE_SCRATCH.get_ptr_mut(0)) else {
+    let Some(record) = REMOVE_SCRATCH.get_ptr_mut(0) else {
         return 0;
     };
+    // Both are read anew: what the verifier knows of them it would walk all that follows for, once for each value.
+    let number = syscall::number(&ctx);
+    // SAFETY: as below.
+    let has_begun = unsafe {
+        (&raw mut (*record).marks).write_volatile(if has_begun { 0 } else { call_mark::START_UNSEEN });
+        volatile(&raw const (*record).marks) == 0
+    };
+    let Some(room) = lanes::remove(&task, has_begun) else {
+        return 0;
+    };
+    let room = task.unseen(room);
     let table = MountTable::of(task.address);
     let given = arguments(&ctx, number);
     let cwd = Place::read(
@@ -99,7 +110,6 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
         (*record).task_root = task.root();
         (*record).number = number;
         (*record).flags = given.flags as u32;
-        (*record).marks = if has_begun { 0 } else { call_mark::START_UNSEEN };
         table.describe(table.event(), &raw mut (*record).table);
         add_directory(&raw mut (*record).root, Place::root_of(task.address));
         add_directory(&raw mut (*record).start, directory(task.address, given.directory, cwd));

@@ -181,6 +181,7 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
     let (Some(room), Some(record)) = (lanes::umount(&task, start.is_seen()), SCRATCH.get_ptr_mut(0)) else {
         return 0;
     };
+    let room = task.unseen(room);
     // SAFETY: the slot holds a whole record, and tracepoints of system calls do not nest on a CPU with
     // migration disabled; the copy into the ring ends within it.
     unsafe {
