@@ -4,9 +4,6 @@ use std::fmt;
 
 use super::files::File;
 
-/// A file longer than this holds more than one idea.
-const MOST_LINES: usize = 500;
-
 /// The one module that names metrics.
 const METRICS: [&str; 2] = ["monitor/src/metrics.rs", "monitor/src/metrics/"];
 
@@ -50,14 +47,9 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What is too long or unfinished, or names something in the wrong place.
+/// What is unfinished, or names something in the wrong place.
 pub(super) fn check(file: &File) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let lines = file.source.lines;
-    if lines > MOST_LINES {
-        let complaint = format!("{lines} lines; a file has at most {MOST_LINES}");
-        findings.push(Finding::new(file, MOST_LINES + 1, complaint));
-    }
     let unfinished =
         file.source.macros.iter().filter(|found| ["todo", "unimplemented"].contains(&&*found.what));
     findings.extend(
@@ -156,13 +148,6 @@ mod tests {
             ["monitor/src/sinks/a.rs:1: `Told` is called `SharedEvent`"]
         );
         is_clean("monitor/src/sinks/a.rs", "/// What remains.\nfn f() { told.remaining() }");
-    }
-
-    #[test]
-    fn a_long_file_is_found() {
-        is_clean("monitor/src/a.rs", &"x\n".repeat(500));
-        let found = findings("monitor/src/a.rs", &"x\n".repeat(501));
-        assert_eq!(found, ["monitor/src/a.rs:501: 501 lines; a file has at most 500"]);
     }
 
     #[test]

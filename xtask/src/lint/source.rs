@@ -6,8 +6,6 @@ use proc_macro2::{Delimiter, LexError, TokenStream, TokenTree};
 /// The contents of a file.
 #[derive(Debug, Default)]
 pub(super) struct Source {
-    /// Number of lines.
-    pub(super) lines: usize,
     /// Paths, those of `use` declarations with their groups resolved.
     pub(super) paths: Vec<Found<Vec<String>>>,
     /// Names of macros that are called.
@@ -35,7 +33,7 @@ impl Source {
     /// Reads the text of a file that is this module of its crate; `in_test` when all of it is test code.
     pub(super) fn read(text: &str, module: &[String], in_test: bool) -> Result<Self, LexError> {
         let tokens: TokenStream = text.parse()?;
-        let mut source = Self { lines: text.lines().count(), ..Self::default() };
+        let mut source = Self::default();
         source.walk(tokens, module, in_test);
         Ok(source)
     }
