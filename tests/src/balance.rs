@@ -19,7 +19,8 @@ pub struct Balance {
     pub throttled: f64,
     /// Not written for want of room.
     pub lost: f64,
-    /// Of those over a budget, what may have been emitted before.
+    /// What may be in one of these and not in `received`: what was emitted before it was over a budget, and where others do
+    /// something meanwhile, what the kernel's programs count as something else.
     pub twice: f64,
 }
 
@@ -37,12 +38,14 @@ impl Balance {
     pub fn of_all(daemon: &Daemon) -> Self {
         let metrics = daemon.metrics();
         let deletions = Self::deletions(&metrics, &["namespace", "owner"]);
+        let throttled = deletions.throttled + throttled(&metrics, &["umount", "remove", "unknown"]);
+        let lost = deletions.lost + lost(&metrics, "mount") + lost(&metrics, "remove");
         Self {
             received: deletions.received + metrics.count("kevtmon_kernel_mount_busy_total", &[]),
             emitted: deletions.emitted + metrics.count("kevtmon_mount_busy_total", &[]),
-            throttled: deletions.throttled + throttled(&metrics, &["umount", "remove", "unknown"]),
-            lost: deletions.lost + lost(&metrics, "mount") + lost(&metrics, "remove"),
-            twice: 0.0,
+            throttled,
+            lost,
+            twice: throttled + lost + metrics.count("kevtmon_kernel_mount_unproven_total", &[]),
         }
     }
 

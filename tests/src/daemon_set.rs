@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::daemon::program;
 use crate::delivered::{document, list, parse, path, string, text};
 use crate::dockerd::Dockerd;
+use crate::lock::HOST_PID;
 use crate::mount::Scratch;
 use crate::process::{attempt, copy_program};
 use crate::unique;
@@ -173,6 +174,7 @@ impl Form {
             };
             options.push(format!("--env={}={value}", string(variable, "name")));
         }
+        options.extend(std::env::var(HOST_PID).ok().map(|pid| format!("--env={HOST_PID}={pid}")));
         options.extend(privileges(&container["securityContext"]));
         let limit = string(&container["resources"]["limits"], "memory").strip_suffix("Mi").expect("in Mi");
         options.push(format!("--memory={limit}m"));

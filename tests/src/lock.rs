@@ -1,12 +1,17 @@
 //! Machine-wide locks: a test that counts everything in the kernel holds one exclusively, all others share it; and those
-//! that mount something take turns.
+//! that mount something in the same namespace take turns.
 
 use std::cell::RefCell;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::patience::{patience, within};
+
+/// The environment variable that tells the daemon of a process whose mounts are the node's: where each test process has mounts of
+/// its own, that one.
+pub const HOST_PID: &str = "KEVTMON_HOST_PID";
 
 /// The file that is locked, the same for all test processes of this machine.
 const FILE: &str = "/run/lock/kevtmon-tests.lock";
@@ -14,8 +19,11 @@ const FILE: &str = "/run/lock/kevtmon-tests.lock";
 /// Held by who waits for the first one exclusively, so that others give way: there is always one that shares it, or will.
 const GATE: &str = "/run/lock/kevtmon-tests-gate.lock";
 
-/// The same of those that mount something.
-const MOUNTS_FILE: &str = "/run/lock/kevtmon-tests-mounts.lock";
+/// The same of those that mount something in this mount namespace.
+fn mounts_file() -> String {
+    let namespace = std::fs::metadata("/proc/self/ns/mnt").expect("a process has a mount namespace");
+    format!("/run/lock/kevtmon-tests-mounts-{}.lock", namespace.ino())
+}
 
 fn open(file: &str) -> File {
     drop(std::fs::create_dir_all("/run/lock"));
@@ -81,7 +89,7 @@ impl Drop for Exclusive {
     }
 }
 
-/// While this lives, no other test has mounts: each change of the mount table between a refused unmount and the look at it
+/// While this lives, no other test of this mount namespace has mounts: each change of the mount table between a refused unmount and the look at it
 /// may leave in doubt which mount was refused.
 #[derive(Debug)]
 pub(crate) struct Turn(#[expect(dead_code, reason = "the locks go with the files")] (File, Shared));
@@ -93,7 +101,7 @@ impl Turn {
             turn.upgrade().unwrap_or_else(|| {
                 // First, as who has the other one exclusively may wait for this one.
                 let shared = Shared::take();
-                let file = open(MOUNTS_FILE);
+                let file = open(&mounts_file());
                 file.lock().expect("a lock can be taken");
                 let taken = Arc::new(Self((file, shared)));
                 *turn = Arc::downgrade(&taken);

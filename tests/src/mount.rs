@@ -28,7 +28,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes one that every user may enter. While it lives, no other test has mounts.
+    /// Makes one that every user may enter. While it lives, no other test of this mount namespace has mounts.
     #[must_use]
     pub fn new() -> Self {
         let turn = Turn::take();
@@ -41,7 +41,7 @@ impl Scratch {
         let path = std::env::temp_dir().join(unique::name("kvm"));
         // Mounts are detached from the deepest up; only then may files be deleted.
         let cleanup = Cleanup::script(&format!(
-            "for pass in 1 2 3 4 5 6 7 8; do\n\
+            "for pass in 1 2 3 4 5 6 7 8; do grep -qF ' {0}' /proc/self/mountinfo || break\n\
              awk -v d='{0}' '$5 == d || index($5, d \"/\") == 1 {{ print $5 }}' /proc/self/mountinfo | sort -r |\n\
              while read -r m; do umount -l \"$(printf '%b' \"$m\")\"; done; done 2>/dev/null\n\
              rm -rf --one-file-system '{0}'\n",

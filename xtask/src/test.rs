@@ -195,23 +195,37 @@ fn end_to_end(names: &[String], gate: bool) -> Result<()> {
 }
 
 /// More than there are processors: end-to-end tests wait for kernels and runtimes most of the time.
-const TOGETHER: Width = Width { batches: 4, threads: 2 };
+const TOGETHER: Width = Width { batches: 5, threads: 2 };
 
 /// Whether a test counts what the whole kernel does, or needs a quiet machine: those lie in modules of this name.
 fn is_alone(test: &str) -> bool {
     test.split("::").any(|part| part == "alone")
 }
 
-/// A process for each module, since the tests of one share a runtime; and what takes a process down takes few tests along.
+/// A process for a few tests of a module, which share a runtime and take turns with mounts; what takes a process down takes few
+/// tests along.
 fn by_module(executable: &Executable, tests: Vec<String>) -> Vec<Batch> {
+    const MOST: usize = 6;
     let mut modules = BTreeMap::<String, Vec<String>>::new();
     for test in tests {
         let module = test.split("::").next().unwrap_or_default().to_owned();
         modules.entry(module).or_default().push(test);
     }
-    let batch = |(label, tests)| Batch { label, executable: executable.clone(), tests };
-    modules.into_iter().map(batch).collect()
+    let batch = |label: &String, tests: &[String]| Batch {
+        label: label.clone(),
+        executable: executable.clone(),
+        tests: tests.to_vec(),
+    };
+    let mut batches: Vec<Batch> = modules
+        .iter()
+        .flat_map(|(module, tests)| tests.chunks(MOST).map(move |tests| batch(module, tests)))
+        .collect();
+    batches.sort_by_key(|batch| !SLOW.contains(&batch.label.as_str()));
+    batches
 }
+
+/// Modules whose tests wait longest, for looks that the daemon takes every minute: they begin first.
+const SLOW: [&str; 4] = ["rbd", "rbd_calls", "mount_leak", "pod_remains"];
 
 /// The tests on a node with a kubelet. Where it cannot be built, that is an error if they are `required`.
 fn with_kubelet(names: &[String], required: bool) -> Result<()> {
@@ -279,8 +293,13 @@ pub(crate) fn install_end_to_end_prerequisites(privilege: Privilege) -> Result<(
     prerequisites::ensure("the end-to-end tests", &PREREQUISITES, privilege)
 }
 
-/// How long the tests of one module may take; the slowest need a quarter of it by themselves, and wait for those of others.
+/// How long the tests of one module may take.
 const MODULE_PATIENCE: &str = "15m";
+
+/// Gives the tests of a process mounts of their own, which they tell the daemon are the node's: tests that mount something, or
+/// name a network namespace, wait only for those of the same process. `sh` becomes the test executable.
+const OWN_MOUNTS: &str = "mkdir -p /run/netns && mount -t tmpfs kevtmon-tests /run/netns \
+    && KEVTMON_HOST_PID=$$ exec \"$@\"";
 
 /// The words before those of a test executable.
 fn root_runner(privilege: Privilege, environment: &[(&str, &OsStr)]) -> Vec<String> {
@@ -291,6 +310,9 @@ fn root_runner(privilege: Privilege, environment: &[(&str, &OsStr)]) -> Vec<Stri
     // One test that waits for ever must not take those of other modules along. Ctrl-C reaches what is in the foreground.
     runner.extend(
         ["timeout", "--foreground", "--verbose", "--kill-after=10", MODULE_PATIENCE].map(str::to_owned),
+    );
+    runner.extend(
+        ["unshare", "--mount", "--propagation=private", "sh", "-c", OWN_MOUNTS, "sh"].map(str::to_owned),
     );
     if privilege == Privilege::Sudo {
         eprintln!("xtask: the end-to-end tests need root; starting them through sudo");

@@ -100,7 +100,7 @@ impl Job for InitialNamespace {
     type Reply = Option<(NsInum, Whose)>;
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        let of_init = proc.ns(1, "mnt").map(|mntns| (mntns, Whose::Init));
+        let of_init = proc.init_mntns().map(|mntns| (mntns, Whose::Init));
         of_init.or_else(|| proc.first_mntns().map(|mntns| (mntns, Whose::Kernel))).into()
     }
 }

@@ -291,7 +291,7 @@ fn add(found: &mut RbdUse, holders: Vec<Holder>) {
 /// The mount namespace of the host.
 fn host(proc: &Proc) -> Option<NsInum> {
     let own = || own_tgid(proc).and_then(|own| proc.ns(own, "mnt"));
-    proc.ns(1, "mnt").or_else(|| proc.first_mntns()).or_else(own)
+    proc.host_mntns().or_else(own)
 }
 
 /// All namespaces, the host's first, and those that users made last: they can make very many.

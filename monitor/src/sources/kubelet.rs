@@ -299,7 +299,7 @@ impl Look {
 /// The mount namespaces of pid 1, of the first kernel thread and of the daemon, which only root of the node started there,
 /// and their roots. Pid 1 may be out of reach even for root.
 pub(super) fn host_namespaces(proc: &Proc, daemon: u32) -> Vec<(NsInum, PathBuf)> {
-    let init = proc.ns(1, "mnt").map(|mntns| (mntns, proc.path(1, "root")));
+    let init = proc.init_mntns().map(|mntns| (mntns, proc.init_root()));
     let first = proc.first_mntns().map(|mntns| (mntns, proc.first_root()));
     let own = proc.ns(daemon, "mnt").map(|mntns| (mntns, PathBuf::from("/")));
     let mut all: Vec<(NsInum, PathBuf)> = Vec::new();
@@ -313,7 +313,7 @@ pub(super) fn host_namespaces(proc: &Proc, daemon: u32) -> Vec<(NsInum, PathBuf)
 
 /// The root directories of the kubelets that run in another mount namespace than the host's: in a container.
 pub(super) fn roots_of_running(proc: &Proc) -> Vec<PathBuf> {
-    let host = proc.ns(1, "mnt").or_else(|| proc.first_mntns());
+    let host = proc.host_mntns();
     let elsewhere = kubelets(proc).into_iter().filter(|kubelet| Some(kubelet.mntns) != host);
     elsewhere.map(|kubelet| proc.path(kubelet.tgid, "root")).collect()
 }

@@ -195,33 +195,6 @@ fn a_process_that_entered_after_the_namespace_was_read_is_found() {
 }
 
 #[test]
-fn what_was_lost_in_a_namespace_that_has_ended_is_not_missed_in_the_next_one_of_its_number() {
-    let mut daemon = launch().start();
-    // It hears of all this only when the one has taken the place of the other.
-    daemon.signal(Signal::SIGSTOP);
-    let mut former = Pod::new();
-    let (number, ip) = (former.inum(), former.delete_gateway());
-    former.delete_netns();
-    let next = wait_until("the number is given to another one", || {
-        Some(Pod::new()).filter(|pod| pod.inum() == number)
-    });
-    let _process = live_in(&next);
-    daemon.signal(Signal::SIGCONT);
-    daemon.wait_for_gateway(number, GATEWAY);
-    let by_former = |event: &Event| event.number("/actor/pid") == Some(ip.pid.into());
-    let deleted = daemon.wait_for("the deletion", by_former);
-    deleted.expect("/kind", "neighbor.deleted");
-    deleted.expect("/neighbor/other_netns", true);
-    deleted.expect_none("/neighbor/gateway");
-    deleted.expect_none("/target/process");
-    // Whoever deletes it in this one is named.
-    let ip = next.delete_gateway();
-    wait_for(&mut daemon, "incident.opened", number).expect_actor(ip.pid, "ip");
-    let opened = daemon.events().into_iter().filter(|event| event.kind() == "incident.opened");
-    assert_eq!(opened.filter(|event| event.number("/neighbor/netns") == Some(number)).count(), 1);
-}
-
-#[test]
 fn a_private_network_without_a_name_is_named_by_its_process() {
     let mut command = Command::new("unshare");
     let process = Running::spawn(command.args(["-n", "sleep", "1000000"]).stdin(Stdio::null()));
@@ -458,4 +431,36 @@ fn of_each_thing_that_is_wrong_its_own_actor_is_named() {
     });
     again.expect("/neighbor/reason", "missing");
     again.expect("/incident/count", 1);
+}
+
+/// Where others make namespaces, a number is given to one of theirs.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn what_was_lost_in_a_namespace_that_has_ended_is_not_missed_in_the_next_one_of_its_number() {
+        let mut daemon = launch().start();
+        // It hears of all this only when the one has taken the place of the other.
+        daemon.signal(Signal::SIGSTOP);
+        let mut former = Pod::new();
+        let (number, ip) = (former.inum(), former.delete_gateway());
+        former.delete_netns();
+        let next = wait_until("the number is given to another one", || {
+            Some(Pod::new()).filter(|pod| pod.inum() == number)
+        });
+        let _process = live_in(&next);
+        daemon.signal(Signal::SIGCONT);
+        daemon.wait_for_gateway(number, GATEWAY);
+        let by_former = |event: &Event| event.number("/actor/pid") == Some(ip.pid.into());
+        let deleted = daemon.wait_for("the deletion", by_former);
+        deleted.expect("/kind", "neighbor.deleted");
+        deleted.expect("/neighbor/other_netns", true);
+        deleted.expect_none("/neighbor/gateway");
+        deleted.expect_none("/target/process");
+        // Whoever deletes it in this one is named.
+        let ip = next.delete_gateway();
+        wait_for(&mut daemon, "incident.opened", number).expect_actor(ip.pid, "ip");
+        let opened = daemon.events().into_iter().filter(|event| event.kind() == "incident.opened");
+        assert_eq!(opened.filter(|event| event.number("/neighbor/netns") == Some(number)).count(), 1);
+    }
 }

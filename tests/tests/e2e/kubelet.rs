@@ -19,7 +19,8 @@ use kevtmon_tests::process::{Running, attempt, hold_by_cwd};
 use nix::mount::{MsFlags, mount};
 
 /// Runs what follows as nobody.
-const AS_NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+/// A user of these tests alone: each has a budget.
+const AS_NOBODY: [&str; 4] = ["setpriv", "--reuid=54322", "--regid=54322", "--clear-groups"];
 /// Makes a mount at `$1`, is in it, and is refused to unmount it; needs a mount namespace of its own.
 const FORGE: &str = "mount -t tmpfs none /var/lib && mkdir -p \"$1\" && mount -t tmpfs none \"$1\" && cd \"$1\" && \
                      umount \"$1\"; echo refused; exec sleep 1000000";
@@ -276,7 +277,7 @@ fn a_path_in_the_namespaces_of_an_unprivileged_user_means_no_pod() {
     command.args([&AS_NOBODY[1..], &unshare].concat()).stdin(Stdio::null()).stdout(Stdio::null());
     let _forger = Running::spawn(command.process_group(0));
     let event = busy(&mut daemon, Path::new(&path));
-    event.expect("/actor/uid", 65534);
+    event.expect("/actor/uid", 54322);
     event.expect_none("/target");
     expect_no_pod(&mut daemon, &event);
 }

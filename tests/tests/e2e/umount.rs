@@ -377,51 +377,6 @@ fn own(events: Vec<Event>) -> Vec<Event> {
     events.into_iter().filter(is_own).collect()
 }
 
-#[test]
-fn a_refusal_that_root_of_a_container_makes_up_is_none() {
-    let mount = Mount::new();
-    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
-    let (busy, unproven) = (of_each(&daemon, BUSY), of_each(&daemon, UNPROVEN));
-    make_up(mount.point(), true);
-    let made_up = || {
-        let now = of_each(&daemon, UNPROVEN);
-        [now[0] - unproven[0], now[1] - unproven[1]]
-    };
-    eventually!(made_up() == [MADE_UP as f64; 2], "they are counted as what they are: {:?}", made_up());
-    assert_eq!(of_each(&daemon, BUSY), busy, "the kernel has refused nothing");
-    let holder = hold_by_cwd(mount.point());
-    let umount = mount.umount_refused();
-    let event = wait_for(&mut daemon, "mount.busy", mount.point());
-    event.expect("/actor/pid", umount.pid);
-    event.expect("/actor/confidence", "certain");
-    event.expect("/mount/attempts", 1);
-    assert_eq!(own(daemon.events()), Vec::<Event>::new());
-    drop(holder);
-}
-
-#[test]
-fn a_refusal_that_root_of_the_node_makes_up_is_likely() {
-    let mount = Mount::new();
-    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
-    let busy = of_each(&daemon, BUSY);
-    make_up(mount.point(), false);
-    eventually!(of_each(&daemon, UNPROVEN) == [MADE_UP as f64; 2], "each is counted");
-    assert_eq!(of_each(&daemon, BUSY), busy, "the kernel has refused nothing");
-    let told = own(daemon.mount_fence());
-    let of = |syscall: &str| told.iter().filter(|event| event.text("/mount/syscall") == syscall).count();
-    assert!(
-        of("umount2") > 0 && of("unlinkat") > 0,
-        "the calls of who may unmount may have begun before the daemon did: {told:?}"
-    );
-    for event in &told {
-        event.expect("/actor/confidence", "likely");
-        let names_the_mount = event.to_string().contains(&*mount.point().to_string_lossy());
-        let is_removal = event.text("/mount/syscall") == "unlinkat";
-        assert_eq!(names_the_mount, is_removal, "the arguments of a removal can still be read: {event}");
-        assert!(event.to_string().contains("the start of the call was not observed"), "{event}");
-    }
-}
-
 /// In a child that is traced, so that the kernel passes over its calls and its tracer answers them. With what may be called
 /// between fork(2) and exec(2) alone.
 #[cfg(target_arch = "x86_64")]
@@ -463,25 +418,75 @@ fn make_up_by_tracing(path: &Path) {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[test]
-fn a_refusal_that_a_tracer_makes_up_is_none() {
-    let mount = Mount::new();
-    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
-    let busy = of_each(&daemon, BUSY);
-    let path = mount.point().to_owned();
-    let tracer = move || {
-        drop_capabilities();
-        make_up_by_tracing(&path);
-    };
-    thread::spawn(tracer).join().expect("the tracer ends");
-    let least = [MADE_UP as f64 - 1.0; 2];
-    eventually!(
-        of_each(&daemon, UNPROVEN).iter().zip(least).all(|(now, least)| *now >= least),
-        "each is counted: {:?}",
-        of_each(&daemon, UNPROVEN)
-    );
-    assert_eq!(of_each(&daemon, BUSY), busy, "the kernel has refused nothing");
-    let is_made_up = |event: &Event| event.text("/mount/path") == mount.point().to_string_lossy();
-    assert!(!daemon.mount_fence().iter().any(is_made_up));
+/// What counts all that the kernel does, and is in no account of others.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn a_refusal_that_root_of_a_container_makes_up_is_none() {
+        let mount = Mount::new();
+        let mut daemon = launch().config(WITHOUT_BUDGETS).start();
+        let (busy, unproven) = (of_each(&daemon, BUSY), of_each(&daemon, UNPROVEN));
+        make_up(mount.point(), true);
+        let made_up = || {
+            let now = of_each(&daemon, UNPROVEN);
+            [now[0] - unproven[0], now[1] - unproven[1]]
+        };
+        eventually!(made_up() == [MADE_UP as f64; 2], "they are counted as what they are: {:?}", made_up());
+        assert_eq!(of_each(&daemon, BUSY), busy, "the kernel has refused nothing");
+        let holder = hold_by_cwd(mount.point());
+        let umount = mount.umount_refused();
+        let event = wait_for(&mut daemon, "mount.busy", mount.point());
+        event.expect("/actor/pid", umount.pid);
+        event.expect("/actor/confidence", "certain");
+        event.expect("/mount/attempts", 1);
+        assert_eq!(own(daemon.events()), Vec::<Event>::new());
+        drop(holder);
+    }
+
+    #[test]
+    fn a_refusal_that_root_of_the_node_makes_up_is_likely() {
+        let mount = Mount::new();
+        let mut daemon = launch().config(WITHOUT_BUDGETS).start();
+        let busy = of_each(&daemon, BUSY);
+        make_up(mount.point(), false);
+        eventually!(of_each(&daemon, UNPROVEN) == [MADE_UP as f64; 2], "each is counted");
+        assert_eq!(of_each(&daemon, BUSY), busy, "the kernel has refused nothing");
+        let told = own(daemon.mount_fence());
+        let of = |syscall: &str| told.iter().filter(|event| event.text("/mount/syscall") == syscall).count();
+        assert!(
+            of("umount2") > 0 && of("unlinkat") > 0,
+            "the calls of who may unmount may have begun before the daemon did: {told:?}"
+        );
+        for event in &told {
+            event.expect("/actor/confidence", "likely");
+            let names_the_mount = event.to_string().contains(&*mount.point().to_string_lossy());
+            let is_removal = event.text("/mount/syscall") == "unlinkat";
+            assert_eq!(names_the_mount, is_removal, "the arguments of a removal can still be read: {event}");
+            assert!(event.to_string().contains("the start of the call was not observed"), "{event}");
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn a_refusal_that_a_tracer_makes_up_is_none() {
+        let mount = Mount::new();
+        let mut daemon = launch().config(WITHOUT_BUDGETS).start();
+        let busy = of_each(&daemon, BUSY);
+        let path = mount.point().to_owned();
+        let tracer = move || {
+            drop_capabilities();
+            make_up_by_tracing(&path);
+        };
+        thread::spawn(tracer).join().expect("the tracer ends");
+        let least = [MADE_UP as f64 - 1.0; 2];
+        eventually!(
+            of_each(&daemon, UNPROVEN).iter().zip(least).all(|(now, least)| *now >= least),
+            "each is counted: {:?}",
+            of_each(&daemon, UNPROVEN)
+        );
+        assert_eq!(of_each(&daemon, BUSY), busy, "the kernel has refused nothing");
+        let is_made_up = |event: &Event| event.text("/mount/path") == mount.point().to_string_lossy();
+        assert!(!daemon.mount_fence().iter().any(is_made_up));
+    }
 }

@@ -123,9 +123,8 @@ impl Executable {
     }
 }
 
-/// Runs batches side by side, the largest first; each one's output appears when it has ended, whole if something failed.
-pub(super) fn run(mut batches: Vec<Batch>, width: Width, out: &mut (impl Write + Send)) -> Report {
-    batches.sort_by_key(|batch| std::cmp::Reverse(batch.tests.len()));
+/// Runs batches side by side, in their order; each one's output appears when it has ended, whole if something failed.
+pub(super) fn run(batches: Vec<Batch>, width: Width, out: &mut (impl Write + Send)) -> Report {
     let (next, out) = (AtomicUsize::new(0), Mutex::new(out));
     let lane = || {
         let mut report = Report::default();
@@ -156,7 +155,7 @@ impl Batch {
         let mut printed = Vec::new();
         let ended = run_into(&mut self.executable.command(&self.tests, threads), LIMIT, &mut printed);
         let printed = String::from_utf8_lossy(&printed);
-        let told: BTreeMap<&str, Verdict> = printed.lines().filter_map(verdict).collect();
+        let told = verdicts(&printed);
         // Of whoever took the process down there is no verdict.
         let verdict = |test: &String| told.get(test.as_str()).copied().unwrap_or(Verdict::Failed);
         let verdicts: Vec<_> = self.tests.iter().map(|test| (test.clone(), verdict(test))).collect();
@@ -176,22 +175,44 @@ impl Batch {
     }
 }
 
+/// Those of all tests. A child may have written in between: then the outcome begins a line of its own.
+fn verdicts(printed: &str) -> BTreeMap<&str, Verdict> {
+    let mut told = BTreeMap::new();
+    let mut begun = None;
+    for line in printed.lines() {
+        if let Some((name, verdict)) = verdict(line) {
+            told.insert(name, verdict);
+        } else if let Some((_, rest)) = line.split_once("test ")
+            && let Some((name, _)) = rest.split_once(" ... ")
+        {
+            begun = Some(name);
+        } else if let Some(verdict) = outcome(line)
+            && let Some(name) = begun.take()
+        {
+            told.insert(name, verdict);
+        }
+    }
+    told
+}
+
 /// Reads `test a::b ... ok <0.123s>`, wherever in the line a child has left it.
 fn verdict(line: &str) -> Option<(&str, Verdict)> {
     let (_, rest) = line.split_once("test ")?;
-    let (name, outcome) = rest.split_once(" ... ")?;
-    let name = name.strip_suffix(" - should panic").unwrap_or(name);
-    let verdict = match outcome.split([' ', ',']).next()? {
+    let (name, text) = rest.split_once(" ... ")?;
+    Some((name.strip_suffix(" - should panic").unwrap_or(name), outcome(text)?))
+}
+
+fn outcome(text: &str) -> Option<Verdict> {
+    match text.split([' ', ',']).next()? {
         "ok" => {
-            let seconds = outcome.split_once('<').and_then(|(_, time)| time.split_once("s>"));
+            let seconds = text.split_once('<').and_then(|(_, time)| time.split_once("s>"));
             let seconds = seconds.and_then(|(seconds, _)| seconds.parse().ok()).unwrap_or_default();
-            Verdict::Passed(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+            Some(Verdict::Passed(Duration::try_from_secs_f64(seconds).unwrap_or_default()))
         }
-        "FAILED" => Verdict::Failed,
-        "ignored" => Verdict::Ignored,
-        _ => return None,
-    };
-    Some((name, verdict))
+        "FAILED" => Some(Verdict::Failed),
+        "ignored" => Some(Verdict::Ignored),
+        _ => None,
+    }
 }
 
 impl Report {
@@ -319,6 +340,8 @@ mod tests {
         assert_eq!(verdict("test a ... ignored, needs a kubelet"), Some(("a", Verdict::Ignored)));
         assert_eq!(verdict("test a has been running for over 60 seconds"), None);
         assert_eq!(verdict("test result: ok. 1 passed"), None);
+        let between = verdicts("test a ... umount: busy\nok <2.0s>\ntest b ... ok <1.0s>\nok <9.0s>\n");
+        assert_eq!(between, BTreeMap::from([("a", passed(2000)), ("b", passed(1000))]));
     }
 
     #[test]

@@ -8,6 +8,14 @@ use crate::observation::NsInum;
 /// Process id of kthreadd (kernel/kthread.c).
 const KTHREADD: u32 = 2;
 
+/// The environment variable with the id of a process whose mounts are the node's, instead of those of pid 1 and the kernel
+/// threads: so each test can have a node with mounts of its own.
+const STAND_IN: &str = "KEVTMON_HOST_PID";
+
+pub(super) fn stand_in() -> Option<u32> {
+    std::env::var(STAND_IN).ok()?.parse().ok()
+}
+
 impl Proc {
     /// The node's root directory; the daemon's own where no other can be reached.
     #[must_use]
@@ -29,21 +37,40 @@ impl Proc {
     /// it; and of the first kernel thread, which has the root that the kernel was given, executes nothing and so hangs nobody
     /// who reads it.
     fn roots(&self) -> impl Iterator<Item = PathBuf> {
-        let first = || self.is_kthreadd().then_some(KTHREADD);
-        std::iter::once(1).chain(std::iter::once_with(first).flatten()).map(|pid| self.path(pid, "root"))
+        let first = || self.is_kthreadd().then(|| self.first_root());
+        std::iter::once_with(|| self.init_root()).chain(std::iter::once_with(first).flatten())
+    }
+
+    /// The mount namespace of pid 1; `None` where it may not be read.
+    #[must_use]
+    pub fn init_mntns(&self) -> Option<NsInum> {
+        self.ns(self.stand_in.unwrap_or(1), "mnt")
+    }
+
+    /// The root of that mount namespace.
+    #[must_use]
+    pub fn init_root(&self) -> PathBuf {
+        self.path(self.stand_in.unwrap_or(1), "root")
     }
 
     /// The mount namespace that the kernel started with. `None` where /proc does not show it, as within a process
     /// namespace.
     #[must_use]
     pub fn first_mntns(&self) -> Option<NsInum> {
-        if self.is_kthreadd() { self.ns(KTHREADD, "mnt") } else { None }
+        let first = self.stand_in.or_else(|| self.is_kthreadd().then_some(KTHREADD))?;
+        self.ns(first, "mnt")
     }
 
     /// The root of that mount namespace.
     #[must_use]
     pub fn first_root(&self) -> PathBuf {
-        self.path(KTHREADD, "root")
+        self.path(self.stand_in.unwrap_or(KTHREADD), "root")
+    }
+
+    /// The node's mount namespace, as far as it may be read: of pid 1, else of the kernel threads.
+    #[must_use]
+    pub fn host_mntns(&self) -> Option<NsInum> {
+        self.init_mntns().or_else(|| self.first_mntns())
     }
 
     /// Whether pid 2 is what it should be: within a process namespace it is anybody.

@@ -38,6 +38,9 @@ pub struct Proc {
     /// Processes that are not read, because whoever reads them hangs; in ascending order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     aside: Vec<u32>,
+    /// A process whose mounts are the node's, instead of those of its first processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stand_in: Option<u32>,
 }
 
 /// Identity of the directory of a process.
@@ -97,7 +100,7 @@ impl Stat {
 
 impl Default for Proc {
     fn default() -> Self {
-        Self::new("/proc")
+        Self { stand_in: host::stand_in(), ..Self::new("/proc") }
     }
 }
 
@@ -105,7 +108,7 @@ impl Proc {
     /// Reads below `root`.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), aside: Vec::new() }
+        Self { root: root.into(), aside: Vec::new(), stand_in: None }
     }
 
     /// Identity of this boot (`sys/kernel/random/boot_id`); empty where it cannot be read.
