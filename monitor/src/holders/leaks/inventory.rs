@@ -65,6 +65,9 @@ pub(in crate::holders) struct Inventory {
 pub(in crate::holders) struct Found {
     /// What the host has mounted; `None` where its mounts could not be read.
     pub(super) host: Option<Vec<HostMount>>,
+    /// The host's own namespace, beside those of kubelets and runtimes.
+    #[serde(default)]
+    pub(super) mntns: NsInum,
     /// Devices that it has mounted at more places than are told.
     #[serde(default)]
     pub(super) crowded: BTreeSet<String>,
@@ -103,6 +106,11 @@ impl Found {
     /// Whether there was time for all namespaces, and room for all mounts.
     pub(super) fn is_whole(&self) -> bool {
         self.finished && self.omitted == 0
+    }
+
+    /// The same, but for what those omit who have more than their share: they conceal their own alone.
+    pub(super) fn is_complete(&self) -> bool {
+        self.finished && self.displaced == 0
     }
 }
 
@@ -175,7 +183,9 @@ fn look(proc: &Proc, wanted: &[(NsInum, u64)], budget: Duration) -> Found {
     look.found.bound = in_time.filter_map(|namespace| newest(proc, &namespace.members)).max();
     look.found.before = boot_now();
     let mut host: BTreeMap<String, Vec<HostMount>> = BTreeMap::new();
-    for namespace in namespaces.iter().filter(|namespace| namespace.whose == Whose::Host) {
+    let of_host = || namespaces.iter().filter(|namespace| namespace.whose == Whose::Host);
+    look.found.mntns = of_host().next().map_or(0, |namespace| namespace.inum);
+    for namespace in of_host() {
         if let Some(shown) = mounts(proc, namespace.members.iter().copied(), |_| true) {
             add_host(&mut host, &mut look.found.crowded, &shown.table, namespace.inum);
             look.reached.add_host(proc, (namespace.inum, &namespace.members), &shown.table);
@@ -266,7 +276,7 @@ impl<'p> Look<'p> {
     /// All namespaces: those that users can make come last, and by turns of whose they are.
     fn sorted(&self, index: &MntnsIndex, deadline: &Deadline) -> Vec<Namespace> {
         let own = || own_tgid(self.proc).and_then(|own| self.proc.ns(own, "mnt"));
-        let host = self.proc.ns(1, "mnt").or_else(|| self.proc.first_mntns()).or_else(own);
+        let host = self.proc.host_mntns().or_else(own);
         let mut namespaces: Vec<Namespace> = index
             .namespaces
             .iter()
@@ -281,7 +291,8 @@ impl<'p> Look<'p> {
         let turn = |namespace: &Namespace| first(namespace).and_then(|tgid| turns.get(&tgid)).copied();
         let is_users = |namespace: &Namespace| matches!(namespace.whose, Whose::User(_));
         namespaces.sort_by_cached_key(|namespace| {
-            (is_users(namespace), namespace.whose != Whose::Host, turn(namespace), namespace.inum)
+            let is_others = (Some(namespace.inum) != host, namespace.whose != Whose::Host);
+            (is_users(namespace), is_others, turn(namespace), namespace.inum)
         });
         namespaces
     }

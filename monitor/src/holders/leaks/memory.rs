@@ -14,8 +14,6 @@ use crate::observation::{BootNs, MountCopies, MountCopy, NsInum};
 const GONE_MAX: usize = 1024;
 /// Copies that are told.
 const TOLD_MAX: usize = 1024;
-/// So long the host is looked at often after a copy was found: it may go at once, with what starts or ends.
-const YOUNG: BootNs = 20_000_000_000;
 
 /// A file system that was left behind when an earlier run of the daemon ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,8 +89,6 @@ impl Memory {
             let copies = self.told.iter().map(|(copy, _)| copy.clone()).collect();
             return MountCopies { copies, ..MountCopies::default() };
         };
-        let mntns =
-            host.iter().find(|mount| mount.path == "/").or(host.first()).map_or(0, |mount| mount.mntns);
         let has_copy: BTreeSet<String> = found.copies.iter().map(|copy| copy.mount.device.clone()).collect();
         let missed: BTreeSet<&str> = self
             .told
@@ -116,7 +112,7 @@ impl Memory {
             self.see(at, device, mounts, &found);
         }
         self.forget_oldest(at);
-        let copies = self.identified(&found, mntns);
+        let copies = self.identified(&found);
         self.keep(at, copies, &found);
         MountCopies {
             copies: self.told.iter().map(|(copy, _)| copy.clone()).collect(),
@@ -147,12 +143,7 @@ impl Memory {
         self.told.iter().filter_map(|(copy, _)| Some((copy.mount.mntns, copy.mount.unique?))).collect()
     }
 
-    /// Whether something was found lately that may be gone soon.
-    pub(super) fn is_young(&self, now: BootNs) -> bool {
-        self.told.iter().any(|(_, since)| since.saturating_add(YOUNG) > now)
-    }
-
-    fn identified(&mut self, found: &Found, mntns: NsInum) -> Vec<MountCopy> {
+    fn identified(&mut self, found: &Found) -> Vec<MountCopy> {
         let mut certain: BTreeSet<&str> = BTreeSet::new();
         let mut replaced: BTreeSet<&str> = BTreeSet::new();
         for copy in &found.copies {
@@ -183,7 +174,7 @@ impl Memory {
             .collect();
         let original = |copy: &MountCopy| {
             let oldest = *of_host.get(copy.mount.device.as_str())?;
-            self.by_device.get(&copy.mount.device)?.places.original(copy, oldest, mntns)
+            self.by_device.get(&copy.mount.device)?.places.original(copy, oldest, found.mntns)
         };
         let with_original = |copy: &MountCopy| MountCopy { original: original(copy), ..copy.clone() };
         let mut copies: Vec<MountCopy> = found.copies.iter().map(with_original).collect();
@@ -276,7 +267,7 @@ fn is_same(one: &MountCopy, other: &MountCopy) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::observation::{BindMount, CopyHolder, MountFacts, Propagation};
 
@@ -293,6 +284,14 @@ mod tests {
             mntns: 1,
             root_of: None,
         }
+    }
+
+    /// A memory of one copy that is left.
+    pub(in super::super) fn left() -> Memory {
+        let mut memory = Memory::default();
+        memory.apply(1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        memory.apply(2, found(&[], &[copy("0:50", Some(100))], Some(200)));
+        memory
     }
 
     fn copy(device: &str, unique: Option<u64>) -> MountCopy {
@@ -325,6 +324,7 @@ mod tests {
     fn found(hosts: &[HostMount], copies: &[MountCopy], bound: Option<u64>) -> Found {
         Found {
             host: Some([&[host("8:1", "/")], hosts].concat()),
+            mntns: 1,
             copies: copies.to_vec(),
             bound,
             before: 10,
@@ -475,7 +475,10 @@ mod tests {
             told: 1,
         };
         let mut memory = Memory::of(vec![remembered.clone()]);
-        let copies = memory.apply(1, found(&[], &[copy("0:50", Some(100))], Some(200))).copies;
+        let mut left = found(&[], &[copy("0:50", Some(100))], Some(200));
+        // A runtime with mounts of its own has another root.
+        left.host.as_mut().unwrap().insert(0, HostMount { mntns: 7, ..host("0:30", "/") });
+        let copies = memory.apply(1, left).copies;
         let original = copies[0].original.clone().unwrap();
         assert_eq!((original.path.as_str(), original.is_certain, original.mntns), (VOLUME, true, 1));
         assert_eq!(original.root_of.as_deref(), Some("/a"));
@@ -493,6 +496,5 @@ mod tests {
         let bind = BindMount { source: VOLUME.into(), destination: "/mem".into(), propagation: None };
         let bound = MountCopy { bind: Some(bind), ..copy("0:50", Some(9)) };
         assert_eq!(memory.apply(2, found(&[], &[bound], Some(10))).copies.len(), 1);
-        assert!(memory.is_young(3) && !memory.is_young(3 + YOUNG));
     }
 }

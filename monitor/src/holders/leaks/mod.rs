@@ -40,7 +40,7 @@ const SOURCE: &str = "mount-inventory";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Processor time for one look.
 const BUDGET: Duration = Duration::from_millis(500);
-/// How often all namespaces are looked at where no change of mounts is seen.
+/// How often all namespaces are looked at where nothing is left and no change of mounts is seen.
 const INTERVAL: Duration = Duration::from_secs(60);
 /// So long after a change, since others follow it.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -65,10 +65,22 @@ pub fn start(
 ) -> mpsc::Sender<()> {
     let (asked_tx, asked) = mpsc::channel(1);
     let kernel = kernel();
+    let is_restored = !remembered.is_empty();
     let memory = Memory::of(remembered);
-    let (patience, is_degraded, partial) = (PATIENCE, false, 0);
-    let follower =
-        Follower { readers, tx, metrics, kernel, memory, attached, patience, is_degraded, partial };
+    let (patience, budget, is_degraded, partial) = (PATIENCE, BUDGET, false, 0);
+    let follower = Follower {
+        readers,
+        tx,
+        metrics,
+        kernel,
+        memory,
+        attached,
+        patience,
+        budget,
+        is_degraded,
+        is_restored,
+        partial,
+    };
     tokio::spawn(follower.run(asked));
     asked_tx
 }
@@ -86,8 +98,11 @@ struct Follower {
     memory: Memory,
     attached: Attached,
     patience: Duration,
+    budget: Duration,
     /// Whether it was reported that no reader answers, or that not all is looked at.
     is_degraded: bool,
+    /// Whether an earlier run had found some, and no look of this one was at all: what it did not find may be there.
+    is_restored: bool,
     /// How many looks in succession were not at all.
     partial: u32,
 }
@@ -103,11 +118,10 @@ impl Follower {
         let mut had_any = false;
         loop {
             let Ok(rest) = self.look(is_asked || had_any).await else { return };
-            (is_asked, had_any) = (false, self.memory.has_any());
+            (is_asked, had_any) = (self.is_restored, self.memory.has_any());
             let rest = Instant::now() + rest;
-            let next = if self.memory.is_young(boot_now()) { rest } else { rest.max(at_beat(INTERVAL)) };
             tokio::select! {
-                () = sleep_until(next) => continue,
+                () = sleep_until(self.next(rest)) => continue,
                 () = table.changed() => {}
                 Some(()) = asked.recv() => is_asked = true,
                 () = self.tx.closed() => return,
@@ -121,11 +135,16 @@ impl Follower {
         }
     }
 
+    /// When to look again though nobody has asked for it: as long as anything is left, soon, since it may go at any time.
+    fn next(&self, rest: Instant) -> Instant {
+        if self.is_restored || self.memory.has_any() { rest } else { rest.max(at_beat(INTERVAL)) }
+    }
+
     /// Looks once, and tells what it found if that is anything, or if it is to be `told` anyway; how long to rest
     /// after it.
     async fn look(&mut self, told: bool) -> Result<Duration, Closed> {
         let wanted = self.memory.wanted();
-        let inventory = Inventory { budget: BUDGET, in_background: true, wanted };
+        let inventory = Inventory { budget: self.budget, in_background: true, wanted };
         let mut found = match self.readers.ask(inventory, self.patience).await {
             Ok(Answer { reply, .. }) => reply,
             Err(error) => {
@@ -143,8 +162,9 @@ impl Follower {
         self.attached.update(std::mem::take(&mut found.attached));
         self.metrics.mount_inventory();
         let rest = (found.took * RESTS).clamp(PAUSE, REST_MAX);
+        self.is_restored &= !found.is_complete();
         let copies = MountCopies { kernel: self.kernel.clone(), ..self.memory.apply(boot_now(), found) };
-        if told || self.memory.has_any() {
+        if (told || self.memory.has_any()) && !self.is_restored {
             let fact = Fact::MountCopies(Box::new(copies));
             self.tx.send(observed_now(fact)).await.map_err(|_| Closed)?;
         }
@@ -153,8 +173,7 @@ impl Follower {
 
     /// Once may be by chance, and a user who has more mounts than his share conceals his own alone.
     async fn tell_whether_whole(&mut self, found: &Found) -> Result<(), Closed> {
-        let is_whole = found.finished && found.displaced == 0;
-        self.partial = if is_whole { 0 } else { self.partial.saturating_add(1) };
+        self.partial = if found.is_complete() { 0 } else { self.partial.saturating_add(1) };
         let is_degraded = self.partial >= PARTIAL_LOOKS;
         if is_degraded == std::mem::replace(&mut self.is_degraded, is_degraded) {
             return Ok(());

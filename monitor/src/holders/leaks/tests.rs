@@ -15,7 +15,9 @@ fn follower() -> (Follower, mpsc::Receiver<Observation>) {
         memory: Memory::default(),
         attached: Attached::default(),
         patience: Duration::ZERO,
+        budget: BUDGET,
         is_degraded: false,
+        is_restored: false,
         partial: 0,
     };
     (follower, observations)
@@ -61,4 +63,28 @@ async fn while_no_reader_answers_the_source_is_down_and_then_up_again() {
         }
     }
     assert_eq!(states, [(SOURCE.to_owned(), false, true), (SOURCE.to_owned(), true, false)]);
+}
+
+#[tokio::test]
+async fn what_an_earlier_run_had_found_is_not_gone_before_a_look_had_time_for_all() {
+    let (mut follower, mut observations) = follower();
+    (follower.patience, follower.is_restored) = (PATIENCE, true);
+    let mut told = Vec::new();
+    for budget in [Duration::ZERO, PATIENCE] {
+        follower.budget = budget;
+        assert!(follower.look(true).await.is_ok());
+        let observed = std::iter::from_fn(|| observations.try_recv().ok());
+        told.push(observed.filter(|observation| matches!(observation.fact, Fact::MountCopies(_))).count());
+    }
+    assert_eq!(told, [0, 1]);
+}
+
+#[tokio::test]
+async fn as_long_as_anything_is_left_it_is_looked_for_often() {
+    let (mut follower, _observations) = follower();
+    let rest = Instant::now();
+    // Just after a beat, the next one is far.
+    assert!(follower.next(rest) > rest);
+    follower.memory = memory::tests::left();
+    assert_eq!(follower.next(rest), rest);
 }
