@@ -23,7 +23,7 @@ use crate::scrape::Scrape;
 mod alone;
 mod waits;
 
-pub use alone::{held, held_with_code};
+pub use alone::held;
 
 /// The program under test: `KEVTMON_BIN`, else the one built beside these tests.
 #[must_use]

@@ -255,7 +255,7 @@ impl HoldersArgs {
             if let Some(missing) = privilege::missing_to_see_holders(&Own::default()) {
                 remark(&format!("missing capabilities: {missing}; run as root"));
             }
-            return exit::QUERY;
+            return if held.is_explained() { exit::OK } else { exit::QUERY };
         }
         if held.is_held() { exit::OK } else { exit::FAILED }
     }

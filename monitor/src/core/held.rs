@@ -223,6 +223,12 @@ impl Held {
         !self.holders.is_empty() || self.mount.as_ref().is_some_and(has_children)
     }
 
+    /// Whether something that was found refuses an unmount, whatever could not be looked at.
+    #[must_use]
+    pub fn is_explained(&self) -> bool {
+        matches!(self.holders_verdict, Verdict::Processes | Verdict::ChildMount | Verdict::Kernel)
+    }
+
     /// Whether containers or pods are known by their ids only.
     #[must_use]
     pub fn lacks_names(&self) -> bool {
