@@ -3,10 +3,10 @@
 use super::fault::lladdr_after;
 use super::health::{self, Health};
 use super::recheck::{REPLACED_AFTER, mismatch};
-use super::{Fault, FaultPhase, FaultReason, PENDING_EVENT};
+use super::{Fault, FaultPhase, FaultReason};
 use crate::diagnose::Context;
 use crate::node::gateways::Gateway;
-use crate::observation::NeighborKey;
+use crate::observation::{BootNs, NeighborKey};
 
 /// Result of comparing a fault with the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,9 +64,9 @@ impl Fault {
         self.gone_since = is_gone.then(|| self.gone_since.unwrap_or(context.now));
     }
 
-    /// Whether that is so new that the event of its removal may still be on its way.
-    pub(super) fn is_just_gone(&self, context: &Context<'_>) -> bool {
-        self.gone_since.is_some_and(|since| context.now < since.saturating_add(PENDING_EVENT))
+    /// Until when the event of its removal may still be on its way, which takes so long at most.
+    pub(super) fn awaited_until(&self, context: &Context<'_>, pending: BootNs) -> Option<BootNs> {
+        Some(self.gone_since?.saturating_add(pending)).filter(|until| context.now < *until)
     }
 
     /// What is wrong now, where that cannot follow from what was wrong before, and what has happened then. Of an entry that is

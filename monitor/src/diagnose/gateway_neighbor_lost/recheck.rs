@@ -94,7 +94,9 @@ impl GatewayNeighborLost {
                 (FaultPhase::Suspected { due }, result)
                     if context.now < due && !(fault.is_downgrade() && result == Recheck::Persists) => {}
                 // Its event is still to come, perhaps.
-                (FaultPhase::Suspected { .. }, Recheck::Persists) if fault.is_just_gone(context) => {
+                (FaultPhase::Suspected { .. }, Recheck::Persists)
+                    if fault.awaited_until(context, PENDING_EVENT).is_some() =>
+                {
                     self.rereads.schedule(netns, context.now + PENDING_EVENT);
                 }
                 (FaultPhase::Suspected { .. }, Recheck::Persists) => {

@@ -1,7 +1,7 @@
 //! Entries that are gone, of which no event has told: what is said of who removed them, and when it can be said.
 
 use super::recheck::entry;
-use super::{FaultReason, GatewayNeighborLost, PENDING_EVENT};
+use super::{FaultReason, GATEWAY_CONFIRM, GatewayNeighborLost, PENDING_EVENT, seconds};
 use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, Findings, Report};
 use crate::event::Severity;
@@ -24,9 +24,11 @@ impl GatewayNeighborLost {
         findings: &mut Findings,
     ) {
         if reason == FaultReason::Missing {
-            if self.faults.get(&key).is_some_and(|fault| fault.is_just_gone(context)) {
-                // Its event is still to come, perhaps.
-                return self.rereads.schedule(key.netns, context.now + PENDING_EVENT);
+            // As long as where no incident is open.
+            let pending = seconds(self.thresholds.get(&GATEWAY_CONFIRM)).max(PENDING_EVENT);
+            if let Some(until) = self.faults.get(&key).and_then(|fault| fault.awaited_until(context, pending))
+            {
+                return self.rereads.schedule(key.netns, until);
             }
             if let Some(loss) = self.undecided_loss(context, key) {
                 return self.lost(context, key, loss, findings);
