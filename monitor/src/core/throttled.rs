@@ -52,7 +52,10 @@ impl Core {
             ),
             Lane::Unknown => format!("{} of sources that are not told apart", counted("record")),
             Lane::Umount => format!("{}{by}", counted("unmount attempt")),
-            Lane::Remove => format!("{}{by} because of a mount", counted("refused removal")),
+            Lane::Remove => {
+                let calls = if over.count == 1 { "removal or rename" } else { "removals or renames" };
+                format!("{} refused {calls}{by} because of a mount", over.count)
+            }
             Lane::Exec => {
                 format!(
                     "{}{by} of CNI plugins or of programs with the name of a kubelet or runtime",

@@ -14,7 +14,7 @@ use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
 use crate::escape::name;
 use crate::event::past::UNDETERMINED;
 use crate::event::wording::copies_phrase;
-use crate::event::{CloseReason, Event, Kind, Mount, Volume};
+use crate::event::{CloseReason, Confidence, Event, Kind, Mount, Volume};
 use crate::node::mounts::{BusyMount, MountKey};
 use crate::observation::{BootNs, Verdict};
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -111,6 +111,9 @@ impl VolumeBusy {
         let summary = sentence.text(context.clock);
         busy.summary.clone_from(&summary);
         busy.said = Some(Said { sentence, place: place.clone(), confidence });
+        // Somebody was named before, and nobody is found any more: of that it is no longer certain.
+        let is_less = known.is_none() && confidence == Confidence::Likely;
+        let renewed = is_less.then(|| summary.clone());
         // Attempts between two events are known by the path of the caller, if no scan found the mount.
         for place in counted.map(|counted| counted.key.clone()).into_iter().chain([place]) {
             self.by_mount.insert(place, subject.clone());
@@ -140,6 +143,9 @@ impl VolumeBusy {
             caused_by: Vec::new(),
             subject: subject.clone(),
         });
+        if let Some(summary) = renewed {
+            findings.renew(subject.clone(), summary, confidence);
+        }
         self.set_timer(&subject);
     }
 

@@ -44,7 +44,7 @@ pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, refused: Option<Re
     }
     text.push_str(&format!("; {}", stays(mount)));
     text.push_str(match refused {
-        Some(Refused::Seen) => "; an unmount or removal of it was refused (EBUSY)",
+        Some(Refused::Seen) => "; an unmount, removal or rename of it was refused (EBUSY)",
         Some(Refused::ByRuntime) => {
             "; the runtime says that the removal of its directory was refused (EBUSY)"
         }

@@ -68,7 +68,7 @@ pub(in crate::diagnose) fn confidence(event: &Event) -> Confidence {
     match (event.holders_complete, event.holders_verdict) {
         (Some(false), _) if !explains || !is_whole => Confidence::Likely,
         // That nothing was found is no proof: what a call in progress or a ring uses nothing in /proc may show.
-        (_, Some(Verdict::Kernel)) if !explains => Confidence::Likely,
+        (_, Some(Verdict::Kernel | Verdict::None)) if !explains => Confidence::Likely,
         _ => Confidence::Certain,
     }
 }

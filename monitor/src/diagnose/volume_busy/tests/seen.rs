@@ -76,6 +76,24 @@ fn that_whoever_held_it_has_let_go_is_told_though_the_refusal_is_only_counted() 
     node.observe(umount(Some(16)));
     let (summary, _) = told(&node);
     assert!(summary.ends_with(": whoever held it has let go"), "{summary}");
+    // Refused all the same, and by now the kernel may hold it.
+    for _ in 0..5 {
+        node.run_for(11 * S);
+        node.observe(umount(Some(16)));
+    }
+    let (summary, confidence) = told(&node);
+    assert_eq!(confidence, Confidence::Likely, "{summary}");
+}
+
+#[test]
+fn that_nobody_holds_it_is_never_certain() {
+    let mut node = terminating();
+    node.scan = nobody;
+    for _ in 0..5 {
+        node.observe(umount(Some(16)));
+        node.run_for(11 * S);
+        assert_eq!(told(&node).1, Confidence::Likely, "{}", told(&node).0);
+    }
 }
 
 #[test]
