@@ -26,11 +26,16 @@ impl Core {
     /// which no netlink message was received.
     pub(super) fn snapshot(&mut self, at: BootNs, snapshot: NetnsSnapshot) {
         let netns = snapshot.netns;
-        if self.namespaces.is_successor(&snapshot) {
+        let is_successor = self.namespaces.is_successor(&snapshot);
+        if is_successor {
             self.netns_succeeded(at, netns, snapshot.cookie);
-            // Who runs there may be of the new one already.
-            self.containers.forget_exited(netns);
+        }
+        let apart = snapshot.cookie.map(|cookie| self.containers.netns_read(netns, cookie));
+        if is_successor {
             self.netns_ended(at, netns);
+        }
+        for id in apart.into_iter().flatten() {
+            self.request(Request::Container { id });
         }
         let is_containers = self.containers.in_netns(netns).is_some();
         let is_host = netns == self.settings.host_netns;

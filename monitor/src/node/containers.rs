@@ -49,6 +49,9 @@ struct KnownContainer {
     /// The sources that another one has overruled, with what they reported last.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     overruled: Vec<Overruled>,
+    /// The cookie of its network namespace, once that was read: the number is another one's as soon as that has ended.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    netns_cookie: Option<u64>,
     /// Its network namespace has ended, and no source has told yet that it has exited.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     outlives_netns: bool,
@@ -268,7 +271,7 @@ impl Containers {
         let mut sources = Vec::new();
         let mut overruled = Vec::new();
         let (mut from, mut started) = (None, None);
-        let mut outlives_netns = false;
+        let (mut outlives_netns, mut netns_cookie) = (false, None);
         if let Some(mut old) = self.known.remove(&facts.id) {
             if old.is_ahead_of(&source, read) || old.is_overruled(&source, &facts) {
                 note(&mut old.sources, source);
@@ -303,6 +306,9 @@ impl Containers {
             // The namespaces of an exited process cannot be read any more; the container keeps those it had.
             outlives_netns = old.outlives_netns && facts.netns.is_none();
             facts.netns = facts.netns.or(old.facts.netns);
+            // One that is started again is in another one, whatever its number.
+            let is_started = is_live(facts.state) && !from.is_some_and(is_live);
+            netns_cookie = old.netns_cookie.filter(|_| facts.netns == old.facts.netns && !is_started);
             facts.mntns = facts.mntns.or(old.facts.mntns);
             if facts.addresses.is_empty() {
                 facts.addresses = old.facts.addresses;
@@ -324,8 +330,16 @@ impl Containers {
         }
         let transition = Transition { id: facts.id.clone(), from, to: Some(facts.state) };
         let changed = (source, read);
-        let known =
-            KnownContainer { facts, removed: None, started, sources, changed, overruled, outlives_netns };
+        let known = KnownContainer {
+            facts,
+            removed: None,
+            started,
+            sources,
+            changed,
+            overruled,
+            netns_cookie,
+            outlives_netns,
+        };
         self.known.insert(transition.id.clone(), Box::new(known));
         (transition.from != transition.to).then_some(transition)
     }
@@ -422,8 +436,35 @@ impl Containers {
         }
     }
 
-    /// The same of those alone that have exited.
-    pub fn forget_exited(&mut self, netns: NsInum) {
+    /// A network namespace was read, which has this cookie. Whoever was in another one of its number is in none that is known;
+    /// those of them are returned that run, as far as is known.
+    pub fn netns_read(&mut self, netns: NsInum, cookie: u64) -> Vec<String> {
+        let ids: Vec<String> = self.ids_in(netns).cloned().collect();
+        let mut apart = Vec::new();
+        for id in ids {
+            let Some(known) = self.known.get_mut(&id) else { continue };
+            let is_running = known.removed.is_none() && is_live(known.facts.state);
+            if known.netns_cookie.map_or(is_running, |known| known == cookie) {
+                known.netns_cookie = Some(cookie);
+                continue;
+            }
+            (known.facts.netns, known.netns_cookie) = (None, None);
+            self.by_netns.remove(&(netns, id.clone()));
+            apart.extend(is_running.then_some(id));
+        }
+        apart
+    }
+
+    /// Whether those who are known to be in a network namespace of this number are in another one than that with this lower half
+    /// of a cookie.
+    #[must_use]
+    pub fn are_elsewhere(&self, netns: NsInum, half: u32) -> bool {
+        let mut cookies = self.ids_in(netns).filter_map(|id| self.known.get(id)?.netns_cookie).peekable();
+        cookies.peek().is_some() && cookies.all(|cookie| cookie & u64::from(u32::MAX) != u64::from(half))
+    }
+
+    /// As [`Self::forget_netns`], of those alone that have exited.
+    fn forget_exited(&mut self, netns: NsInum) {
         let ids: Vec<String> = self.ids_in(netns).cloned().collect();
         for id in ids {
             let known = self.known.get_mut(&id).filter(|known| !is_live(known.facts.state));

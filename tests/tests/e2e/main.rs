@@ -66,6 +66,7 @@ mod mount_order;
 mod multi_pod_disruption;
 mod neighbor;
 mod netns_exit;
+mod netns_reuse;
 mod nfs;
 mod orphan_container;
 mod orphan_veth;

@@ -12,7 +12,10 @@ impl Core {
     pub(super) fn is_elsewhere(&self, change: &NeighborChange) -> bool {
         let Some(half) = change.netns_cookie else { return false };
         let known = self.namespaces.get(change.key.netns).and_then(|namespace| namespace.cookie);
-        known.is_some_and(|whole| !is_half(half, whole))
+        known.map_or_else(
+            || self.containers.are_elsewhere(change.key.netns, half),
+            |whole| !is_half(half, whole),
+        )
     }
 
     /// Another namespace has this number now. What awaits the snapshot is of the one before, unless it tells the new one's

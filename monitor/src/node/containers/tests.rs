@@ -77,6 +77,34 @@ fn one_that_outlives_its_namespace_has_none_once_it_is_told_to_have_ended() {
 }
 
 #[test]
+fn whoever_was_in_another_namespace_of_a_number_is_not_in_the_one_that_is_read() {
+    let mut containers = Containers::default();
+    let running = |id| container(id, ContainerState::Running, Some(7), false);
+    let exited = |id| container(id, ContainerState::Exited, None, false);
+    let in_it = |containers: &Containers| containers.in_netns(7).map(|facts| facts.id.clone());
+    containers.put(0, running("a"));
+    assert!(!containers.are_elsewhere(7, 2), "it is not known where it is");
+    assert_eq!(containers.netns_read(7, 1 << 32 | 1), [""; 0]);
+    assert!(containers.are_elsewhere(7, 2) && !containers.are_elsewhere(7, 1));
+    containers.put(1, exited("a"));
+    assert_eq!(in_it(&containers).as_deref(), Some("a"), "what comes late is told of it");
+    assert_eq!(containers.netns_read(7, 2), [""; 0]);
+    assert_eq!(in_it(&containers), None);
+    // That it has ended is not told yet.
+    containers.put(2, running("b"));
+    containers.netns_read(7, 2);
+    assert_eq!(containers.netns_read(7, 3), ["b"]);
+    assert_eq!(in_it(&containers), None);
+    containers.put(3, running("b"));
+    assert_eq!(containers.netns_read(7, 3), [""; 0]);
+    // Started again, it is in a new one with the old number.
+    containers.put(4, exited("b"));
+    containers.put(5, running("b"));
+    assert_eq!(containers.netns_read(7, 4), [""; 0]);
+    assert_eq!(in_it(&containers).as_deref(), Some("b"));
+}
+
+#[test]
 fn who_made_a_namespace_takes_its_number_from_those_that_have_exited() {
     let mut containers = Containers::default();
     let running = |id| container(id, ContainerState::Running, Some(7), false);
