@@ -104,6 +104,7 @@ impl Core {
             self.ended_netns.pop_front();
         }
         self.diagnose(at, &ModelChange::NetnsGone(netns));
+        self.cni.forget_netns(netns);
     }
 
     pub(super) fn link(&mut self, at: BootNs, mut link: LinkFacts) {

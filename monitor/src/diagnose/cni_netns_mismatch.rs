@@ -1,7 +1,8 @@
 //! A CNI DEL of one sandbox in the network namespace of the host or of another sandbox: the process whose directory
-//! `CNI_NETNS` names has ended, and its id is another's now. Plugins take interfaces down there.
+//! `CNI_NETNS` names has ended, and its id is another's now. Plugins take interfaces down there: as long as one is missing, or
+//! down, the incident is critical.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -10,10 +11,10 @@ use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, seconds};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id, target_label};
-use crate::event::{CloseReason, Confidence, Event, Severity, Shared, Target};
+use crate::event::{CloseReason, Confidence, Event, Kind, Severity, Shared, Target};
 use crate::node::cni::Call;
 use crate::node::containers::is_live;
-use crate::observation::{BootNs, CniCommand, NsInum};
+use crate::observation::{BootNs, CniCommand, NsInum, iff};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
@@ -24,22 +25,107 @@ thresholds! {
     EXPIRE = "cni_netns_mismatch_expire_seconds", default 600, Unit::Seconds;
 }
 
+/// What calls did of which it is not known yet where they were made.
+const ACTS_MAX: usize = 256;
+/// What is told of one incident.
+const HARM_MAX: usize = 8;
+
 /// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct CniNetnsMismatch {
     #[serde(skip)]
     thresholds: Thresholds,
-    open: BTreeSet<String>,
-    /// The last such call of each, which may not have ended yet.
+    /// By sandbox.
+    open: BTreeMap<String, Mismatch>,
     #[serde(default)]
-    calls: BTreeMap<String, u64>,
+    acts: VecDeque<Act>,
     timers: Timers<String>,
+}
+
+/// An open incident.
+#[derive(Debug, Serialize, Deserialize)]
+struct Mismatch {
+    /// The last such call, which may not have ended yet.
+    call: u64,
+    /// Where it was made.
+    netns: NsInum,
+    /// What is said of it, but for the harm.
+    said: String,
+    harm: Vec<Act>,
+}
+
+/// What a `DEL` did to an interface.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Act {
+    call: u64,
+    /// Number of its event.
+    seq: u64,
+    netns: NsInum,
+    ifindex: u32,
+    ifname: String,
+    effect: Effect,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+enum Effect {
+    SetDown,
+    Deleted,
+    Moved,
+}
+
+impl Act {
+    fn of(event: &Event, call: &Call) -> Option<Self> {
+        let link = event.link.as_deref()?;
+        let effect = match event.kind {
+            Kind::LinkDeleted => Effect::Deleted,
+            Kind::LinkMoved => Effect::Moved,
+            Kind::LinkChanged if link.change.iter().any(|change| change == "down") => Effect::SetDown,
+            _ => return None,
+        };
+        let (netns, ifindex, ifname) = (link.netns, link.ifindex, link.ifname.clone());
+        Some(Self { call: call.id, seq: event.seq, netns, ifindex, ifname, effect })
+    }
+
+    fn phrase(&self) -> String {
+        let ifname = name(&self.ifname);
+        match self.effect {
+            Effect::SetDown => format!("set {ifname} down"),
+            Effect::Deleted => format!("deleted {ifname}"),
+            Effect::Moved => format!("moved {ifname} away"),
+        }
+    }
+
+    /// Whether nobody has mended it, as far as the model knows.
+    fn lasts(&self, context: &Context<'_>) -> bool {
+        let Some(namespace) = context.node.namespaces.get(self.netns) else { return true };
+        match self.effect {
+            Effect::SetDown => {
+                namespace.links.get(&self.ifindex).is_some_and(|link| link.flags & iff::UP == 0)
+            }
+            Effect::Deleted | Effect::Moved => {
+                !namespace.links.values().any(|link| link.ifname == self.ifname)
+            }
+        }
+    }
+}
+
+impl Mismatch {
+    fn summary(&self) -> String {
+        let harm: Vec<String> = self.harm.iter().take(HARM_MAX).map(Act::phrase).collect();
+        match &harm[..] {
+            [] => self.said.clone(),
+            [before @ .., last] if !before.is_empty() => {
+                format!("{}; it {} and {last} there", self.said, before.join(", "))
+            }
+            all => format!("{}; it {} there", self.said, all.join(", ")),
+        }
+    }
 }
 
 impl CniNetnsMismatch {
     pub(super) fn new(thresholds: &Thresholds) -> Self {
-        let (open, calls) = (BTreeSet::new(), BTreeMap::new());
-        Self { thresholds: thresholds.clone(), open, calls, timers: Timers::default() }
+        let (open, acts) = (BTreeMap::new(), VecDeque::new());
+        Self { thresholds: thresholds.clone(), open, acts, timers: Timers::default() }
     }
 
     fn expire(&self) -> BootNs {
@@ -52,26 +138,27 @@ impl CniNetnsMismatch {
             return;
         }
         let Some((owner, target)) = other_owner(context, id, netns) else { return };
-        if !self.open.contains(id) && self.open.len() >= CAPACITY {
+        if !self.open.contains_key(id) && self.open.len() >= CAPACITY {
             return findings.discard();
         }
-        self.open.insert(id.clone());
-        self.calls.insert(id.clone(), call.id);
         self.timers.set(id, context.now.saturating_add(self.expire()));
         let cni = call.cni();
         let pod = cni.pod_name().map_or_else(String::new, |pod| format!(" of pod {}", name(&pod)));
         let path = call.first.netns.as_deref().unwrap_or_default();
         let by = repeated_actor_phrase(&call.actor);
+        let said = format!(
+            "CNI DEL of sandbox {}{pod} by {by} was made in the network namespace of {owner}: {} led there",
+            short_id(id),
+            name(path)
+        );
+        let harm = self.open.remove(id).filter(|known| known.netns == netns).map(|known| known.harm);
+        let mismatch = Mismatch { call: call.id, netns, said, harm: harm.unwrap_or_default() };
         findings.report(Report {
             subject: id.clone(),
             severity: Severity::Warning,
             // The namespace was looked for after the call began.
             confidence: Confidence::Likely,
-            summary: format!(
-                "CNI DEL of sandbox {}{pod} by {by} was made in the network namespace of {owner}: {} led there",
-                short_id(id),
-                name(path)
-            ),
+            summary: mismatch.summary(),
             ruled_out: None,
             advice: None,
             objects: IncidentObjects {
@@ -87,12 +174,57 @@ impl CniNetnsMismatch {
             found_at_start: false,
             caused_by: Vec::new(),
         });
+        self.open.insert(id.clone(), mismatch);
+        let is_its = |act: &Act| (act.call, act.netns) == (call.id, netns);
+        let (its, others) = std::mem::take(&mut self.acts).into_iter().partition::<VecDeque<_>, _>(is_its);
+        self.acts = others;
+        for act in its {
+            self.harmed(context, id, act, findings);
+        }
+    }
+
+    /// The `DEL` of this sandbox has done something to an interface of others.
+    fn harmed(&mut self, context: &Context<'_>, id: &str, act: Act, findings: &mut Findings) {
+        let Some(open) = self.open.get_mut(id) else { return };
+        let evidence = vec![act.seq];
+        // What was set down before it was deleted is told once.
+        open.harm.retain(|known| known.ifindex != act.ifindex);
+        open.harm.push(act);
+        findings.report(Report {
+            subject: id.to_owned(),
+            severity: Severity::Critical,
+            confidence: Confidence::Likely,
+            summary: open.summary(),
+            ruled_out: None,
+            advice: None,
+            objects: IncidentObjects::default(),
+            first: context.now,
+            last: context.now,
+            evidence,
+            count: Count::More(0),
+            found_at_start: false,
+            caused_by: Vec::new(),
+        });
+    }
+
+    /// Closes what is mended in a namespace, and with it what has ended with that.
+    fn review(&mut self, context: &Context<'_>, netns: NsInum, gone: bool, findings: &mut Findings) {
+        let is_over = |_: &String, open: &mut Mismatch| {
+            open.netns == netns
+                && !open.harm.is_empty()
+                && (gone || !open.harm.iter().any(|act| act.lasts(context)))
+        };
+        let reason = if gone { CloseReason::SubjectGone } else { CloseReason::Resolved };
+        for (id, _) in self.open.extract_if(.., is_over) {
+            self.timers.cancel(&id);
+            findings.close(id, reason, None);
+        }
     }
 
     /// How the call ended that was found in another namespace is evidence, too.
     fn finished(&self, call: &Call, seq: u64, findings: &mut Findings) {
         let Some(id) = call.first.container_id.clone() else { return };
-        if self.calls.get(&id) == Some(&call.id) {
+        if self.open.get(&id).is_some_and(|open| open.call == call.id) {
             let (last, count) = (call.started, Count::More(0));
             findings.repeat(Repeat { subject: id, last, evidence: Some(seq), count, severity: None });
         }
@@ -126,26 +258,60 @@ fn other_owner(context: &Context<'_>, id: &str, netns: NsInum) -> Option<(String
     Some((format!("sandbox {}", short_id(other)), node.target(netns)))
 }
 
+/// Whether what an event is about is this sandbox's, or of its pod.
+fn is_of(event: &Event, id: &str) -> bool {
+    let Some(target) = event.target.as_deref() else { return false };
+    target.container.as_ref().is_some_and(|container| container.id == id)
+        || target.pod.as_ref().is_some_and(|pod| pod.sandbox_id.as_deref() == Some(id))
+}
+
 impl Diagnosis for CniNetnsMismatch {
     fn kind(&self) -> &'static str {
         KIND
     }
 
-    fn event(&mut self, _context: &Context<'_>, _event: &Event, _findings: &mut Findings) {}
+    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+        let (Some(link), actor) = (event.link.as_deref(), event.actor.as_deref()) else { return };
+        let call = actor.and_then(|actor| context.node.cni.call_of(actor));
+        if let Some(call) = call.filter(|call| call.first.command == CniCommand::Del)
+            && let Some(id) = call.first.container_id.clone()
+            && !is_of(event, &id)
+            && let Some(act) = Act::of(event, call)
+        {
+            let is_known = |open: &Mismatch| (open.call, open.netns) == (act.call, act.netns);
+            if self.open.get(&id).is_some_and(is_known) {
+                self.harmed(context, &id, act, findings);
+            } else {
+                // Where the call was made is not known yet.
+                if self.acts.len() >= ACTS_MAX {
+                    self.acts.pop_front();
+                }
+                self.acts.push_back(act);
+            }
+        }
+        self.review(context, link.netns, false, findings);
+    }
 
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         match change {
             ModelChange::CniNetns(call) => self.found(context, call, findings),
             ModelChange::CniFinished(call, seq) => self.finished(call, *seq, findings),
+            ModelChange::Netns(netns) => self.review(context, *netns, false, findings),
+            ModelChange::NetnsGone(netns) => self.review(context, *netns, true, findings),
             _ => {}
         }
     }
 
     fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        while let Some(id) = self.timers.take_due(context.now) {
-            self.open.remove(&id);
-            self.calls.remove(&id);
-            findings.close(id, CloseReason::Expired, None);
+        // Of each the timer may be due again at once.
+        let due: Vec<String> = std::iter::from_fn(|| self.timers.take_due(context.now)).collect();
+        for id in due {
+            if self.open.get(&id).is_some_and(|open| !open.harm.is_empty()) {
+                self.timers.set(&id, context.now.saturating_add(self.expire()));
+            } else {
+                self.open.remove(&id);
+                findings.close(id, CloseReason::Expired, None);
+            }
         }
     }
 
@@ -154,10 +320,13 @@ impl Diagnosis for CniNetnsMismatch {
     }
 
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
-        let id = event.cni.as_deref()?.container_id.clone()?;
-        let last = context.clock.boot_ns(&event.incident.as_deref()?.last_seen).unwrap_or(context.now);
+        let (cni, incident) = (event.cni.as_deref()?, event.incident.as_deref()?);
+        let id = cni.container_id.clone()?;
+        let last = context.clock.boot_ns(&incident.last_seen).unwrap_or(context.now);
         self.timers.set(&id, last.saturating_add(self.expire()));
-        self.open.insert(id.clone());
+        // What it did is not known any more, but for the summary.
+        let (netns, said) = (cni.netns_inode.unwrap_or_default(), incident.summary.clone());
+        self.open.insert(id.clone(), Mismatch { call: 0, netns, said, harm: Vec::new() });
         Some(id)
     }
 

@@ -91,6 +91,9 @@ pub struct Call {
     seen: Vec<(String, Option<String>)>,
     /// Plugins that others of them execute.
     delegates: Vec<Process>,
+    /// All of them, those that have ended included.
+    #[serde(default)]
+    ran: Vec<Process>,
 }
 
 /// What calls did to a sandbox.
@@ -143,6 +146,7 @@ impl CniCalls {
         {
             if call.delegates.len() < PLUGINS_MAX {
                 call.delegates.push(process);
+                call.ran.push(process);
             }
             return None;
         }
@@ -164,6 +168,7 @@ impl CniCalls {
             call.plugins.push(exec.plugin.clone());
             call.seen.push(plugin);
             call.running.push((process, exec.plugin));
+            call.ran.push(process);
             call.ended = None;
             return None;
         }
@@ -190,6 +195,7 @@ impl CniCalls {
             running: vec![(process, exec.plugin.clone())],
             seen: vec![plugin],
             delegates: Vec::new(),
+            ran: vec![process],
             first: exec,
         });
         self.open.last()
@@ -329,6 +335,17 @@ impl CniCalls {
         self.open.iter().any(is_its) || deleted_at.is_some_and(|deleted| deleted.saturating_add(window) >= at)
     }
 
+    /// The call in which a process, or one above it, was executed as a plugin.
+    #[must_use]
+    pub fn call_of(&self, actor: &Actor) -> Option<&Call> {
+        let own = (actor.pid, Some(actor.start_time_ns.as_str()));
+        let above = actor.ancestors.iter().map(|one| (one.pid, one.start_time_ns.as_deref()));
+        let started = |(pid, start): (u32, Option<&str>)| Some((pid, start?.parse().ok()?));
+        let processes: Vec<Process> = std::iter::once(own).chain(above).filter_map(started).collect();
+        let mut calls = self.open.iter().chain(&self.unanswered);
+        calls.find(|call| call.ran.iter().any(|ran| processes.contains(ran)))
+    }
+
     /// The call under way for a network namespace, if it is the only one.
     #[must_use]
     pub fn only_call_in(&self, netns: NsInum) -> Option<&Call> {
@@ -345,6 +362,12 @@ impl CniCalls {
                 && call.first.container_id.as_deref() != Some(id)
                 && of_it.is_some_and(|of_it| of_it.namespace == pod.namespace && of_it.name == pod.name)
         })
+    }
+
+    /// A network namespace has ended: its number is another one's.
+    pub fn forget_netns(&mut self, netns: NsInum) {
+        let of_it = self.sandboxes.values_mut().filter(|sandbox| sandbox.netns == Some(netns));
+        of_it.for_each(|sandbox| sandbox.netns = None);
     }
 
     /// Forgets what is long over.

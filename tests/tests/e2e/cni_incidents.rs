@@ -122,13 +122,12 @@ fn wait_for_incident(daemon: &mut Daemon, transition: &str, kind: &str, id: &str
 }
 
 #[test]
-fn a_del_that_leads_into_the_network_of_another_sandbox_is_told_at_once_and_expires() {
+fn a_del_that_leads_into_the_network_of_another_sandbox_is_told_as_long_as_that_lacks_what_it_deleted() {
     let dockerd = Dockerd::shared();
-    let [mut old, other, third] = [(); 3].map(|()| Sandbox::start(dockerd));
+    let [mut old, mut other, third] = [(); 3].map(|()| Sandbox::start(dockerd));
     let ptp = Path::new(PLUGINS).join("ptp");
     let network = PtpNetwork::new();
-    let config = "[incidents]\ncni_netns_mismatch_expire_seconds = 1\n";
-    let mut daemon = launch().joining(dockerd.runtime()).config(config).start();
+    let mut daemon = launch().joining(dockerd.runtime()).start();
     for sandbox in [&old, &other, &third] {
         network.add(&mut daemon, &ptp, sandbox);
     }
@@ -142,7 +141,7 @@ fn a_del_that_leads_into_the_network_of_another_sandbox_is_told_at_once_and_expi
     old.container.end(&["kill"]);
     let del = network.attempt(old.call(&ptp, "DEL", &other.netns())).succeeded("DEL");
     let opened = wait_for_incident(&mut daemon, "incident.opened", MISMATCH, old.id());
-    assert_eq!((opened.severity(), opened.text("/incident/confidence")), ("warning", "likely"), "{opened}");
+    opened.expect("/incident/confidence", "likely");
     opened.expect("/incident/count", 1);
     opened.expect_actor(del.pid, "ptp");
     opened.expect("/cni/command", "DEL");
@@ -159,11 +158,18 @@ fn a_del_that_leads_into_the_network_of_another_sandbox_is_told_at_once_and_expi
         assert!(summary.contains(&words), "{words} in {summary}");
     }
     assert!(!has_network(&other.container.netns()), "the other one has lost its network by it");
+    let harm = daemon.wait_for("what it deleted there", |event| {
+        event.text("/incident/kind") == MISMATCH
+            && event.text("/cni/container_id") == old.id()
+            && event.text("/incident/summary").ends_with("; it deleted eth0 there")
+    });
+    assert_eq!(harm.severity(), "critical", "{harm}");
 
-    let closed = wait_for_incident(&mut daemon, "incident.closed", MISMATCH, old.id());
-    closed.expect("/incident/close_reason", "expired");
-    closed.expect("/incident/id", opened.text("/incident/id"));
     let ended = wait_for_end(&mut daemon, old.id(), "DEL");
+    other.container.end(&["kill"]);
+    let closed = wait_for_incident(&mut daemon, "incident.closed", MISMATCH, old.id());
+    closed.expect("/incident/close_reason", "subject-gone");
+    closed.expect("/incident/id", opened.text("/incident/id"));
     let evidence = closed.list("/incident/evidence");
     assert!(evidence.iter().any(|seq| seq.as_u64() == ended.number("/seq")), "{closed}");
     let all = daemon.events();

@@ -1,6 +1,6 @@
 use super::*;
 use crate::diagnose::tests::harness::*;
-use crate::event::{Confidence, Incident};
+use crate::event::{CloseReason, Confidence, Incident};
 use crate::observation::*;
 
 /// The sandbox before the one that lives.
@@ -206,14 +206,17 @@ fn deletions_that_fail_for_long_are_told_before_there_is_a_victim_and_are_a_caus
     assert_eq!(node.of_kind(cni_teardown_failing::KIND).len(), 0);
 }
 
+/// A `DEL` of a sandbox in the namespace of a process.
+fn in_netns_of_16707(id: &str) -> Fact {
+    let Fact::CniExec(call) = exec(40_000, CniCommand::Del, id) else { unreachable!() };
+    Fact::CniExec(Box::new(CniExec { netns: Some("/proc/16707/ns/net".into()), ..*call }))
+}
+
 #[test]
 fn a_deletion_in_the_namespace_of_another_is_told_at_once_and_for_ten_minutes() {
     let mut node = TestNode::with_running_pod();
     let in_netns = |node: &mut TestNode, id: &str, netns: NsInum, started_ns: BootNs| {
-        let mut fact = exec(40_000, CniCommand::Del, id);
-        let Fact::CniExec(call) = &mut fact else { return };
-        call.netns = Some("/proc/16707/ns/net".into());
-        node.observe(fact);
+        node.observe(in_netns_of_16707(id));
         let Some(Request::CniNetns { id, .. }) = node.requests.last().cloned() else { panic!("no request") };
         node.observe(Fact::CniNetns(CniNetns { id, netns: Some(netns), started_ns: Some(started_ns) }));
         node.observe(exit(40_000, 0));
@@ -245,6 +248,46 @@ fn a_deletion_in_the_namespace_of_another_is_told_at_once_and_for_ten_minutes() 
     assert!(open.iter().any(|open| open.summary.contains("of pod lijiaob/etcd1-0: ")), "{open:?}");
     node.run_for(700 * S);
     assert_eq!(node.of_kind("cni-netns-mismatch").len(), 0);
+}
+
+#[test]
+fn what_a_deletion_did_in_the_namespace_of_another_is_named_and_critical_until_that_is_mended() {
+    for is_found_first in [true, false] {
+        let mut node = TestNode::with_running_pod();
+        node.observe(task(40_000, "/opt/cni/bin/calico"));
+        node.observe(in_netns_of_16707(OLD));
+        let Some(Request::CniNetns { id, .. }) = node.requests.last().cloned() else { panic!("no request") };
+        let found = Fact::CniNetns(CniNetns { id, netns: Some(ETCD), started_ns: Some(1) });
+        if is_found_first {
+            node.observe(found.clone());
+        }
+        let link = node.tables[&ETCD].links[0].clone();
+        let actor = TaskRef { key: task_key(40_000), tid: 40_000, comm: "calico".into(), context: None };
+        let op = LinkOp::Closed;
+        let act = LinkAct { netns: ETCD, ifindex: link.ifindex, op, missing: 0, actor };
+        node.observe(Fact::LinkAct(Box::new(act)));
+        let put = |node: &mut TestNode, link: LinkFacts| {
+            node.tables.get_mut(&ETCD).unwrap().links[0] = link.clone();
+            node.observe(Fact::Link(Box::new(link)));
+        };
+        put(&mut node, LinkFacts { flags: 0, ..link.clone() });
+        if !is_found_first {
+            node.observe(found);
+        }
+        node.observe(exit(40_000, 0));
+        for pause in [S, 700 * S] {
+            node.run_for(pause);
+            let [open] = &node.of_kind("cni-netns-mismatch")[..] else { panic!("{:?}", node.kinds()) };
+            assert_eq!(open.severity, Severity::Critical);
+            let told = "/proc/16707/ns/net led there; it set eth0 down there";
+            assert!(open.summary.ends_with(told), "{}", open.summary);
+        }
+        put(&mut node, link);
+        assert_eq!(node.of_kind("cni-netns-mismatch").len(), 0);
+        let closed = node.events.iter().rev().filter_map(|event| event.incident.as_ref());
+        let reason = closed.filter(|one| one.kind == "cni-netns-mismatch").find_map(|one| one.close_reason);
+        assert_eq!(reason, Some(CloseReason::Resolved));
+    }
 }
 
 #[test]

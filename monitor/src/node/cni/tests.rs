@@ -201,3 +201,15 @@ fn a_sandbox_is_stale_only_where_the_current_one_is_known() {
     assert_eq!(is_stale(&model, &new), [Some(false); 3]);
     assert_eq!(is_stale(&model, &gone), [Some(true), None, None]);
 }
+
+#[test]
+fn the_namespace_of_a_sandbox_is_forgotten_when_it_ends() {
+    let (mut calls, id) = (CniCalls::default(), "a".repeat(64));
+    assert!(started(&mut calls, 1, exec(9, "calico", CniCommand::Add, &id), &[KUBELET]));
+    let call = calls.open[0].id;
+    assert!(calls.answered(&CniNetns { id: call, netns: Some(7), started_ns: None }).is_some());
+    for (ended, left) in [(8, Some(7)), (7, None)] {
+        calls.forget_netns(ended);
+        assert_eq!(calls.get(&id).unwrap().netns, left);
+    }
+}
