@@ -24,10 +24,10 @@ use crate::observation::{BootNs, CopyHolder, MountCopies, MountCopy, NsInum, Ori
 
 impl Core {
     pub(super) fn mount_copies(&mut self, at: BootNs, found: MountCopies) {
-        let kernel = found.kernel.clone();
+        let (kernel, is_partial) = (found.kernel.clone(), found.is_partial);
         let runtimes = Runtimes { directories: &self.runtime_directories, containers: &self.containers };
         let leaks = judge(found, &self.node(), &self.kubelets, &runtimes);
-        self.diagnose(at, &ModelChange::MountCopies(&Leaks { leaks, kernel }));
+        self.diagnose(at, &ModelChange::MountCopies(&Leaks { leaks, is_partial, kernel }));
     }
 }
 

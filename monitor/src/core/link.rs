@@ -30,7 +30,9 @@ impl Core {
         if is_successor {
             self.netns_succeeded(at, netns, snapshot.cookie);
         }
-        let apart = snapshot.cookie.map(|cookie| self.containers.netns_read(netns, cookie));
+        let known = self.namespaces.get(netns).and_then(|namespace| namespace.cookie);
+        let is_known = known.is_some() && known == snapshot.cookie;
+        let apart = snapshot.cookie.map(|cookie| self.containers.netns_read(netns, cookie, is_known));
         if is_successor {
             self.netns_ended(at, netns);
         }
@@ -93,6 +95,8 @@ impl Core {
         self.answered(at, &Awaited::Netns(netns), false);
         self.containers.forget_netns(netns);
         self.netns_ended(at, netns);
+        // Not where a successor was read: a call may have been made for that one already.
+        self.cni.forget_netns(netns);
     }
 
     fn netns_ended(&mut self, at: BootNs, netns: NsInum) {
@@ -104,7 +108,6 @@ impl Core {
             self.ended_netns.pop_front();
         }
         self.diagnose(at, &ModelChange::NetnsGone(netns));
-        self.cni.forget_netns(netns);
     }
 
     pub(super) fn link(&mut self, at: BootNs, mut link: LinkFacts) {

@@ -11,7 +11,7 @@ use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, seconds};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id, target_label};
-use crate::event::{CloseReason, Confidence, Event, Kind, Severity, Shared, Target};
+use crate::event::{ActorSource, CloseReason, Confidence, Event, Kind, Severity, Shared, Target};
 use crate::node::cni::Call;
 use crate::node::containers::is_live;
 use crate::observation::{BootNs, CniCommand, NsInum, iff};
@@ -27,7 +27,7 @@ thresholds! {
 
 /// What calls did of which it is not known yet where they were made.
 const ACTS_MAX: usize = 256;
-/// What is told of one incident.
+/// Interfaces that one incident names, and follows.
 const HARM_MAX: usize = 8;
 
 /// The diagnosis.
@@ -36,8 +36,9 @@ pub(super) struct CniNetnsMismatch {
     #[serde(skip)]
     thresholds: Thresholds,
     /// By sandbox.
+    #[serde(default, rename = "mismatches")]
     open: BTreeMap<String, Mismatch>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     acts: VecDeque<Act>,
     timers: Timers<String>,
 }
@@ -100,7 +101,7 @@ impl Act {
         let Some(namespace) = context.node.namespaces.get(self.netns) else { return true };
         match self.effect {
             Effect::SetDown => {
-                namespace.links.get(&self.ifindex).is_some_and(|link| link.flags & iff::UP == 0)
+                namespace.links.get(&self.ifindex).is_none_or(|link| link.flags & iff::UP == 0)
             }
             Effect::Deleted | Effect::Moved => {
                 !namespace.links.values().any(|link| link.ifname == self.ifname)
@@ -111,7 +112,7 @@ impl Act {
 
 impl Mismatch {
     fn summary(&self) -> String {
-        let harm: Vec<String> = self.harm.iter().take(HARM_MAX).map(Act::phrase).collect();
+        let harm: Vec<String> = self.harm.iter().map(Act::phrase).collect();
         match &harm[..] {
             [] => self.said.clone(),
             [before @ .., last] if !before.is_empty() => {
@@ -181,6 +182,7 @@ impl CniNetnsMismatch {
         for act in its {
             self.harmed(context, id, act, findings);
         }
+        self.review(context, netns, false, findings);
     }
 
     /// The `DEL` of this sandbox has done something to an interface of others.
@@ -189,7 +191,9 @@ impl CniNetnsMismatch {
         let evidence = vec![act.seq];
         // What was set down before it was deleted is told once.
         open.harm.retain(|known| known.ifindex != act.ifindex);
-        open.harm.push(act);
+        if open.harm.len() < HARM_MAX {
+            open.harm.push(act);
+        }
         findings.report(Report {
             subject: id.to_owned(),
             severity: Severity::Critical,
@@ -272,6 +276,8 @@ impl Diagnosis for CniNetnsMismatch {
 
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         let (Some(link), actor) = (event.link.as_deref(), event.actor.as_deref()) else { return };
+        // A guess by time names no culprit.
+        let actor = actor.filter(|actor| actor.source != ActorSource::CniWindow);
         let call = actor.and_then(|actor| context.node.cni.call_of(actor));
         if let Some(call) = call.filter(|call| call.first.command == CniCommand::Del)
             && let Some(id) = call.first.container_id.clone()
@@ -306,7 +312,13 @@ impl Diagnosis for CniNetnsMismatch {
         // Of each the timer may be due again at once.
         let due: Vec<String> = std::iter::from_fn(|| self.timers.take_due(context.now)).collect();
         for id in due {
-            if self.open.get(&id).is_some_and(|open| !open.harm.is_empty()) {
+            // Of the host nothing tells whether what was deleted is missed.
+            let lasts = |open: &Mismatch| {
+                open.netns != context.node.host_netns
+                    && context.node.namespaces.get(open.netns).is_some()
+                    && open.harm.iter().any(|act| act.lasts(context))
+            };
+            if self.open.get(&id).is_some_and(lasts) {
                 self.timers.set(&id, context.now.saturating_add(self.expire()));
             } else {
                 self.open.remove(&id);

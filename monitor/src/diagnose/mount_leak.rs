@@ -48,6 +48,9 @@ pub struct Leak {
 /// All of them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Leaks {
+    /// Whether what an earlier run had found may be there though it is not among them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_partial: bool,
     /// Of all holders.
     pub leaks: Vec<Leak>,
     /// What the kernel makes of them.
@@ -125,10 +128,11 @@ impl MountLeak {
         }
         self.found = Leaks {
             leaks: found.leaks.iter().take(MOUNTS_MAX).cloned().collect(),
+            is_partial: found.is_partial,
             kernel: found.kernel.clone(),
         };
         // Before every source has reported, whose mounts they are may not be known yet.
-        if context.ready.is_some() {
+        if context.ready.is_some() && !found.is_partial {
             self.close_gone(context, findings);
         }
         self.review(context, findings);

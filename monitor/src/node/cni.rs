@@ -91,7 +91,7 @@ pub struct Call {
     seen: Vec<(String, Option<String>)>,
     /// Plugins that others of them execute.
     delegates: Vec<Process>,
-    /// All of them, those that have ended included.
+    /// The first ones of all, those that have ended included.
     #[serde(default)]
     ran: Vec<Process>,
 }
@@ -146,7 +146,7 @@ impl CniCalls {
         {
             if call.delegates.len() < PLUGINS_MAX {
                 call.delegates.push(process);
-                call.ran.push(process);
+                call.note_ran(process);
             }
             return None;
         }
@@ -168,7 +168,7 @@ impl CniCalls {
             call.plugins.push(exec.plugin.clone());
             call.seen.push(plugin);
             call.running.push((process, exec.plugin));
-            call.ran.push(process);
+            call.note_ran(process);
             call.ended = None;
             return None;
         }
@@ -425,6 +425,12 @@ impl Call {
 
     fn named_plugin(&self) -> &str {
         self.plugin.as_ref().unwrap_or(&self.first.plugin)
+    }
+
+    fn note_ran(&mut self, process: Process) {
+        if self.ran.len() < 2 * PLUGINS_MAX {
+            self.ran.push(process);
+        }
     }
 
     fn runs(&self, process: Process) -> bool {

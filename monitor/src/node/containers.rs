@@ -308,7 +308,9 @@ impl Containers {
             facts.netns = facts.netns.or(old.facts.netns);
             // One that is started again is in another one, whatever its number.
             let is_started = is_live(facts.state) && !from.is_some_and(is_live);
-            netns_cookie = old.netns_cookie.filter(|_| facts.netns == old.facts.netns && !is_started);
+            let is_other = facts.tgid.zip(old.facts.tgid).is_some_and(|(new, old)| new != old);
+            let is_same = facts.netns == old.facts.netns && !is_started && !is_other;
+            netns_cookie = old.netns_cookie.filter(|_| is_same);
             facts.mntns = facts.mntns.or(old.facts.mntns);
             if facts.addresses.is_empty() {
                 facts.addresses = old.facts.addresses;
@@ -436,16 +438,20 @@ impl Containers {
         }
     }
 
-    /// A network namespace was read, which has this cookie. Whoever was in another one of its number is in none that is known;
-    /// those of them are returned that run, as far as is known.
-    pub fn netns_read(&mut self, netns: NsInum, cookie: u64) -> Vec<String> {
+    /// A network namespace was read, which has this cookie; `is_known`: as the one before with its number. Whoever was in another
+    /// one of that number is in none that is known; those of them are returned that run, as far as is known.
+    pub fn netns_read(&mut self, netns: NsInum, cookie: u64, is_known: bool) -> Vec<String> {
         let ids: Vec<String> = self.ids_in(netns).cloned().collect();
         let mut apart = Vec::new();
         for id in ids {
             let Some(known) = self.known.get_mut(&id) else { continue };
             let is_running = known.removed.is_none() && is_live(known.facts.state);
-            if known.netns_cookie.map_or(is_running, |known| known == cookie) {
-                known.netns_cookie = Some(cookie);
+            // Of who is tied to none it is known only whether that of before, if it has ended, was its own.
+            let may_be = !known.outlives_netns && (is_running || is_known);
+            if known.netns_cookie.map_or(may_be, |known| known == cookie) {
+                if is_running {
+                    known.netns_cookie = Some(cookie);
+                }
                 continue;
             }
             (known.facts.netns, known.netns_cookie) = (None, None);
@@ -459,8 +465,9 @@ impl Containers {
     /// of a cookie.
     #[must_use]
     pub fn are_elsewhere(&self, netns: NsInum, half: u32) -> bool {
-        let mut cookies = self.ids_in(netns).filter_map(|id| self.known.get(id)?.netns_cookie).peekable();
-        cookies.peek().is_some() && cookies.all(|cookie| cookie & u64::from(u32::MAX) != u64::from(half))
+        let is_other = |cookie: u64| cookie & u64::from(u32::MAX) != u64::from(half);
+        let mut all = self.ids_in(netns).filter_map(|id| self.known.get(id)).peekable();
+        all.peek().is_some() && all.all(|known| known.netns_cookie.is_some_and(is_other))
     }
 
     /// As [`Self::forget_netns`], of those alone that have exited.

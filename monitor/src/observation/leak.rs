@@ -16,6 +16,9 @@ pub struct MountCopies {
     /// Copies for which there was no room.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub omitted: u32,
+    /// Whether what an earlier run of the daemon had found may be there though it is not among them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_partial: bool,
     /// The kernel.
     pub kernel: KernelMounts,
 }

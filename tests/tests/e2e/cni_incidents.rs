@@ -164,8 +164,14 @@ fn a_del_that_leads_into_the_network_of_another_sandbox_is_told_as_long_as_that_
             && event.text("/incident/summary").ends_with("; it deleted eth0 there")
     });
     assert_eq!(harm.severity(), "critical", "{harm}");
-
     let ended = wait_for_end(&mut daemon, old.id(), "DEL");
+    let loopback = Path::new(PLUGINS).join("loopback");
+    let _ = network.attempt(old.call(&loopback, "DEL", &other.netns())).succeeded("DEL");
+    daemon.wait_for("what it set down there", |event| {
+        event.text("/incident/kind") == MISMATCH
+            && event.text("/incident/summary").ends_with("; it deleted eth0 and set lo down there")
+    });
+
     other.container.end(&["kill"]);
     let closed = wait_for_incident(&mut daemon, "incident.closed", MISMATCH, old.id());
     closed.expect("/incident/close_reason", "subject-gone");

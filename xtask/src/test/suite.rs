@@ -182,12 +182,13 @@ fn verdicts(printed: &str) -> BTreeMap<&str, Verdict> {
     for line in printed.lines() {
         if let Some((name, verdict)) = verdict(line) {
             told.insert(name, verdict);
+            begun = None;
         } else if let Some((_, rest)) = line.split_once("test ")
             && let Some((name, _)) = rest.split_once(" ... ")
         {
             begun = Some(name);
         } else if let Some(verdict) = outcome(line)
-            && let Some(name) = begun.take()
+            && let Some(name) = begun
         {
             told.insert(name, verdict);
         }
@@ -342,6 +343,11 @@ mod tests {
         assert_eq!(verdict("test result: ok. 1 passed"), None);
         let between = verdicts("test a ... umount: busy\nok <2.0s>\ntest b ... ok <1.0s>\nok <9.0s>\n");
         assert_eq!(between, BTreeMap::from([("a", passed(2000)), ("b", passed(1000))]));
+        // The last one counts: a child may have said the same.
+        assert_eq!(
+            verdicts("test a ... x\nok so\nFAILED <2.0s>\n"),
+            BTreeMap::from([("a", Verdict::Failed)])
+        );
     }
 
     #[test]

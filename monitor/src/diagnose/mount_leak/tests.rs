@@ -107,7 +107,7 @@ fn found(node: &mut TestNode, copies: &[MountCopy]) {
 
 fn found_on(node: &mut TestNode, copies: &[MountCopy], release: &str) {
     let kernel = KernelMounts { release: release.into(), may_detach: None };
-    let found = MountCopies { copies: copies.to_vec(), omitted: 0, kernel };
+    let found = MountCopies { copies: copies.to_vec(), omitted: 0, is_partial: false, kernel };
     node.observe(Fact::MountCopies(Box::new(found)));
 }
 

@@ -110,7 +110,7 @@ impl Found {
 
     /// The same, but for what those omit who have more than their share: they conceal their own alone.
     pub(super) fn is_complete(&self) -> bool {
-        self.finished && self.displaced == 0
+        self.finished && self.displaced == 0 && self.host.is_some()
     }
 }
 

@@ -67,7 +67,7 @@ pub fn start(
     let kernel = kernel();
     let is_restored = !remembered.is_empty();
     let memory = Memory::of(remembered);
-    let (patience, budget, is_degraded, partial) = (PATIENCE, BUDGET, false, 0);
+    let (patience, budget, is_degraded, partial, calm) = (PATIENCE, BUDGET, false, 0, PAUSE);
     let follower = Follower {
         readers,
         tx,
@@ -80,6 +80,7 @@ pub fn start(
         is_degraded,
         is_restored,
         partial,
+        calm,
     };
     tokio::spawn(follower.run(asked));
     asked_tx
@@ -105,6 +106,8 @@ struct Follower {
     is_restored: bool,
     /// How many looks in succession were not at all.
     partial: u32,
+    /// The rest after the last look where nobody asks for the next one.
+    calm: Duration,
 }
 
 /// The receiver of observations is gone.
@@ -119,9 +122,10 @@ impl Follower {
         loop {
             let Ok(rest) = self.look(is_asked || had_any).await else { return };
             (is_asked, had_any) = (self.is_restored, self.memory.has_any());
-            let rest = Instant::now() + rest;
+            let now = Instant::now();
+            let (rest, calm) = (now + rest, now + rest.max(self.calm));
             tokio::select! {
-                () = sleep_until(self.next(rest)) => continue,
+                () = sleep_until(self.next(calm)) => continue,
                 () = table.changed() => {}
                 Some(()) = asked.recv() => is_asked = true,
                 () = self.tx.closed() => return,
@@ -136,8 +140,8 @@ impl Follower {
     }
 
     /// When to look again though nobody has asked for it: as long as anything is left, soon, since it may go at any time.
-    fn next(&self, rest: Instant) -> Instant {
-        if self.is_restored || self.memory.has_any() { rest } else { rest.max(at_beat(INTERVAL)) }
+    fn next(&self, calm: Instant) -> Instant {
+        if self.is_restored || self.memory.has_any() { calm } else { calm.max(at_beat(INTERVAL)) }
     }
 
     /// Looks once, and tells what it found if that is anything, or if it is to be `told` anyway; how long to rest
@@ -162,9 +166,11 @@ impl Follower {
         self.attached.update(std::mem::take(&mut found.attached));
         self.metrics.mount_inventory();
         let rest = (found.took * RESTS).clamp(PAUSE, REST_MAX);
+        self.calm = (found.took * RESTS).clamp(PAUSE, INTERVAL);
         self.is_restored &= !found.is_complete();
-        let copies = MountCopies { kernel: self.kernel.clone(), ..self.memory.apply(boot_now(), found) };
-        if (told || self.memory.has_any()) && !self.is_restored {
+        let (kernel, is_partial) = (self.kernel.clone(), self.is_restored);
+        let copies = MountCopies { kernel, is_partial, ..self.memory.apply(boot_now(), found) };
+        if told || self.memory.has_any() {
             let fact = Fact::MountCopies(Box::new(copies));
             self.tx.send(observed_now(fact)).await.map_err(|_| Closed)?;
         }
@@ -213,7 +219,8 @@ pub async fn look_once(readers: &Readers, patience: Duration) -> Result<OnDemand
     let is_complete = reply.host.is_some() && reply.is_whole();
     let named = |pid: &u32| UnreadProcess { pid: *pid, comm: reply.names.get(pid).cloned() };
     let unread = reply.unread.iter().map(named).collect();
-    let copies = MountCopies { copies: reply.copies, omitted: reply.omitted, kernel: kernel() };
+    let (omitted, kernel) = (reply.omitted, kernel());
+    let copies = MountCopies { copies: reply.copies, omitted, is_partial: false, kernel };
     Ok(OnDemand { copies, is_complete, unread })
 }
 

@@ -19,6 +19,7 @@ fn follower() -> (Follower, mpsc::Receiver<Observation>) {
         is_degraded: false,
         is_restored: false,
         partial: 0,
+        calm: PAUSE,
     };
     (follower, observations)
 }
@@ -29,6 +30,7 @@ async fn looks_that_are_not_at_all_are_told_unless_it_was_one() {
     let [whole, late, crowded] = [(true, 0), (false, 0), (true, 1)].map(|(finished, displaced)| Found {
         finished,
         displaced,
+        host: Some(Vec::new()),
         ..Found::default()
     });
     for (found, expected) in [
@@ -74,9 +76,12 @@ async fn what_an_earlier_run_had_found_is_not_gone_before_a_look_had_time_for_al
         follower.budget = budget;
         assert!(follower.look(true).await.is_ok());
         let observed = std::iter::from_fn(|| observations.try_recv().ok());
-        told.push(observed.filter(|observation| matches!(observation.fact, Fact::MountCopies(_))).count());
+        told.extend(observed.filter_map(|observation| match observation.fact {
+            Fact::MountCopies(copies) => Some(copies.is_partial),
+            _ => None,
+        }));
     }
-    assert_eq!(told, [0, 1]);
+    assert_eq!(told, [true, false]);
 }
 
 #[tokio::test]

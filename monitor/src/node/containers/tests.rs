@@ -84,23 +84,33 @@ fn whoever_was_in_another_namespace_of_a_number_is_not_in_the_one_that_is_read()
     let in_it = |containers: &Containers| containers.in_netns(7).map(|facts| facts.id.clone());
     containers.put(0, running("a"));
     assert!(!containers.are_elsewhere(7, 2), "it is not known where it is");
-    assert_eq!(containers.netns_read(7, 1 << 32 | 1), [""; 0]);
+    assert_eq!(containers.netns_read(7, 1 << 32 | 1, true), [""; 0]);
     assert!(containers.are_elsewhere(7, 2) && !containers.are_elsewhere(7, 1));
     containers.put(1, exited("a"));
     assert_eq!(in_it(&containers).as_deref(), Some("a"), "what comes late is told of it");
-    assert_eq!(containers.netns_read(7, 2), [""; 0]);
+    assert_eq!(containers.netns_read(7, 2, false), [""; 0]);
     assert_eq!(in_it(&containers), None);
     // That it has ended is not told yet.
     containers.put(2, running("b"));
-    containers.netns_read(7, 2);
-    assert_eq!(containers.netns_read(7, 3), ["b"]);
+    containers.netns_read(7, 2, false);
+    assert_eq!(containers.netns_read(7, 3, false), ["b"]);
     assert_eq!(in_it(&containers), None);
     containers.put(3, running("b"));
-    assert_eq!(containers.netns_read(7, 3), [""; 0]);
+    assert_eq!(containers.netns_read(7, 3, false), [""; 0]);
+    // One that is known to have ended is not the one that is read next.
+    containers.put(3, running("c"));
+    containers.forget_netns(7);
+    containers.netns_read(7, 3, true);
+    assert_eq!(containers.get("c").unwrap().netns, None);
+    // Who is tied to none stays where nothing tells that it was another one.
+    containers.put(3, running("d"));
+    containers.put(3, exited("d"));
+    containers.netns_read(7, 3, true);
+    assert_eq!(containers.get("d").unwrap().netns, Some(7));
     // Started again, it is in a new one with the old number.
     containers.put(4, exited("b"));
     containers.put(5, running("b"));
-    assert_eq!(containers.netns_read(7, 4), [""; 0]);
+    assert_eq!(containers.netns_read(7, 4, false), [""; 0]);
     assert_eq!(in_it(&containers).as_deref(), Some("b"));
 }
 

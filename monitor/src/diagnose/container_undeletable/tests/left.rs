@@ -49,7 +49,7 @@ fn found(node: &mut TestNode, is_certain: bool) {
 
 fn found_copies(node: &mut TestNode, copies: Vec<MountCopy>) {
     let kernel = KernelMounts { release: "6.18.5".into(), may_detach: None };
-    node.observe(Fact::MountCopies(Box::new(MountCopies { copies, omitted: 0, kernel })));
+    node.observe(Fact::MountCopies(Box::new(MountCopies { copies, omitted: 0, is_partial: false, kernel })));
 }
 
 fn with_exporter(web: ContainerFacts) -> TestNode {
