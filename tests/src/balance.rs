@@ -5,6 +5,7 @@ use std::borrow::BorrowMut;
 
 use crate::daemon::Daemon;
 use crate::event::Event;
+use crate::lock::is_exclusive;
 use crate::patience::wait_until;
 use crate::scrape::Scrape;
 
@@ -45,7 +46,10 @@ impl Balance {
             emitted: deletions.emitted + metrics.count("kevtmon_mount_busy_total", &[]),
             throttled,
             lost,
-            twice: throttled + lost + metrics.count("kevtmon_kernel_mount_unproven_total", &[]),
+            twice: match is_exclusive() {
+                true => 0.0,
+                false => throttled + lost + metrics.count("kevtmon_kernel_mount_unproven_total", &[]),
+            },
         }
     }
 

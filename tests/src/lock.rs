@@ -83,6 +83,11 @@ impl Exclusive {
     }
 }
 
+/// Whether this thread has the lock for itself: then nothing that the kernel counts is another test's.
+pub(crate) fn is_exclusive() -> bool {
+    HELD_HERE.get()
+}
+
 impl Drop for Exclusive {
     fn drop(&mut self) {
         HELD_HERE.set(false);

@@ -102,7 +102,7 @@ struct Follower {
     budget: Duration,
     /// Whether it was reported that no reader answers, or that not all is looked at.
     is_degraded: bool,
-    /// Whether an earlier run had found some, and no look of this one was at all: what it did not find may be there.
+    /// Whether an earlier run had found some, and no look of this one was complete: what it did not find may be there.
     is_restored: bool,
     /// How many looks in succession were not at all.
     partial: u32,
