@@ -136,10 +136,11 @@ fn report(device: Typed, program: Program, operation: u8) {
     task::send_details(task, room);
     let ifindex: u32 = device.get(offset!(net_device_ifindex));
     let missing = missing(netns);
+    let detail: u32 = namespace.get(offset!(net_cookie));
     let is_sent = emit::record::<LinkRecord>(room, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole, aligned record, and every field is written.
         unsafe {
-            (*record).header = Header { kind: KIND_LINK, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).header = Header { kind: KIND_LINK, detail, boot_ns: bpf_ktime_get_boot_ns() };
             (*record).task = *task.id();
             (*record).netns = netns;
             (*record).ifindex = ifindex;

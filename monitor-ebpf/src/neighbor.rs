@@ -313,7 +313,7 @@ fn send(neighbour: Typed, id: &TaskId, root: u32, change: &Change, room: Room) {
         let references: u32 = netns.get(offset!(net_references));
         marks |= if references == 0 { device_mark::NETNS_ENDED } else { device_mark::NETNS_ALIVE };
     }
-    let cookie: u32 = if offset!(net_cookie) == MISSING { 0 } else { netns.get(offset!(net_cookie)) };
+    let cookie: u32 = netns.get(offset!(net_cookie));
     if room == Room::Unprivileged {
         marks |= device_mark::NETNS_OF_USER;
     }

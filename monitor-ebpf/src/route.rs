@@ -90,11 +90,12 @@ fn report(namespace: Typed, message: Kernel, len: u32) {
     };
     task::send_details(task, room);
     let missing = link::missing(netns);
+    let detail: u32 = namespace.get(offset!(net_cookie));
     let is_sent = emit::record::<RouteRecord>(room, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole, aligned record, every field is written, and `len` is no more than there is
         // room for.
         unsafe {
-            (*record).header = Header { kind: KIND_ROUTE, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).header = Header { kind: KIND_ROUTE, detail, boot_ns: bpf_ktime_get_boot_ns() };
             (*record).task = *task.id();
             (*record).netns = netns;
             (*record).task_root = task.root();

@@ -34,7 +34,7 @@ pub mod operation {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct LinkRecord {
-    /// `KIND_LINK`.
+    /// `KIND_LINK`. Its detail is that of a `NeighborRecord`.
     pub header: Header,
     /// Current task.
     pub task: TaskId,
@@ -76,11 +76,12 @@ pub struct LinkOffsets {
     pub net_device_nd_net: u32,
     pub net_ns_inum: u32,
     pub net_user_ns: u32,
+    pub net_cookie: u32,
     /// Of a message that is sent, for [`super::route`].
     pub sk_buff_data: u32,
 }
 
 impl LinkOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 15]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 16]);
 }

@@ -25,7 +25,7 @@ pub const MESSAGE_CAPACITY: usize = 192;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct RouteRecord {
-    /// `KIND_ROUTE`.
+    /// `KIND_ROUTE`. Its detail is that of a `NeighborRecord`.
     pub header: Header,
     /// Current task.
     pub task: TaskId,

@@ -30,7 +30,7 @@ impl Core {
         if is_successor {
             self.netns_succeeded(at, netns, snapshot.cookie);
         }
-        let known = self.namespaces.get(netns).and_then(|namespace| namespace.cookie);
+        let known = self.namespaces.cookie(netns);
         let is_known = known.is_some() && known == snapshot.cookie;
         let apart = snapshot.cookie.map(|cookie| self.containers.netns_read(netns, cookie, is_known));
         if is_successor {
@@ -149,7 +149,8 @@ impl Core {
 
     /// Who did it, if that is known.
     fn link_actor(&mut self, at: BootNs, link: &LinkFacts, op: LinkOp) -> Option<Actor> {
-        let Some((task, confidence)) = self.link_acts.take(at, link.netns, link.ifindex, op) else {
+        let cookie = self.namespaces.cookie(link.netns);
+        let Some((task, confidence)) = self.link_acts.take(at, link.netns, cookie, link.ifindex, op) else {
             return self.caller_about(link);
         };
         Some(Actor { confidence, ..self.actor(&task, false) })

@@ -14,16 +14,19 @@ use crate::observation::{
 impl Core {
     /// Keeps who did something to routes or an address until the message tells it.
     pub(super) fn route_act(&mut self, at: BootNs, act: RouteAct) {
-        let RouteAct { netns, ops, missing, actor } = act;
+        let RouteAct { netns, ops, missing, netns_cookie, actor } = act;
         for op in ops {
-            self.link_acts.routes.put(at, RoutedAct { netns, op, missing, actor: actor.clone() });
+            let act = RoutedAct { netns, op, missing, netns_cookie, actor: actor.clone() };
+            self.link_acts.routes.put(at, act);
         }
     }
 
     /// Who did this, if that is known.
     fn route_actor(&mut self, at: BootNs, netns: NsInum, op: &RouteOp) -> Option<Actor> {
         self.link_acts.routes.set_told(at);
-        let (task, confidence) = self.link_acts.routes.take(at, |act| act.netns == netns && act.op == *op)?;
+        let cookie = self.namespaces.cookie(netns);
+        let is_it = |act: &RoutedAct| act.netns == netns && act.op == *op;
+        let (task, confidence) = self.link_acts.routes.take(at, cookie, is_it)?;
         Some(Actor { confidence, ..self.actor(&task, false) })
     }
 

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::event::Confidence;
+use crate::namespace::may_have_cookie;
 use crate::observation::{BootNs, LinkAct, NsInum, RouteOp, TaskRef};
 
 /// Acts that wait for their message. What is displaced has no actor.
@@ -28,6 +29,9 @@ pub trait Act {
     /// How many acts there were not reported so far: another number than before tells that some are missing.
     fn missing(&self) -> u32;
 
+    /// The lower half of the cookie of the namespace, where it is known.
+    fn netns_cookie(&self) -> Option<u32>;
+
     /// Who did it.
     fn actor(&self) -> &TaskRef;
 }
@@ -41,6 +45,10 @@ impl Act for LinkAct {
 
     fn missing(&self) -> u32 {
         self.missing
+    }
+
+    fn netns_cookie(&self) -> Option<u32> {
+        self.netns_cookie
     }
 
     fn actor(&self) -> &TaskRef {
@@ -57,6 +65,9 @@ pub struct RoutedAct {
     pub op: RouteOp,
     /// As in `RouteAct`.
     pub missing: u32,
+    /// As in `RouteAct`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns_cookie: Option<u32>,
     /// Who did it.
     pub actor: TaskRef,
 }
@@ -71,6 +82,10 @@ impl Act for RoutedAct {
 
     fn missing(&self) -> u32 {
         self.missing
+    }
+
+    fn netns_cookie(&self) -> Option<u32> {
+        self.netns_cookie
     }
 
     fn actor(&self) -> &TaskRef {
@@ -160,9 +175,17 @@ impl<A: Act> Acts<A> {
         self.told = self.told.max(at);
     }
 
-    /// Who did this before `at`, if one program did, and how certain that is; what was done then is forgotten.
-    pub fn take(&mut self, at: BootNs, is_it: impl Fn(&A) -> bool) -> Option<(TaskRef, Confidence)> {
-        let is_taken = |waiting: &Waiting<A>| waiting.at <= at && is_it(&waiting.act);
+    /// Who did this before `at` in the namespace with this cookie, if one program did, and how certain that is; what was done then
+    /// is forgotten.
+    pub fn take(
+        &mut self,
+        at: BootNs,
+        cookie: Option<u64>,
+        is_it: impl Fn(&A) -> bool,
+    ) -> Option<(TaskRef, Confidence)> {
+        let is_taken = |Waiting { at: done, act, .. }: &Waiting<A>| {
+            *done <= at && is_it(act) && may_have_cookie(act.netns_cookie(), cookie)
+        };
         // Most messages tell of what nobody did.
         if !self.waiting.iter().any(is_taken) {
             return None;

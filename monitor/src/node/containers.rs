@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::namespace::may_have_cookie;
 use crate::observation::{BootNs, ContainerExit, ContainerFacts, ContainerState, NsInum, PodIdentity};
 
 /// How long a removed container is kept.
@@ -465,7 +466,7 @@ impl Containers {
     /// of a cookie.
     #[must_use]
     pub fn are_elsewhere(&self, netns: NsInum, half: u32) -> bool {
-        let is_other = |cookie: u64| cookie & u64::from(u32::MAX) != u64::from(half);
+        let is_other = |cookie: u64| !may_have_cookie(Some(half), Some(cookie));
         let mut all = self.ids_in(netns).filter_map(|id| self.known.get(id)).peekable();
         all.peek().is_some() && all.all(|known| known.netns_cookie.is_some_and(is_other))
     }

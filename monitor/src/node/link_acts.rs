@@ -68,15 +68,17 @@ impl LinkActs {
         self.acts.set_told(at);
     }
 
-    /// Who did this before `at`, if one program did, and how certain that is; what was done then is forgotten.
+    /// Who did this before `at` in the namespace with this cookie, if one program did, and how certain that is; what was done then
+    /// is forgotten.
     pub fn take(
         &mut self,
         at: BootNs,
         netns: NsInum,
+        cookie: Option<u64>,
         ifindex: u32,
         op: LinkOp,
     ) -> Option<(TaskRef, Confidence)> {
-        self.acts.take(at, |act| (act.netns, act.ifindex, act.op) == (netns, ifindex, op))
+        self.acts.take(at, cookie, |act| (act.netns, act.ifindex, act.op) == (netns, ifindex, op))
     }
 
     /// Forgets what was done in a namespace, which was read anew or is gone.
@@ -105,7 +107,7 @@ mod tests {
     fn act(tgid: u32, netns: NsInum, ifindex: u32, op: LinkOp, missing: u32) -> LinkAct {
         let key = TaskKey { tgid, start_ns: 1, exec_id: 0 };
         let actor = TaskRef { key, tid: tgid, comm: "ip".into(), context: None };
-        LinkAct { netns, ifindex, op, missing, actor }
+        LinkAct { netns, ifindex, op, missing, netns_cookie: None, actor }
     }
 
     fn taken(acts: &mut LinkActs, at: BootNs, netns: NsInum, op: LinkOp) -> Option<(u32, Confidence)> {

@@ -202,6 +202,12 @@ impl Namespaces {
         self.known.get(&netns)
     }
 
+    /// The cookie of a namespace, where it is known.
+    #[must_use]
+    pub fn cookie(&self, netns: NsInum) -> Option<u64> {
+        self.get(netns).and_then(|namespace| namespace.cookie)
+    }
+
     /// All namespaces, by inode number.
     pub fn all(&self) -> impl Iterator<Item = (NsInum, &Namespace)> {
         self.known.iter().map(|(netns, namespace)| (*netns, namespace))

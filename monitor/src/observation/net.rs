@@ -338,6 +338,9 @@ pub struct LinkAct {
     /// How many acts in that namespace were not reported so far: another number than before tells that some are missing.
     #[serde(default)]
     pub missing: u32,
+    /// As in `NeighborChange`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns_cookie: Option<u32>,
     /// Who did it.
     pub actor: TaskRef,
 }
@@ -352,6 +355,9 @@ pub struct RouteAct {
     /// How many acts in that namespace were not reported so far: another number than before tells that some are missing.
     #[serde(default)]
     pub missing: u32,
+    /// As in `NeighborChange`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns_cookie: Option<u32>,
     /// Who did it.
     pub actor: TaskRef,
 }

@@ -1,50 +1,127 @@
-//! Numbers of network namespaces that the kernel gives again: what happens in the next namespace of a number is not told of the
-//! container that had the former one. The next one is made by a runtime that is not watched.
+//! Numbers that the kernel gives again, of network namespaces and of processes: what happens in the next namespace of a number, and
+//! what the next process of a number does, is not of the container that had the former one.
 
+use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::container::Container;
+use kevtmon_tests::containerd::Containerd;
 use kevtmon_tests::daemon::launch;
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::Running;
+use kevtmon_tests::random::Random;
+
+/// What the next one does in its namespace, and the event of it.
+const ACTS: [(&str, &str); 2] =
+    [("neigh del 169.254.1.1 dev eth0", "neighbor.deleted"), ("link set eth0 down", "link.changed")];
+
+/// A process with this number, which becomes `ip` with these words in a network namespace when it reads a line.
+fn prepared(pid: u32, pod: &Pod, words: &str) -> Running {
+    let script = format!("read -r go; exec nsenter --net={} ip {words}", pod.netns().path().display());
+    wait_until("the number of the process is given again", || {
+        // Others may start processes meanwhile.
+        std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).expect("root may set it");
+        let mut command = Command::new("sh");
+        let process = Running::spawn(command.args(["-c", &script]).stdin(Stdio::piped()));
+        Some(process).filter(|process| process.pid() == pid)
+    })
+}
 
 /// Where others make namespaces, a number is given to one of theirs.
 mod alone {
     use super::*;
 
     #[test]
-    fn what_happens_in_the_next_namespace_of_a_number_is_not_told_of_the_container_that_had_the_former_one() {
-        const ROUNDS: usize = 10;
+    fn nothing_in_the_next_namespace_of_a_number_is_of_the_container_that_had_the_former_one() {
+        const ROUNDS: usize = 50;
+        let mut random = Random::new();
         let dockerd = Dockerd::shared();
         let mut daemon = launch().joining(dockerd.runtime()).start();
         for round in 0..ROUNDS {
             let mut former = Container::idle(dockerd, &[]);
             former.set_gateway(GATEWAY_LLADDR);
-            let (number, gateway) = (former.netns().inum(), former.gateway());
+            let (number, pid, gateway) = (former.netns().inum(), former.pid(), former.gateway());
             daemon.wait_for_gateway(number, &gateway);
             // One that has only ended is still known.
-            former.end(if round % 2 == 0 { &["rm", "-f"] } else { &["kill"] });
+            former.end(if random.one_in(2) { &["rm", "-f"] } else { &["kill"] });
+            // Made by a runtime that is not watched.
             let next = wait_until("the number is given to another one", || {
                 Some(Pod::new()).filter(|pod| pod.inum() == number)
             });
             let mut command = Command::new("nsenter");
             command.arg(format!("--net={}", next.netns().path().display())).args(["sleep", "1000000"]);
             let _lives = Running::spawn(command.stdin(Stdio::null()));
-            let ip = next.delete_gateway();
-            let deleted = daemon.wait_for_deletion_by(ip.pid, number, GATEWAY);
-            deleted.expect_none("/target/container");
+            let (words, kind) = random.pick(&ACTS);
+            // What the daemon has not read yet has no author.
+            daemon.wait_for_gateway(number, GATEWAY);
+            let before = daemon.events().len();
+            let mut actor = prepared(pid, &next, words);
+            actor.child().stdin.take().expect("a pipe").write_all(b"go\n").expect("it reads");
+            let happened = wait_until("what it did is reported", || {
+                let mut since = daemon.events().into_iter().skip(before);
+                since.find(|event| {
+                    event.kind() == *kind
+                        && event.is_in(number)
+                        && event.number("/actor/pid") == Some(pid.into())
+                })
+            });
+            assert_eq!(happened.text("/actor/comm"), "ip", "round {round}: {happened}");
+            for absent in ["/target/container", "/actor/container", "/actor/pod"] {
+                happened.expect_none(absent);
+            }
             let is_lost = |event: &Event| {
-                event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(number)
+                event.is_incident("incident.opened", "gateway-neighbor-lost")
+                    && event.is_in(number)
+                    && event.text("/neighbor/address") == GATEWAY
             };
-            daemon.wait_for("the loss of who lives there", is_lost).expect_none("/target/container");
-            let of_next: Vec<Event> =
-                daemon.events().into_iter().filter(|event| event.is_in(number)).collect();
-            let of_former: Vec<&Event> =
-                of_next.iter().filter(|event| event.text("/target/container/id") == former.id()).collect();
-            assert!(of_former.is_empty(), "round {round}: {of_former:?}");
+            if *kind == "neighbor.deleted" {
+                let lost = wait_until("the loss of who lives there", || {
+                    daemon.events().into_iter().skip(before).find(is_lost)
+                });
+                lost.expect_none("/target/container");
+            }
+            let of_former = |event: &Event| {
+                let is_its = |at: &str| event.has(at) && event.text(at) == former.id();
+                is_its("/actor/container/id") || event.is_in(number) && is_its("/target/container/id")
+            };
+            let wrong: Vec<Event> = daemon.events().into_iter().filter(of_former).collect();
+            assert!(wrong.is_empty(), "round {round}: {wrong:?}");
         }
+    }
+
+    #[test]
+    fn nothing_during_the_add_of_a_pod_is_of_the_pod_that_had_its_number_of_a_namespace() {
+        const ROUNDS: usize = 5;
+        let containerd = Containerd::start();
+        let mut daemon = launch().runtime(containerd.runtime()).start();
+        let mut reused = 0;
+        let of = |id: &str, kind: &'static str| {
+            let id = id.to_owned();
+            move |event: &Event| event.kind() == kind && event.text("/target/container/id") == id
+        };
+        for round in 0..ROUNDS {
+            let former = containerd.run_pod();
+            let (number, sandbox) = (former.netns().inum(), former.sandbox().to_owned());
+            daemon.wait_for("the former pod", of(&sandbox, "container.started"));
+            former.remove();
+            daemon.wait_for("its end", of(&sandbox, "container.removed"));
+            let before = daemon.events().len();
+            let next = containerd.run_pod();
+            daemon.wait_for("the next pod", of(next.sandbox(), "container.started"));
+            reused += usize::from(next.netns().inum() == number);
+            let is_of_former = |event: &Event| {
+                event.is_in(number)
+                    && event.has("/target/pod/sandbox_id")
+                    && event.text("/target/pod/sandbox_id") == sandbox
+            };
+            let since = daemon.events().split_off(before);
+            let wrong: Vec<Event> = since.into_iter().filter(is_of_former).collect();
+            assert!(wrong.is_empty(), "round {round}: {wrong:?}");
+            next.remove();
+        }
+        assert!(reused > 0, "a number was given again");
     }
 }

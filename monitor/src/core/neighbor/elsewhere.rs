@@ -5,17 +5,17 @@ use super::{Awaited, Requested, SNAPSHOT_TIMEOUT_NS, message, neighbor};
 use crate::core::{Core, NsInum};
 use crate::event::wording::actor_phrase;
 use crate::event::{Event, Join, Kind, Neighbor, Severity, Shared, Target, UserNamespace};
+use crate::namespace::may_have_cookie;
 use crate::observation::{BootNs, NeighborCause, NeighborChange, NeighborOp};
 
 impl Core {
     /// Whether it happened in another namespace than the one that is known by this number.
     pub(super) fn is_elsewhere(&self, change: &NeighborChange) -> bool {
-        let Some(half) = change.netns_cookie else { return false };
-        let known = self.namespaces.get(change.key.netns).and_then(|namespace| namespace.cookie);
-        known.map_or_else(
-            || self.containers.are_elsewhere(change.key.netns, half),
-            |whole| !is_half(half, whole),
-        )
+        let (netns, half) = (change.key.netns, change.netns_cookie);
+        match self.namespaces.cookie(netns) {
+            Some(known) => !may_have_cookie(half, Some(known)),
+            None => half.is_some_and(|half| self.containers.are_elsewhere(netns, half)),
+        }
     }
 
     /// Another namespace has this number now. What awaits the snapshot is of the one before, unless it tells the new one's
@@ -26,7 +26,7 @@ impl Core {
             if pending
                 .change
                 .netns_cookie
-                .is_some_and(|half| cookie.is_some_and(|whole| is_half(half, whole)))
+                .is_some_and(|half| cookie.is_some() && may_have_cookie(Some(half), cookie))
             {
                 let deadline = pending.at.saturating_add(SNAPSHOT_TIMEOUT_NS);
                 self.pending_neighbors.push(deadline, answer.clone(), pending);
@@ -66,9 +66,4 @@ impl Core {
         };
         self.emit(event);
     }
-}
-
-/// Whether it is the lower half of a cookie.
-fn is_half(half: u32, cookie: u64) -> bool {
-    cookie & u64::from(u32::MAX) == u64::from(half)
 }

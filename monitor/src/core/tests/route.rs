@@ -49,7 +49,7 @@ fn a_route_of_the_host_to_a_pod_is_an_event_of_that_pod() {
 fn act(tgid: u32, ops: Vec<RouteOp>) -> Fact {
     let key = TaskKey { tgid, start_ns: 5, exec_id: 2 };
     let actor = TaskRef { key, tid: tgid, comm: "ip".into(), context: None };
-    Fact::RouteAct(Box::new(RouteAct { netns: POD, ops, missing: 0, actor }))
+    Fact::RouteAct(Box::new(RouteAct { netns: POD, ops, missing: 0, netns_cookie: None, actor }))
 }
 
 /// Who is named by the events, and how.

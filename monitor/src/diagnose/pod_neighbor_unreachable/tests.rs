@@ -142,7 +142,14 @@ fn who_set_the_host_s_end_down_before_is_named() {
         let before = failed(&node);
         if by_somebody {
             let actor = TaskRef { key: task_key(28_997), tid: 28_997, comm: "calico".into(), context: None };
-            let act = LinkAct { netns: HOST, ifindex: END, op: LinkOp::Closed, missing: 0, actor };
+            let act = LinkAct {
+                netns: HOST,
+                ifindex: END,
+                op: LinkOp::Closed,
+                missing: 0,
+                netns_cookie: None,
+                actor,
+            };
             node.run_for(S);
             node.observe(task(28_997, "/opt/cni/bin/calico"));
             node.observe(Fact::LinkAct(Box::new(act)));

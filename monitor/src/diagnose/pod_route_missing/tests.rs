@@ -239,7 +239,8 @@ fn where_rules_tell_packets_apart_it_is_only_likely() {
 fn cut(node: &mut TestNode) {
     let Fact::Task(task) = calico() else { unreachable!() };
     let actor = TaskRef { key: task.key, tid: 28_997, comm: "calico".into(), context: None };
-    let act = LinkAct { netns: HOST, ifindex: END, op: LinkOp::Closed, missing: 0, actor };
+    let act =
+        LinkAct { netns: HOST, ifindex: END, op: LinkOp::Closed, missing: 0, netns_cookie: None, actor };
     node.observe(Fact::LinkAct(Box::new(act)));
     node.elsewhere.insert(ip(), FoundRoute::Default { ifindex: UPLINK });
     set_end(node, 0);
@@ -327,7 +328,8 @@ fn who_set_a_host_end_down_is_only_likely_known_after_a_loss() {
 fn who_set_the_interface_down_is_likely_who_took_the_route() {
     let mut node = started(node());
     let actor = TaskRef { key: task_key(28_997), tid: 28_997, comm: "calico".into(), context: None };
-    let act = LinkAct { netns: HOST, ifindex: END, op: LinkOp::Closed, missing: 0, actor };
+    let act =
+        LinkAct { netns: HOST, ifindex: END, op: LinkOp::Closed, missing: 0, netns_cookie: None, actor };
     node.observe(Fact::LinkAct(Box::new(act)));
     node.elsewhere.insert(ip(), FoundRoute::Nothing);
     set_end(&mut node, 0);

@@ -264,7 +264,7 @@ fn what_a_deletion_did_in_the_namespace_of_another_is_named_and_critical_until_t
         let link = node.tables[&ETCD].links[0].clone();
         let actor = TaskRef { key: task_key(40_000), tid: 40_000, comm: "calico".into(), context: None };
         let op = LinkOp::Closed;
-        let act = LinkAct { netns: ETCD, ifindex: link.ifindex, op, missing: 0, actor };
+        let act = LinkAct { netns: ETCD, ifindex: link.ifindex, op, missing: 0, netns_cookie: None, actor };
         node.observe(Fact::LinkAct(Box::new(act)));
         let put = |node: &mut TestNode, link: LinkFacts| {
             node.tables.get_mut(&ETCD).unwrap().links[0] = link.clone();

@@ -33,6 +33,11 @@ pub enum DecodeError {
     },
 }
 
+/// The lower half of the cookie of the namespace, which records about it have as their detail.
+pub(super) fn cookie_half(header: &Header) -> Option<u32> {
+    Some(header.detail).filter(|half| *half != 0)
+}
+
 /// Turns records into observations.
 #[derive(Debug)]
 pub struct Decoder {

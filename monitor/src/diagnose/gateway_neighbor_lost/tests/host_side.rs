@@ -27,7 +27,14 @@ fn end(node: &TestNode, netns: NsInum) -> LinkFacts {
 fn act(node: &mut TestNode, link: &LinkFacts, op: LinkOp) {
     let actor = TaskRef { key: task_key(28_997), tid: 28_997, comm: "calico".into(), context: None };
     let LinkFacts { netns, ifindex, .. } = *link;
-    node.observe(Fact::LinkAct(Box::new(LinkAct { netns, ifindex, op, missing: 0, actor })));
+    node.observe(Fact::LinkAct(Box::new(LinkAct {
+        netns,
+        ifindex,
+        op,
+        missing: 0,
+        netns_cookie: None,
+        actor,
+    })));
 }
 
 fn put(node: &mut TestNode, link: LinkFacts) {
@@ -461,7 +468,7 @@ fn a_host_that_has_lost_its_default_route_likely_answers_for_nobody() {
             node.observe(Fact::Route(uplink()));
             if let Some(actor) = by {
                 let ops = vec![RouteOp::RouteDeleted(uplink())];
-                let act = RouteAct { netns: HOST, ops, missing: 0, actor };
+                let act = RouteAct { netns: HOST, ops, missing: 0, netns_cookie: None, actor };
                 node.observe(Fact::RouteAct(Box::new(act)));
             }
             node.observe(Fact::RouteGone(uplink()));

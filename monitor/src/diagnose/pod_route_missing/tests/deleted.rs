@@ -5,7 +5,13 @@ use super::*;
 fn lose_by(node: &mut TestNode, tgid: u32) {
     let actor = TaskRef { key: task_key(tgid), tid: tgid, comm: "ip".into(), context: None };
     let ops = vec![RouteOp::RouteDeleted(host_route())];
-    node.observe(Fact::RouteAct(Box::new(RouteAct { netns: HOST, ops, missing: 0, actor })));
+    node.observe(Fact::RouteAct(Box::new(RouteAct {
+        netns: HOST,
+        ops,
+        missing: 0,
+        netns_cookie: None,
+        actor,
+    })));
     lose(node, FoundRoute::Nothing);
 }
 

@@ -9,7 +9,7 @@ use super::{Attach, Decode, Hook, LossCount, Mechanism, Offsets, Program, Record
 use crate::namespace::NsInum;
 use crate::observation::{Fact, LinkAct, LinkOp};
 use crate::sources::bpf::btf::{Btf, BtfError};
-use crate::sources::bpf::decode::{DecodeError, layout, short};
+use crate::sources::bpf::decode::{DecodeError, cookie_half, layout, short};
 use crate::sources::bpf::objects;
 use crate::sources::bpf::task::actor;
 
@@ -60,6 +60,8 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         net_device_nd_net: btf.need("net_device.nd_net.net")?,
         net_ns_inum: btf.need("net.ns.inum")?,
         net_user_ns: btf.need("net.user_ns")?,
+        // Since 5.12.
+        net_cookie: btf.any_of(&["net.net_cookie"]),
         // Only for what the rung can do without.
         sk_buff_data: btf.any_of(&["sk_buff.data"]),
     };
@@ -77,7 +79,8 @@ fn decode(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
     };
     let actor = actor(&record.task, record.task_root).ok_or_else(|| short(bytes))?;
     let LinkRecord { netns, ifindex, missing, .. } = *record;
-    Ok(Fact::LinkAct(Box::new(LinkAct { netns, ifindex, op, missing, actor })))
+    let netns_cookie = cookie_half(&record.header);
+    Ok(Fact::LinkAct(Box::new(LinkAct { netns, ifindex, op, missing, netns_cookie, actor })))
 }
 
 #[cfg(test)]
@@ -91,7 +94,7 @@ mod tests {
         let mut record = LinkRecord::new_zeroed();
         record.header.kind = KIND_LINK;
         (record.netns, record.ifindex, record.operation) = (3, 2, operation);
-        record.task.tgid = 7;
+        (record.task.tgid, record.header.detail) = (7, 5);
         record
     }
 
@@ -100,6 +103,7 @@ mod tests {
         let fact = |operation| record(sent(operation).as_bytes(), 1).map(|seen| seen.fact);
         let Ok(Fact::LinkAct(act)) = fact(operation::CLOSED) else { panic!("it is one") };
         assert_eq!((act.netns, act.ifindex, act.op, act.actor.key.tgid), (3, 2, LinkOp::Closed, 7));
+        assert_eq!(act.netns_cookie, Some(5));
         assert_eq!(fact(9), Err(DecodeError::Value { field: "operation", value: 9 }));
         let nobody = LinkRecord { task: kevtmon_ebpf::task::TaskId::new_zeroed(), ..sent(operation::MOVED) };
         assert!(record(nobody.as_bytes(), 1).is_err(), "nobody is named");

@@ -15,7 +15,7 @@ use crate::observation::{
     Fact, LlAddr, NeighborCause, NeighborChange, NeighborKey, NeighborOp, NudState, iff,
 };
 use crate::sources::bpf::btf::{Btf, BtfError};
-use crate::sources::bpf::decode::{DecodeError, layout, text};
+use crate::sources::bpf::decode::{DecodeError, cookie_half, layout, text};
 use crate::sources::bpf::objects;
 use crate::sources::bpf::task::actor;
 
@@ -173,7 +173,7 @@ fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChang
         device_lladdr: lladdr(&record.device_lladdr),
         actor,
         netlink_port: Some(record.netlink_port).filter(|port| *port != 0),
-        netns_cookie: Some(record.header.detail).filter(|cookie| *cookie != 0),
+        netns_cookie: cookie_half(&record.header),
         netns_of_user: record.device_marks & device_mark::NETNS_OF_USER != 0,
     })
 }

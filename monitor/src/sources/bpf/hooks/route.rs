@@ -4,7 +4,7 @@ use kevtmon_ebpf::route::RouteRecord;
 
 use crate::namespace::NsInum;
 use crate::observation::{Fact, RouteAct};
-use crate::sources::bpf::decode::{DecodeError, layout, short};
+use crate::sources::bpf::decode::{DecodeError, cookie_half, layout, short};
 use crate::sources::bpf::task::actor;
 use crate::sources::netlink::{Malformed, ops};
 
@@ -16,7 +16,8 @@ pub(super) fn decode(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeEr
     let message = message.get(..len).ok_or(invalid("message_len", message_len))?;
     let ops = ops(netns, message).map_err(|Malformed(kind)| invalid("message", kind.into()))?;
     let actor = actor(&record.task, record.task_root).ok_or_else(|| short(bytes))?;
-    Ok(Fact::RouteAct(Box::new(RouteAct { netns, ops, missing, actor })))
+    let netns_cookie = cookie_half(&record.header);
+    Ok(Fact::RouteAct(Box::new(RouteAct { netns, ops, missing, netns_cookie, actor })))
 }
 
 #[cfg(test)]
@@ -36,7 +37,7 @@ mod tests {
         let mut record = RouteRecord::new_zeroed();
         record.header.kind = KIND_ROUTE;
         record.netns = 3;
-        record.task.tgid = 7;
+        (record.task.tgid, record.header.detail) = (7, 5);
         record.message_len = message.len().try_into().unwrap();
         record.message[..message.len()].copy_from_slice(message);
         record
@@ -48,7 +49,7 @@ mod tests {
         let Ok(Fact::RouteAct(act)) = fact(sent(&ADDRESS)) else { panic!("it is one") };
         let address =
             AddressFacts { netns: 3, ifindex: 2, address: "10.0.0.1".parse().unwrap(), prefix_len: 24 };
-        assert_eq!((act.netns, act.actor.key.tgid), (3, 7));
+        assert_eq!((act.netns, act.netns_cookie, act.actor.key.tgid), (3, Some(5), 7));
         assert_eq!(act.ops, [RouteOp::AddressDeleted(address)]);
     }
 
