@@ -1,7 +1,8 @@
 //! Commands that an operator can paste: names that come from the node are quoted.
 
+use super::Context;
 use crate::escape::{is_hidden, name};
-use crate::event::{Advice, Container, Form, MountServer, NamedProcess, Pod, ProcessLink, form};
+use crate::event::{Advice, Container, Form, MountServer, NamedProcess, Pod, ProcessLink, Target, form};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, NsInum};
 
@@ -51,6 +52,37 @@ pub(super) fn continue_server(server: &MountServer, seen: BootNs) -> Advice {
 /// The link that shows that a process is in a namespace, of the type `net` or `mnt`: the command enters that of the process.
 pub(super) fn in_namespace(kind: &str, inum: NsInum) -> Vec<ProcessLink> {
     vec![ProcessLink { link: format!("ns/{kind}"), target: format!("{kind}:[{inum}]") }]
+}
+
+/// A process in a network namespace, through which `ip` gets there.
+pub(super) struct InNetns(NamedProcess);
+
+impl InNetns {
+    /// That of whose namespace it is; none where no process is known to be in it.
+    pub(super) fn of(context: &Context<'_>, netns: NsInum, target: &Target) -> Option<Self> {
+        let owner = context.node.namespaces.get(netns)?.owner.as_ref().map(|owner| owner.tgid);
+        let container = target.container.as_ref().and_then(|container| container.pid);
+        let links = in_namespace("net", netns);
+        Some(Self(NamedProcess { pid: container.or(owner)?, seen_ns: context.now.to_string(), links }))
+    }
+
+    /// What `ip` does there with these words.
+    pub(super) fn advice(&self, form: &'static Form, text: &str, words: &[&str]) -> Advice {
+        let NamedProcess { pid, .. } = &self.0;
+        let pid_text = pid.to_string();
+        let command = [&["nsenter", "-t", &pid_text, "-n", "ip"][..], words].concat();
+        Advice { process: Some(self.0.clone()), ..advice(form, text, &command) }
+    }
+
+    /// Sets an interface up there.
+    pub(super) fn set_up(&self, ifname: &str, text: &str) -> Advice {
+        self.advice(form::SET_UP_INSIDE, text, &["link", "set", "dev", ifname, "up"])
+    }
+}
+
+/// Sets an interface of the host up.
+pub(super) fn set_up(ifname: &str, text: &str) -> Advice {
+    advice(form::SET_UP, text, &["ip", "link", "set", ifname, "up"])
 }
 
 /// The command that restarts a container by the tool of its own runtime, with a new network. None where no tool is known

@@ -6,12 +6,15 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::advice::{InNetns, advice, set_up};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, seconds};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id, target_label};
-use crate::event::{ActorSource, CloseReason, Confidence, Event, Kind, Severity, Shared, Target};
+use crate::event::{
+    ActorSource, Advice, CloseReason, Confidence, Event, Kind, Severity, Shared, Target, form,
+};
 use crate::node::cni::Call;
 use crate::node::containers::is_live;
 use crate::observation::{BootNs, CniCommand, NsInum, iff};
@@ -121,6 +124,24 @@ impl Mismatch {
             all => format!("{}; it {} there", self.said, all.join(", ")),
         }
     }
+
+    /// What to do; `id`: the sandbox.
+    fn steps(&self, context: &Context<'_>, id: &str) -> Vec<Advice> {
+        let calls = ["kevtmon", "events", "--kind", "cni.finished", "--container", id];
+        let mut steps =
+            vec![advice(form::SHOW_CALLS, "list the CNI calls for the sandbox, with their results", &calls)];
+        let is_of_host = self.netns == context.node.host_netns;
+        let inside = InNetns::of(context, self.netns, &context.node.target(self.netns));
+        for act in self.harm.iter().filter(|act| act.effect == Effect::SetDown && act.lasts(context)) {
+            let text = format!("set {} up again", name(&act.ifname));
+            if is_of_host {
+                steps.push(set_up(&act.ifname, &text));
+            } else if let Some(inside) = &inside {
+                steps.push(inside.set_up(&act.ifname, &text));
+            }
+        }
+        steps
+    }
 }
 
 impl CniNetnsMismatch {
@@ -154,6 +175,7 @@ impl CniNetnsMismatch {
         );
         let harm = self.open.remove(id).filter(|known| known.netns == netns).map(|known| known.harm);
         let mismatch = Mismatch { call: call.id, netns, said, harm: harm.unwrap_or_default() };
+        let steps = mismatch.steps(context, id);
         findings.report(Report {
             subject: id.clone(),
             severity: Severity::Warning,
@@ -161,7 +183,7 @@ impl CniNetnsMismatch {
             confidence: Confidence::Likely,
             summary: mismatch.summary(),
             ruled_out: None,
-            advice: None,
+            advice: Some(steps),
             objects: IncidentObjects {
                 actor: Some(call.actor.clone()),
                 target: Some(Shared::new(target)),
@@ -200,7 +222,7 @@ impl CniNetnsMismatch {
             confidence: Confidence::Likely,
             summary: open.summary(),
             ruled_out: None,
-            advice: None,
+            advice: Some(open.steps(context, id)),
             objects: IncidentObjects::default(),
             first: context.now,
             last: context.now,

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::advice::advice;
+use super::advice::{InNetns, advice, set_up};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::pod_network::{is_of_pod, living_pod, netns_now, runs_since};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, seconds};
@@ -233,7 +233,7 @@ fn report(
         confidence: if is_tried { Confidence::Certain } else { Confidence::Likely },
         summary: summary(context, record, (owner, down), ifname),
         ruled_out: Some(healthy(context.node, entry.address, owner)),
-        advice: Some(steps(entry.address, ifname, &owner.pod)),
+        advice: Some(steps(context, entry.address, ifname, owner)),
         objects: IncidentObjects {
             actor: down.map(|down| down.actor.clone()),
             target: Some(Shared::new(owner.target.clone())),
@@ -339,18 +339,30 @@ fn neighbor(node: &NodeView<'_>, entry: &HostNeighbor, ifname: &str) -> Neighbor
     }
 }
 
-fn steps(address: IpAddr, ifname: &str, pod: &Pod) -> Vec<Advice> {
-    let (address, label) = (address.to_string(), pod_label(pod));
+fn steps(context: &Context<'_>, address: IpAddr, ifname: &str, owner: &Owner) -> Vec<Advice> {
+    let (address, label) = (address.to_string(), pod_label(&owner.pod));
     let record = ["ip", "neigh", "show", "to", &address, "dev", ifname];
-    vec![
-        advice(form::SHOW_RECORD, "see what the node has of the address now", &record),
+    let mut steps = vec![advice(form::SHOW_RECORD, "see what the node has of the address now", &record)];
+    if is_down(&owner.end) {
+        let text = "set the host end of the interface up; while it is down, nothing passes";
+        steps.push(set_up(&owner.end.ifname, text));
+    }
+    if is_down(&owner.inner)
+        && let Some(inside) = InNetns::of(context, owner.netns, &owner.target)
+    {
+        let text = "set the interface of the pod up; its routes and static entries went with it: what made them has to put \
+                    them back";
+        steps.push(inside.set_up(&owner.inner.ifname, text));
+    }
+    steps.extend([
         advice(
             form::SHOW_ROUTE,
             "see by which interface the node reaches it",
             &["ip", "route", "get", &address],
         ),
         advice(form::TELL_POD, "show what is known of the pod", &["kevtmon", "why", &label]),
-    ]
+    ]);
+    steps
 }
 
 impl Diagnosis for PodNeighborUnreachable {

@@ -131,9 +131,9 @@ pub mod form {
         REPLACE_ENTRY = "replace-entry", Restart,
             "nsenter -t PID -n ip neigh replace ADDRESS lladdr MAC nud permanent dev INTERFACE",
             ["gateway-neighbor-lost"];
-        SET_UP = "set-up", Restart, "ip link set INTERFACE up", ["gateway-neighbor-lost", "pod-route-missing"];
+        SET_UP = "set-up", Restart, "ip link set INTERFACE up", ["gateway-neighbor-lost", "pod-route-missing", "pod-neighbor-unreachable", "cni-netns-mismatch"];
         SET_UP_INSIDE = "set-up-inside", Restart, "nsenter -t PID -n ip link set dev INTERFACE up",
-            ["gateway-neighbor-lost"];
+            ["gateway-neighbor-lost", "pod-neighbor-unreachable", "cni-netns-mismatch"];
         SET_SYSCTL = "set-sysctl", Restart, "sysctl -w SETTING", ["gateway-neighbor-lost"];
         LIST_BY_DOCKER = "list-by-docker", Read,
             "docker [--host SOCKET] ps --all --filter LABEL --filter LABEL", ["gateway-neighbor-lost"];
@@ -173,7 +173,7 @@ pub mod form {
             "crictl [--runtime-endpoint SOCKET] rm [--force] CONTAINER", ["orphan-container"];
         SHOW_LOG = "show-log", Read, "journalctl --unit UNIT --lines 50", ["kubelet-crash-loop"];
         SHOW_CALLS = "show-calls", Read, "kevtmon events --kind cni.finished --container SANDBOX",
-            ["stale-cni-del"];
+            ["stale-cni-del", "cni-netns-mismatch"];
         SHOW_RECREATIONS = "show-recreations", Read, "kevtmon events --kind container.recreated",
             ["spec-hash-storm"];
         CONTINUE_SERVER = "continue-server", Restart, "kill -CONT PID", ["umount-hung", "volume-busy"];

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use kevtmon_tests::advice::carry_out;
 use kevtmon_tests::cni_call::{
     NAMESPACE, PLUGINS, call, dockershim_args, finished, plugins_and, wait_for_end,
 };
@@ -14,8 +15,9 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::patience::wait_until;
+use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::uuid;
-use kevtmon_tests::process::{Finished, Running, attempt_with_input, idle};
+use kevtmon_tests::process::{Finished, Running, attempt_with_input, idle, run};
 use kevtmon_tests::unique;
 
 const MISMATCH: &str = "cni-netns-mismatch";
@@ -171,6 +173,12 @@ fn a_del_that_leads_into_the_network_of_another_sandbox_is_told_as_long_as_that_
         event.text("/incident/kind") == MISMATCH
             && event.text("/incident/summary").ends_with("; it deleted eth0 and set lo down there")
     });
+    let id = opened.text("/incident/id");
+    let calls = carry_out(&daemon, id, "cni-netns-mismatch/show-calls").stdout;
+    assert!(calls.contains("DEL"), "{calls}");
+    let _ = carry_out(&daemon, id, "cni-netns-mismatch/set-up-inside");
+    let shown = other.container.netns().run("ip -oneline link show dev lo").succeeded("ip").stdout;
+    assert!(shown.contains(",UP"), "{shown}");
 
     other.container.end(&["kill"]);
     let closed = wait_for_incident(&mut daemon, "incident.closed", MISMATCH, old.id());
@@ -187,10 +195,12 @@ fn a_del_that_leads_into_the_network_of_another_sandbox_is_told_as_long_as_that_
 fn a_del_that_leads_into_the_network_of_the_host_is_told_at_once() {
     let dockerd = Dockerd::shared();
     let scratch = Scratch::without_mounts();
-    // Debian's would take down an interface of the host.
-    let plugin = scratch.path().join("plugin");
+    // Debian's would take down an interface of the host that others need.
+    let [plugin, harmful] = ["plugin", "harmful"].map(|name| scratch.path().join(name));
+    let pod = Pod::new();
+    let harm = format!("#!/bin/sh\nexec ip link set {} down\n", pod.host_end());
     let mut old = Sandbox::start(dockerd);
-    let scripts = [("plugin", kevtmon_tests::cni_call::OK)];
+    let scripts = [("plugin", kevtmon_tests::cni_call::OK), ("harmful", &harm)];
     let mut daemon = plugins_and(&scratch, &scripts, "").joining(dockerd.runtime()).start();
     old.container.end(&["kill"]);
     let of_host = Running::spawn(&mut idle());
@@ -208,8 +218,16 @@ fn a_del_that_leads_into_the_network_of_the_host_is_told_at_once() {
         assert!(summary.ends_with(&expected), "{summary}");
     }
     let id = old.id().to_owned();
-    let opened = daemon.events().iter().filter(|event| is_opened(event, MISMATCH, &id)).count();
-    assert_eq!(opened, 1, "the second call is of the same incident");
+    let opened: Vec<Event> =
+        daemon.events().into_iter().filter(|event| is_opened(event, MISMATCH, &id)).collect();
+    assert_eq!(opened.len(), 1, "the second call is of the same incident");
+
+    let _ = finished(old.call(&harmful, "DEL", &netns)).succeeded("DEL");
+    let _ = carry_out(&daemon, opened[0].text("/incident/id"), "cni-netns-mismatch/set-up");
+    let shown = run(&format!("ip -oneline link show dev {}", pod.host_end())).stdout;
+    assert!(shown.contains(",UP"), "{shown}");
+    wait_for_incident(&mut daemon, "incident.closed", MISMATCH, &id)
+        .expect("/incident/close_reason", "resolved");
 }
 
 #[test]

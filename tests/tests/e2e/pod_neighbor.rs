@@ -94,3 +94,22 @@ fn it_is_found_by_a_daemon_that_starts_later_and_ends_with_the_pod_and_is_none_w
     let closed = daemon.wait_for("the end", |event| is_of(event, "incident.closed", &pod));
     closed.expect("/incident/close_reason", "subject-gone");
 }
+
+#[test]
+fn an_interface_that_is_down_in_the_pod_or_on_the_host_is_set_up_by_the_command_that_is_shown() {
+    let (inside, host_side) = (Pod::new(), Pod::new());
+    let _sandboxes = [PodSandbox::of(&inside), PodSandbox::of(&host_side)];
+    let daemon = impatient().start();
+    inside.set_up(false);
+    run(&format!("ip link set {} down", host_side.host_end()));
+    let id = |pod: &Pod| {
+        let found = opened(&daemon, &[pod]);
+        found.text("/incident/id").to_owned()
+    };
+    let _ = carry_out(&daemon, &id(&inside), "pod-neighbor-unreachable/set-up-inside");
+    let shown = inside.ip("-oneline link show dev eth0").succeeded("ip").stdout;
+    assert!(shown.contains(",UP"), "{shown}");
+    let _ = carry_out(&daemon, &id(&host_side), "pod-neighbor-unreachable/set-up");
+    let shown = run(&format!("ip -oneline link show dev {}", host_side.host_end())).stdout;
+    assert!(shown.contains(",UP"), "{shown}");
+}

@@ -3,10 +3,10 @@
 use super::host_side::{Act, Explanation, HostFault, host_fault};
 use super::{Fault, FaultReason, SECOND};
 use crate::diagnose::Context;
-use crate::diagnose::advice::{advice, in_namespace, list_sandboxes, restart};
+use crate::diagnose::advice::{InNetns, advice, list_sandboxes, restart, set_up};
 use crate::diagnose::pod_network::is_deletion_feared;
 use crate::escape::name;
-use crate::event::{Actor, Advice, Container, Form, NamedProcess, Pod, Target, form};
+use crate::event::{Actor, Advice, Container, Pod, Target, form};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, CniPod, LinkFacts, LlAddr, NeighborKey, RouteFacts, iff};
 
@@ -21,7 +21,7 @@ pub(super) fn advice_for(
     target: &Target,
 ) -> Vec<Advice> {
     let mut steps = Vec::new();
-    if let (Some(link), Some(inside)) = (link(context.node, key), Inside::of(context, key, target)) {
+    if let (Some(link), Some(inside)) = (link(context.node, key), InNetns::of(context, key.netns, target)) {
         let look = ["neigh", "show", "dev", &link.ifname];
         let text = match is_route_gone(context.node, key, link) {
             true => {
@@ -34,8 +34,7 @@ pub(super) fn advice_for(
         if link.flags & iff::UP == 0 {
             let text = "set the interface up again; its routes went with it, and its static entries: whoever made them has to \
                         put them back";
-            let words = ["link", "set", "dev", &link.ifname, "up"];
-            steps.push(inside.advice(form::SET_UP_INSIDE, text, &words));
+            steps.push(inside.set_up(&link.ifname, text));
         }
         if let Some(found) = host_fault(context.node, key) {
             steps.extend(about_host(context.node, fault, found));
@@ -77,7 +76,7 @@ fn about_host(node: &NodeView<'_>, fault: &Fault, found: HostFault<'_>) -> Vec<A
                 _ => "the host end of the interface",
             };
             let text = format!("set {what} up; while it is down, nothing passes");
-            return vec![advice(form::SET_UP, &text, &["ip", "link", "set", &link.ifname, "up"])];
+            return vec![set_up(&link.ifname, &text)];
         }
         HostFault::ProxyOff(end) => (end, true),
         HostFault::ForwardingOff(end) => (end, false),
@@ -159,25 +158,6 @@ fn has_older_sandbox(node: &NodeView<'_>, pod: &Pod, container: Option<&Containe
             })
         },
     )
-}
-
-/// A process in the namespace, through which `ip` gets there.
-struct Inside(NamedProcess);
-
-impl Inside {
-    fn of(context: &Context<'_>, key: NeighborKey, target: &Target) -> Option<Self> {
-        let owner = context.node.namespaces.get(key.netns)?.owner.as_ref().map(|owner| owner.tgid);
-        let container = target.container.as_ref().and_then(|container| container.pid);
-        let links = in_namespace("net", key.netns);
-        Some(Self(NamedProcess { pid: container.or(owner)?, seen_ns: context.now.to_string(), links }))
-    }
-
-    fn advice(&self, form: &'static Form, text: &str, words: &[&str]) -> Advice {
-        let NamedProcess { pid, .. } = &self.0;
-        let pid_text = pid.to_string();
-        let command = [&["nsenter", "-t", &pid_text, "-n", "ip"][..], words].concat();
-        Advice { process: Some(self.0.clone()), ..advice(form, text, &command) }
-    }
 }
 
 /// The interface of the entry, if it still exists.

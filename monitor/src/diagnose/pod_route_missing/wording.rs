@@ -2,7 +2,7 @@
 
 use super::routed::RoutedPod;
 use super::{Down, Missing};
-use crate::diagnose::advice::advice;
+use crate::diagnose::advice::{advice, set_up};
 use crate::diagnose::gateway_neighbor_lost::health::{Health, health};
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, pod_label, target_label};
@@ -93,7 +93,7 @@ pub(super) fn steps(pod: &RoutedPod) -> Vec<Advice> {
     // No route leads by an interface that is down.
     let set_up = (pod.end.flags & iff::UP == 0).then(|| {
         let text = "set the host end of the interface up; while it is down, nothing passes, and no route can be added";
-        advice(form::SET_UP, text, &["ip", "link", "set", &pod.end.ifname, "up"])
+        set_up(&pod.end.ifname, text)
     });
     let add = advice(form::ADD_ROUTE, &text, &add);
     let tell = advice(form::TELL_POD, "show what is known of the pod", &["kevtmon", "why", &label]);
