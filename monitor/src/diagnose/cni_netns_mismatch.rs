@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::{InNetns, advice, set_up};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, seconds};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id, target_label};
 use crate::event::{
@@ -22,6 +22,20 @@ use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "cni-netns-mismatch";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A CNI DEL was sent into another network namespace than its sandbox's",
+    meaning: "The process id in its path was given to another process meanwhile, so the plugin may take the network of the \
+             host or of another pod down.",
+    remedy: "Check the network of the namespace that was hit; update the kubelet or the runtime, which reuse the id.",
+    severities: &[Severity::Warning],
+    counted: "such calls",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Executions,
+    is_optional: false,
+    start: |thresholds| Box::new(CniNetnsMismatch::new(thresholds)),
+};
 
 thresholds! {
     /// A CNI DEL in the network namespace of others is over when it is found; its incident expires after this time.

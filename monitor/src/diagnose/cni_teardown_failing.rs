@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, SECOND, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, SECOND, Watch, seconds};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id};
 use crate::event::{CloseReason, Cni, Confidence, Event, Kind, Severity};
@@ -15,6 +15,19 @@ use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "cni-teardown-failing";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "The CNI DEL of a sandbox fails again and again",
+    meaning: "The network of a pod that has ended is not taken down: addresses and interfaces may leak, and the pod stays.",
+    remedy: "Read the plugin's error in the log of the kubelet or the runtime; the incident names the plugin.",
+    severities: &[Severity::Warning],
+    counted: "failed calls",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Executions,
+    is_optional: false,
+    start: |thresholds| Box::new(CniTeardownFailing::new(thresholds)),
+};
 
 /// Without another call it is over, once the sandbox is gone, and in any case after a day.
 const QUIET: BootNs = 600 * SECOND;

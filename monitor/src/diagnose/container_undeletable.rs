@@ -10,7 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, IncidentKey, ModelChange, SECOND, STARTUP_GRACE, seconds};
+use super::{
+    CAPACITY, Context, Diagnosis, IncidentKey, IncidentKind, ModelChange, SECOND, STARTUP_GRACE, Watch,
+    seconds,
+};
 use crate::event::{CloseReason, Confidence, Event, Kind, MountHolder, Severity, Shared};
 use crate::node::mounts::MountKey;
 use crate::node::view::{NodeView, RuntimeAvailability};
@@ -24,6 +27,20 @@ mod wording;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "container-undeletable";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A container cannot be removed",
+    meaning: "Something uses its directory or its mounts, often a copy of the mount in the namespace of a service or of \
+             another container.",
+    remedy: "End or restart who holds it, as the incident names it; the runtime removes the container then.",
+    severities: &[Severity::Warning],
+    counted: "refused attempts",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: false,
+    start: |thresholds| Box::new(ContainerUndeletable::new(thresholds)),
+};
 
 /// What is there at the start was not seen to begin.
 const START_DELAY: BootNs = 5 * SECOND;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::pod_network::{SETTLE, is_of_pod, leads_out, living_pod, netns_of, runs_since, vrf};
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, ipam_drift, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, ipam_drift, seconds};
 use crate::escape::name;
 use crate::event::wording::pod_label;
 use crate::event::{
@@ -28,6 +28,20 @@ mod tests;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "duplicate-pod-ip";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "Two pods of this node have the same address",
+    meaning: "Packets for one of them may reach the other, or neither. Either the address was given out while it was in use, \
+             often after the records of the address management were lost or restored, or a pod has set it itself.",
+    remedy: "Restart the pod that got the address last, and compare the records of the address management with the pods.",
+    severities: &[Severity::Warning],
+    counted: "pods",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Netlink,
+    is_optional: false,
+    start: |thresholds| Box::new(DuplicatePodIp::new(thresholds)),
+};
 
 thresholds! {
     /// Pods that have the same address are reported after this time.

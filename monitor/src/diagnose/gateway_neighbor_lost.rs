@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::finding::{Count, Findings, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, Suspicion, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Suspicion, Watch, seconds};
 use crate::event::{CloseReason, Event, Kind, Neighbor, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
@@ -45,6 +45,22 @@ use undecided::Undecided;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "gateway-neighbor-lost";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A pod or container has lost the neighbor entry of its gateway",
+    meaning: "The default route leads to a gateway whose ARP or NDP entry was removed, replaced, points to a wrong hardware \
+             address or does not resolve. Nothing that it sends outside arrives. Where the entry was static, as Calico sets \
+             it, the kernel does not find it again by itself.",
+    remedy: "Put the entry back, or restart the pod, as the advice of the incident says; then look at who removed it: \
+             the actor of the incident.",
+    severities: &[Severity::Warning, Severity::Critical],
+    counted: "events of the loss",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Netlink,
+    is_optional: false,
+    start: |thresholds| Box::new(GatewayNeighborLost::new(thresholds)),
+};
 
 /// The namespace of an open incident is read again after this time, so that a repair that no hook reports closes it within
 /// two seconds: on a kernel without hooks, beyond the number of gateways that they know, or of records that were lost.

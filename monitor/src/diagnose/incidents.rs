@@ -5,7 +5,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::counted;
 use super::finding::{Count, IncidentObjects, Repeat, Report};
 use super::identity::IncidentId;
 use crate::event::{Advice, Confidence, EVIDENCE_MAX, Incident, Severity, WallClock};
@@ -68,7 +67,7 @@ impl OpenIncident {
                 count: match report.count {
                     Count::More(count) | Count::Total(count) | Count::Restart(count) => count.max(1),
                 },
-                counted: counted(kind).to_owned(),
+                counted: super::kind(kind).map_or_else(String::new, |kind| kind.counted.to_owned()),
                 counted_since: None,
                 episode,
                 close_reason: None,

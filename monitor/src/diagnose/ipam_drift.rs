@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::pod_network::SETTLE;
-use super::{CAPACITY, Context, Diagnosis, KINDS, ModelChange, OpenIncident, SECOND, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, OpenIncident, SECOND, Watch, seconds};
 use crate::escape::name;
 use crate::event::wording::{pod_label, repeated_actor_phrase, short_id};
 use crate::event::{
@@ -29,6 +29,22 @@ mod found;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "ipam-drift";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "host-local no longer reserves the address of a living pod for it",
+    meaning: "host-local gives an address to nobody as long as there is a file of its name. That of a pod which lives and has the \
+             address is gone, or is another sandbox's: a CNI DEL freed it, somebody removed the file, or its directory was \
+             emptied. Two pods with one address come of it.",
+    remedy: "Restart the pod, so that it gets another address; until then no pod should be started. Look who freed it: \
+             scripts that clean up /var/lib/cni/networks by a list of containers often do.",
+    severities: &[Severity::Warning],
+    counted: "observations",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Netlink,
+    is_optional: false,
+    start: |thresholds| Box::new(IpamDrift::new(thresholds)),
+};
 
 /// How long an address is reserved for another sandbox before that is told: longer than a pod that is being removed keeps its
 /// address in the kernel when another one needs it already.
@@ -183,7 +199,7 @@ impl IpamDrift {
         for duplicate in context.incidents.iter() {
             // No other incident has that object.
             let Some(conflict) = &duplicate.objects().address_conflict else { continue };
-            let Some(&kind) = KINDS.iter().find(|kind| **kind == duplicate.kind()) else { continue };
+            let Some(kind) = super::kind(duplicate.kind()).map(|kind| kind.name) else { continue };
             let is_its = |subject: &&String| {
                 let mut words = subject.split(' ');
                 words.next() == Some(&conflict.address.to_string())

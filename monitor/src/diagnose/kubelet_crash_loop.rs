@@ -9,13 +9,26 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{Context, Diagnosis, SECOND, orphan_container};
+use super::{Context, Diagnosis, IncidentKind, SECOND, Watch, orphan_container};
 use crate::event::{CloseReason, Component, Confidence, Event, Kind, Severity, form};
 use crate::observation::BootNs;
 use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "kubelet-crash-loop";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "The kubelet ends again and again soon after its start",
+    meaning: "No pod of this node is managed meanwhile: none starts, none is removed, and the node becomes NotReady.",
+    remedy: "Read the last lines of its log; an orphan container or a wrong configuration are usual reasons.",
+    severities: &[Severity::Warning],
+    counted: "ends of the kubelet",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: false,
+    start: |thresholds| Box::new(KubeletCrashLoop::new(thresholds)),
+};
 
 const PROGRAM: &str = "kubelet";
 const SIGTERM: i32 = 15;

@@ -1,6 +1,6 @@
 //! Finds incidents: what is wrong now, since when, and why.
 //!
-//! Each kind of incident is one file and one line in [`all`]. A diagnosis gets events, changes of the model and time,
+//! Each kind of incident is one file and one line in [`KINDS`]. A diagnosis gets events, changes of the model and time,
 //! and reports [`Findings`]; the [`Engine`] turns them into incidents, gives those an id and decides when an event is
 //! emitted. Neither does I/O or reads a clock: what only I/O can find out is requested.
 
@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use crate::event::{Event, MountServer, Rbd, Severity, WallClock};
+use crate::event::{Event, MountServer, Rbd, WallClock};
 use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
 use crate::node::rbd_locks::LockCall;
@@ -40,7 +40,6 @@ mod cni_teardown_failing;
 mod container_undeletable;
 mod duplicate_pod_ip;
 mod engine;
-mod explained;
 mod finding;
 mod flapping;
 mod gateway_health;
@@ -48,6 +47,7 @@ mod gateway_neighbor_lost;
 mod identity;
 mod incidents;
 mod ipam_drift;
+mod kind;
 mod kubelet_crash_loop;
 mod mount_leak;
 mod multi_pod_disruption;
@@ -69,11 +69,11 @@ mod umount_hung;
 mod volume_busy;
 
 pub use engine::{Engine, IncidentChange, RestoreError, Saved};
-pub use explained::{Explained, explained};
 pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
 pub use flapping::Lull;
 pub use gateway_health::{GatewayHealth, gateway_health};
 pub use incidents::{Incidents, OpenIncident, Recount};
+pub use kind::{IncidentKind, Watch};
 pub use mount_leak::{Leak, Leaks};
 pub use orphan_veth::VethEnd;
 pub use rbd_orphan_mapping::{ImageUse, Usage};
@@ -82,116 +82,43 @@ pub use suspicion::Suspicion;
 pub use umount_hung::Waiting;
 pub use volume_busy::LEFT_VOLUME;
 
-/// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 22] = [
-    cni_teardown_failing::KIND,
-    gateway_neighbor_lost::KIND,
-    orphan_veth::KIND,
-    ipam_drift::KIND,
-    duplicate_pod_ip::KIND,
-    pod_neighbor_unreachable::KIND,
-    pod_route_missing::KIND,
-    orphan_container::KIND,
-    volume_busy::KIND,
-    stale_cni_del::KIND,
-    cni_netns_mismatch::KIND,
-    kubelet_crash_loop::KIND,
-    spec_hash_storm::KIND,
-    sandbox_crash_loop::KIND,
-    umount_hung::KIND,
-    container_undeletable::KIND,
-    pod_stuck_terminating::KIND,
-    mount_leak::KIND,
-    rbd_orphan_mapping::KIND,
-    rbd_lock_left::KIND,
-    rbd_locked_elsewhere::KIND,
-    multi_pod_disruption::KIND,
+/// Every kind, causes before their effects: a later diagnosis can link what an earlier one found in the same event. A stale CNI
+/// call is a cause only for what it did, so it comes behind that.
+pub const KINDS: [&IncidentKind; 22] = [
+    &cni_teardown_failing::SPEC,
+    &gateway_neighbor_lost::SPEC,
+    &orphan_veth::SPEC,
+    &ipam_drift::SPEC,
+    &duplicate_pod_ip::SPEC,
+    &pod_neighbor_unreachable::SPEC,
+    &pod_route_missing::SPEC,
+    &orphan_container::SPEC,
+    &volume_busy::SPEC,
+    &stale_cni_del::SPEC,
+    &cni_netns_mismatch::SPEC,
+    &kubelet_crash_loop::SPEC,
+    &spec_hash_storm::SPEC,
+    &sandbox_crash_loop::SPEC,
+    &umount_hung::SPEC,
+    &container_undeletable::SPEC,
+    &pod_stuck_terminating::SPEC,
+    &mount_leak::SPEC,
+    &rbd_orphan_mapping::SPEC,
+    &rbd_lock_left::SPEC,
+    &rbd_locked_elsewhere::SPEC,
+    // The cause of others, found in them.
+    &multi_pod_disruption::SPEC,
 ];
 
-/// Severities that incidents of a kind usually have: each has a series from the start, of which there is room for few. Others
-/// appear with the first of them.
+/// The kind of this name.
 #[must_use]
-pub fn severities(kind: &str) -> &'static [Severity] {
-    match kind {
-        cni_teardown_failing::KIND
-        | stale_cni_del::KIND
-        | cni_netns_mismatch::KIND
-        | kubelet_crash_loop::KIND
-        | spec_hash_storm::KIND
-        | sandbox_crash_loop::KIND
-        | umount_hung::KIND
-        | orphan_veth::KIND
-        | duplicate_pod_ip::KIND
-        | ipam_drift::KIND
-        | pod_neighbor_unreachable::KIND
-        | pod_route_missing::KIND
-        | pod_stuck_terminating::KIND
-        | container_undeletable::KIND
-        | rbd_orphan_mapping::KIND
-        | rbd_lock_left::KIND
-        | rbd_locked_elsewhere::KIND
-        // As bad as the worst of the pods.
-        | multi_pod_disruption::KIND => &[Severity::Warning],
-        // Critical is one that keeps a kubelet of few versions from starting.
-        mount_leak::KIND | orphan_container::KIND => &[Severity::Info, Severity::Warning],
-        // What users do in namespaces of their own is a notice at most.
-        gateway_neighbor_lost::KIND => &[Severity::Warning, Severity::Critical],
-        _ => &[Severity::Info, Severity::Warning, Severity::Critical],
-    }
+pub fn kind(name: &str) -> Option<&'static IncidentKind> {
+    KINDS.into_iter().find(|kind| kind.name == name)
 }
 
-/// Whether it takes a source that is off unless the configuration names it: then there is no series before the first one.
-#[must_use]
-pub fn is_optional(kind: &str) -> bool {
-    kind == rbd_locked_elsewhere::KIND
-}
-
-/// What the count of such an incident counts, in the plural.
-#[must_use]
-pub fn counted(kind: &str) -> &'static str {
-    match kind {
-        gateway_neighbor_lost::KIND => "events of the loss",
-        volume_busy::KIND | container_undeletable::KIND => "refused attempts",
-        cni_teardown_failing::KIND | stale_cni_del::KIND => "failed calls",
-        cni_netns_mismatch::KIND => "such calls",
-        sandbox_crash_loop::KIND => "sandboxes",
-        kubelet_crash_loop::KIND => "ends of the kubelet",
-        spec_hash_storm::KIND => "containers",
-        umount_hung::KIND => "unmounts",
-        duplicate_pod_ip::KIND | multi_pod_disruption::KIND => "pods",
-        pod_neighbor_unreachable::KIND | pod_route_missing::KIND => "looks",
-        mount_leak::KIND => "mounts",
-        rbd_locked_elsewhere::KIND => "refusals",
-        _ => "observations",
-    }
-}
-
-/// The thresholds of all diagnoses, in the order of the configuration file.
+/// The thresholds of all kinds, in the order of the configuration file.
 pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
-    let all = [
-        gateway_neighbor_lost::THRESHOLDS,
-        orphan_veth::THRESHOLDS,
-        ipam_drift::THRESHOLDS,
-        duplicate_pod_ip::THRESHOLDS,
-        pod_neighbor_unreachable::THRESHOLDS,
-        pod_route_missing::THRESHOLDS,
-        orphan_container::THRESHOLDS,
-        volume_busy::THRESHOLDS,
-        stale_cni_del::THRESHOLDS,
-        cni_teardown_failing::THRESHOLDS,
-        cni_netns_mismatch::THRESHOLDS,
-        kubelet_crash_loop::THRESHOLDS,
-        spec_hash_storm::THRESHOLDS,
-        sandbox_crash_loop::THRESHOLDS,
-        umount_hung::THRESHOLDS,
-        container_undeletable::THRESHOLDS,
-        pod_stuck_terminating::THRESHOLDS,
-        mount_leak::THRESHOLDS,
-        rbd_orphan_mapping::THRESHOLDS,
-        rbd_lock_left::THRESHOLDS,
-        multi_pod_disruption::THRESHOLDS,
-    ];
-    all.into_iter().flatten().copied()
+    KINDS.into_iter().flat_map(|kind| kind.thresholds).copied()
 }
 
 const SECOND: BootNs = 1_000_000_000;
@@ -206,35 +133,10 @@ pub(crate) const CAPACITY: usize = 1024;
 /// An incident of the previous run does not escalate before every source has reported; its timer is postponed by this.
 pub(crate) const STARTUP_GRACE: BootNs = 5 * SECOND;
 
-/// The diagnoses, causes before their effects: a later one can link what an earlier one found in the same event. A stale CNI
-/// call is a cause only for what it did, so it comes behind that.
+/// The diagnoses, in the order of [`KINDS`].
 #[must_use]
 pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
-    vec![
-        Box::new(cni_teardown_failing::CniTeardownFailing::new(thresholds)),
-        Box::new(gateway_neighbor_lost::GatewayNeighborLost::new(thresholds)),
-        Box::new(orphan_veth::OrphanVeth::new(thresholds)),
-        Box::new(ipam_drift::IpamDrift::new(thresholds)),
-        Box::new(duplicate_pod_ip::DuplicatePodIp::new(thresholds)),
-        Box::new(pod_neighbor_unreachable::PodNeighborUnreachable::new(thresholds)),
-        Box::new(pod_route_missing::PodRouteMissing::new(thresholds)),
-        Box::new(orphan_container::OrphanContainer::new(thresholds)),
-        Box::new(volume_busy::VolumeBusy::new(thresholds)),
-        Box::new(stale_cni_del::StaleCniDel::new(thresholds)),
-        Box::new(cni_netns_mismatch::CniNetnsMismatch::new(thresholds)),
-        Box::new(kubelet_crash_loop::KubeletCrashLoop::new(thresholds)),
-        Box::new(spec_hash_storm::SpecHashStorm::new(thresholds)),
-        Box::new(sandbox_crash_loop::SandboxCrashLoop::new(thresholds)),
-        Box::new(umount_hung::UmountHung::new(thresholds)),
-        Box::new(container_undeletable::ContainerUndeletable::new(thresholds)),
-        Box::new(pod_stuck_terminating::PodStuckTerminating::new(thresholds)),
-        Box::new(mount_leak::MountLeak::new(thresholds)),
-        Box::new(rbd_orphan_mapping::RbdOrphanMapping::new(thresholds)),
-        Box::new(rbd_lock_left::RbdLockLeft::new(thresholds)),
-        Box::new(rbd_locked_elsewhere::RbdLockedElsewhere::default()),
-        // The cause of others, found in them.
-        Box::new(multi_pod_disruption::MultiPodDisruption::new(thresholds)),
-    ]
+    KINDS.into_iter().map(|kind| (kind.start)(thresholds)).collect()
 }
 
 /// Finds one kind of incident.

@@ -10,7 +10,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
+use super::{Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
 use crate::event::{Actor, CloseReason, Event, Kind, LEAKS_MAX, LeakedMount, Severity, Shared, Target};
 use crate::node::{cgroup, charge};
 use crate::observation::{BootNs, KernelMounts, Request};
@@ -21,6 +21,21 @@ mod wording;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "mount-leak";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "Somebody still has mounts that the host has unmounted",
+    meaning: "The copies in another mount namespace keep file systems and devices in use: a device cannot be detached, a \
+             FUSE server is not told to end.",
+    remedy: "Restart the container or service that has them; mount host directories with the propagation HostToContainer \
+             (rslave), and run services without a mount namespace of their own.",
+    severities: &[Severity::Info, Severity::Warning],
+    counted: "mounts",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: false,
+    start: |thresholds| Box::new(MountLeak::new(thresholds)),
+};
 
 thresholds! {
     /// A mount that is left in another mount namespace is told after this time: it may go at once, with what ends.

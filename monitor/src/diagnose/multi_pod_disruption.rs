@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
-use super::{CAPACITY, Context, Diagnosis, ModelChange, gateway_neighbor_lost, pod_route_missing, seconds};
+use super::{
+    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, gateway_neighbor_lost, pod_route_missing,
+    seconds,
+};
 use crate::event::wording::{actor_phrase, repeated_actor_phrase};
 use crate::event::{Actor, CloseReason, Confidence, Event, Severity, Shared, form, identity};
 use crate::observation::BootNs;
@@ -24,6 +27,20 @@ mod tests;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "multi-pod-disruption";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "One actor has disrupted the network of several pods",
+    meaning: "A network service that was restarted, a script or an agent took away what the network of these pods needs; each \
+             of them has an incident of its own, of which this one is the cause.",
+    remedy: "Find out why the actor did it, and stop that first; then restore the pods as their incidents advise.",
+    severities: &[Severity::Warning],
+    counted: "pods",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Netlink,
+    is_optional: false,
+    start: |thresholds| Box::new(MultiPodDisruption::new(thresholds)),
+};
 
 /// Incidents whose actor did something to the network of a pod. The actor of others holds or calls something.
 const EFFECTS: [&str; 2] = [gateway_neighbor_lost::KIND, pod_route_missing::KIND];

@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, OpenIncident, SECOND, STARTUP_GRACE, seconds};
+use super::{
+    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, OpenIncident, SECOND, STARTUP_GRACE, Watch,
+    seconds,
+};
 use crate::event::{CloseReason, Confidence, Event, Kind, Sandbox, Severity, Shared};
 use crate::node::containers::is_live;
 use crate::node::view::{NodeView, RuntimeAvailability};
@@ -26,6 +29,20 @@ mod wording;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "orphan-container";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A container is there whose pod sandbox is gone",
+    meaning: "Kubelets of about 1.18 to 1.23 refuse to start while such a container exists and their runtime does not \
+             remember the sandbox.",
+    remedy: "Remove the container by the command of the advice, then see who removed the sandbox alone.",
+    severities: &[Severity::Info, Severity::Warning],
+    counted: "observations",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Runtime,
+    is_optional: false,
+    start: |thresholds| Box::new(OrphanContainer::new(thresholds)),
+};
 
 /// What is there at the start was not seen to begin: a list may just have been read while a pod was removed.
 const START_DELAY: BootNs = 5 * SECOND;

@@ -17,7 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::pod_network::SETTLE;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, cni_teardown_failing, seconds};
+use super::{
+    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing, seconds,
+};
 use crate::event::{
     CloseReason, Confidence, Container, Event, Join, Kind, MountHolder, Pod, Severity, Shared, Target,
     Unreadable,
@@ -36,6 +38,21 @@ mod wording;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "orphan-veth";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A pod's veth device is left on the node though its pod is gone",
+    meaning: "The network of the pod was not taken down, or something keeps its network namespace alive: a process, an open \
+             file or a mount. Routes and addresses that belong to the device may be in the way of newer pods.",
+    remedy: "End who keeps the namespace, as the incident names them; the device goes with it. Do not delete a device by its \
+             name: the next pod of that name has one of the same name.",
+    severities: &[Severity::Warning],
+    counted: "observations",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Netlink,
+    is_optional: false,
+    start: |thresholds| Box::new(OrphanVeth::new(thresholds)),
+};
 
 thresholds! {
     /// The veth device of a pod may remain for this time after its pod.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::{InNetns, advice, set_up};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::pod_network::{is_of_pod, living_pod, netns_now, runs_since};
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, pod_label, target_label};
 use crate::event::{
@@ -30,6 +30,20 @@ use downs::{Down, Downs};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "pod-neighbor-unreachable";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "This node cannot reach one of its pods",
+    meaning: "The neighbor record of the pod's address stays unresolved while the pod runs: its interface is down or has lost \
+             the address, or ARP is not answered there.",
+    remedy: "Look at the interface and the address in the pod, as the advice says; restart the pod if its network is gone.",
+    severities: &[Severity::Warning],
+    counted: "looks",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Netlink,
+    is_optional: false,
+    start: |thresholds| Box::new(PodNeighborUnreachable::new(thresholds)),
+};
 
 thresholds! {
     /// A neighbor record of a pod's address that stays unresolved for this time, and for three looks, is reported.

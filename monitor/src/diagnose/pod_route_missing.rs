@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::pod_network::{SETTLE, netns_now, runs_since};
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, gateway_neighbor_lost, seconds};
+use super::{
+    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, gateway_neighbor_lost, seconds,
+};
 use crate::event::{Actor, CloseReason, Confidence, Event, Kind, Route, Severity, Shared};
 use crate::observation::{BootNs, FoundRoute, NsInum, PodAddress, PodRoute, Request};
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -26,6 +28,21 @@ mod wording;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "pod-route-missing";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "This node has no route to one of its pods",
+    meaning: "The pod's own network looks right and its gateway may answer, but what the node or others send to the pod does \
+             not arrive: answers to the pod are dropped or leave by another interface.",
+    remedy: "Add the route as the advice says, then restart the agent of the network plugin on this node (calico-node), which \
+             adds the routes of all pods; look in its log for why it lost this one.",
+    severities: &[Severity::Warning],
+    counted: "looks",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Netlink,
+    is_optional: false,
+    start: |thresholds| Box::new(PodRouteMissing::new(thresholds)),
+};
 
 thresholds! {
     /// A route to a pod may be missing for this time.

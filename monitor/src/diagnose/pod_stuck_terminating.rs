@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::volume_busy::mount_object;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, cni_teardown_failing, seconds};
+use super::{
+    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing, seconds,
+};
 use super::{umount_hung, volume_busy};
 use crate::event::wording::{pod_label, target_label};
 use crate::event::{Advice, CloseReason, Confidence, Event, Pod, Severity, Shared, Target, form};
@@ -27,6 +29,20 @@ mod tests;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "pod-stuck-terminating";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A pod has ended and something of it is left on the node",
+    meaning: "A volume is still mounted, a process still in its control group, a CNI DEL fails, or a process that was \
+             killed waits in the kernel; so the pod stays in Terminating.",
+    remedy: "The incident says which of these it is and by whom; begin there.",
+    severities: &[Severity::Warning],
+    counted: "observations",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: false,
+    start: |thresholds| Box::new(PodStuckTerminating::new(thresholds)),
+};
 
 thresholds! {
     /// Something of a pod that remains is reported once no container of the pod has run for this time; and the first process

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::{advice, quoted};
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
 use crate::escape::name;
 use crate::event::wording::actor_phrase;
 use crate::event::{Actor, Advice, CloseReason, Confidence, Event, Rbd, Severity, Shared, form, span};
@@ -21,6 +21,22 @@ use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "rbd-lock-left";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A lock is left on a Ceph RBD image that this node has not mapped",
+    meaning: "A program on this node, such as a kubelet up to 1.7, has taken the lock, and none on this node has removed it. \
+             Other nodes may be refused the image: \"image is locked by other nodes\". Whether somebody has removed the lock \
+             from another node is not known.",
+    remedy: "Make sure by rbd status that no client has the image open, see by rbd lock list whether the lock is still there, \
+             and only then remove it.",
+    severities: &[Severity::Warning],
+    counted: "observations",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: false,
+    start: |thresholds| Box::new(RbdLockLeft::new(thresholds)),
+};
 
 thresholds! {
     /// A lock on a Ceph RBD image that was taken on this node is told when the image has not been mapped here for this time: it

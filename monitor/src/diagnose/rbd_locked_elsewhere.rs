@@ -11,13 +11,30 @@ use serde_json::Value;
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch};
 use crate::escape::{Escaped, name};
 use crate::event::{Advice, CloseReason, Confidence, Event, Kind, Log, Rbd, Severity, form};
 use crate::observation::{BootNs, ImageName};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "rbd-locked-elsewhere";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A log says that a Ceph RBD image is refused to this node",
+    meaning: "According to a log of this node, another node has the image or a lock on it; then its pod stays in \
+             ContainerCreating. Either the pod's node before has not given it back, or a lock was left when it did. The log may \
+             also be wrong: it is quoted, and nothing else shows the refusal. Whether a program has the image without the \
+             kernel (rbd-nbd, librbd) is not seen.",
+    remedy: "See by rbd status which client has the image open and go on with kevtmon on the node of that address; if that tells \
+             nothing, a pod there uses the image. A lock is removed only if there is no watcher.",
+    severities: &[Severity::Warning],
+    counted: "refusals",
+    thresholds: &[],
+    watched_by: Watch::None,
+    is_optional: true,
+    start: |_| Box::new(RbdLockedElsewhere::default()),
+};
 
 /// Without another refusal nobody waits for it any more: a kubelet tries again every 2 min.
 const QUIET: BootNs = 600 * SECOND;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{Context, Diagnosis, ModelChange, seconds};
+use super::{Context, Diagnosis, IncidentKind, ModelChange, Watch, seconds};
 use crate::event::{CloseReason, Confidence, Event, MountHolder, Rbd, Severity, Shared, Target};
 use crate::observation::{BootNs, NsInum};
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -19,6 +19,20 @@ mod wording;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "rbd-orphan-mapping";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A Ceph RBD image is mapped on this node though no pod uses it",
+    meaning: "Either the pod that used it has gone and something still has the image mounted or open, or it was never unmapped, \
+             or somebody has mapped it by hand. A pod on another node may wait for it, if the image is locked.",
+    remedy: "End who holds the device, as the incident names them, unmount it there, then unmap it; only then look at its lock.",
+    severities: &[Severity::Warning],
+    counted: "observations",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: false,
+    start: |thresholds| Box::new(RbdOrphanMapping::new(thresholds)),
+};
 
 thresholds! {
     /// A Ceph RBD image that is mapped on this node and that no pod uses is told after this time: the kubelet maps it before it

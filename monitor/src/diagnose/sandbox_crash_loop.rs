@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{Context, Diagnosis, Incidents, ModelChange, SECOND, seconds};
+use super::{Context, Diagnosis, IncidentKind, Incidents, ModelChange, SECOND, Watch, seconds};
 use crate::escape::name;
 use crate::event::wording::{pod_label, target_label};
 use crate::event::{CloseReason, Confidence, Event, Kind, Severity, Shared, Target, form};
@@ -21,6 +21,19 @@ use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "sandbox-crash-loop";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A pod gets new sandboxes again and again",
+    meaning: "The runtime or the CNI plugin cannot bring the pod's network up, and the kubelet tries without end.",
+    remedy: "Read the error in the events of the pod and the log of the runtime and the plugin.",
+    severities: &[Severity::Warning],
+    counted: "sandboxes",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Runtime,
+    is_optional: false,
+    start: |thresholds| Box::new(SandboxCrashLoop::new(thresholds)),
+};
 
 /// Pods that are followed.
 const PODS_MAX: usize = 512;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
+use super::{Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
 use crate::escape::name;
 use crate::event::{
     Advice, CloseReason, Component, Confidence, Event, Kind, RecreationReason, Severity, form,
@@ -20,6 +20,20 @@ use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "spec-hash-storm";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "Containers of many pods were made anew because their hash differs",
+    meaning: "A kubelet of another version computes other hashes of the same specifications and restarts all containers of \
+             the node.",
+    remedy: "Nothing is wrong with the pods. Drain nodes before the next update of the kubelet across such a version.",
+    severities: &[Severity::Warning],
+    counted: "containers",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: false,
+    start: |thresholds| Box::new(SpecHashStorm::new(thresholds)),
+};
 
 const PROGRAM: &str = "kubelet";
 /// Recreations that are kept until the kubelet is known that was started before; it is looked for once a minute.

@@ -14,8 +14,8 @@ use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Repeat, Repo
 use super::flapping::is_own_doing;
 use super::timers::Timers;
 use super::{
-    CAPACITY, Context, Diagnosis, ModelChange, SECOND, cni_teardown_failing, gateway_neighbor_lost,
-    ipam_drift, pod_route_missing, seconds,
+    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing,
+    gateway_neighbor_lost, ipam_drift, pod_route_missing, seconds,
 };
 use crate::event::wording::short_id;
 use crate::event::{Actor, CloseReason, Cni, Confidence, Event, Kind, Severity, Shared, Target};
@@ -32,6 +32,20 @@ mod wording;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "stale-cni-del";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A CNI DEL of an old sandbox may hit the newer pod of the same name",
+    meaning: "Plugins that know endpoints by the pod's name take the network of the newer pod away when the older one is \
+             cleaned up late.",
+    remedy: "Restart the newer pod if its network is gone; remove the old sandbox so that the call is not repeated.",
+    severities: &[Severity::Warning],
+    counted: "failed calls",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Executions,
+    is_optional: false,
+    start: |thresholds| Box::new(StaleCniDel::new(thresholds)),
+};
 
 /// Incidents that come of it.
 const HARMFUL: [&str; 3] = [gateway_neighbor_lost::KIND, pod_route_missing::KIND, ipam_drift::KIND];

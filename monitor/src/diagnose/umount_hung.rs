@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::continue_server;
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
+use super::{Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, target_label};
 use crate::event::{Actor, CloseReason, Confidence, Event, MountServer, Severity, Shared, Target};
@@ -19,6 +19,20 @@ use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "umount-hung";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A process hangs in an unmount",
+    meaning: "It waits in the kernel for a file system whose server does not answer, such as NFS or a stopped FUSE server, \
+             and cannot be killed. What waits for it hangs, too.",
+    remedy: "Let the server answer or end it; for FUSE, abort the connection, as the advice says.",
+    severities: &[Severity::Warning],
+    counted: "unmounts",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: false,
+    start: |thresholds| Box::new(UmountHung::new(thresholds)),
+};
 
 thresholds! {
     /// A process that unmounts something and waits in the kernel hangs once it is this old; a call of umount2(2), once it was

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, STARTUP_GRACE, Watch};
 use crate::escape::name;
 use crate::event::past::UNDETERMINED;
 use crate::event::wording::copies_phrase;
-use crate::event::{CloseReason, Confidence, Event, Kind, Mount, Volume};
+use crate::event::{CloseReason, Confidence, Event, Kind, Mount, Severity, Volume};
 use crate::node::mounts::{BusyMount, MountKey};
 use crate::observation::{BootNs, Verdict};
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -38,6 +38,21 @@ pub(super) use left::mount_object;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "volume-busy";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A pod's volume cannot be unmounted",
+    meaning: "The unmount is refused because a process, another mount or the kernel uses the volume, so the pod stays in \
+             Terminating. Another copy of the mount in a container refuses nothing by itself.",
+    remedy: "End or restart who holds it: the incident names holders, `kevtmon holders PATH` shows who does now. A lazy \
+             unmount only hides it.",
+    severities: &[Severity::Info, Severity::Warning, Severity::Critical],
+    counted: "refused attempts",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: false,
+    start: |thresholds| Box::new(VolumeBusy::new(thresholds)),
+};
 
 /// Mounts of one volume: one for each container with a sub-path of it.
 const MOUNTS_MAX: usize = 64;

@@ -8,7 +8,7 @@ use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError, lock};
-use crate::diagnose::{IncidentObjects, KINDS, is_optional, severities};
+use crate::diagnose::{IncidentObjects, KINDS};
 use crate::escape::Escaped;
 use crate::event::{Actor, Event, Incident, Kind, Severity};
 
@@ -94,8 +94,8 @@ impl IncidentMetrics {
     }
 
     fn export_zeros(&self) {
-        for kind in KINDS.into_iter().filter(|kind| !is_optional(kind)) {
-            self.total.with_label_values(&[kind]);
+        for kind in KINDS.into_iter().filter(|kind| !kind.is_optional) {
+            self.total.with_label_values(&[kind.name]);
         }
         self.show(&BTreeMap::new());
     }
@@ -109,10 +109,10 @@ impl IncidentMetrics {
 
     fn show(&self, known: &BTreeMap<String, Shown>) {
         self.open.reset();
-        for kind in KINDS.into_iter().filter(|kind| !is_optional(kind)) {
+        for kind in KINDS.into_iter().filter(|kind| !kind.is_optional) {
             // Series are few, and of what only informs nobody is woken.
-            for severity in severities(kind).iter().copied().filter(|severity| *severity > Severity::Info) {
-                self.open.with_label_values(&[kind, severity.name()]);
+            for severity in kind.severities.iter().copied().filter(|severity| *severity > Severity::Info) {
+                self.open.with_label_values(&[kind.name, severity.name()]);
             }
         }
         self.oldest.reset();

@@ -173,7 +173,8 @@ fn what_can_be_zero_is_there_before_the_first_event_but_for_the_kinds_of_events(
     }
     for kind in crate::diagnose::KINDS {
         // What takes a source that is off is not there.
-        let expected = (!crate::diagnose::is_optional(kind)).then_some(0.0);
+        let expected = (!kind.is_optional).then_some(0.0);
+        let kind = kind.name;
         assert_eq!(
             value(&metrics, &format!("kevtmon_incidents_total{{incident=\"{kind}\"}}")),
             expected,

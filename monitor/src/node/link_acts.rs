@@ -111,7 +111,7 @@ mod tests {
     }
 
     fn taken(acts: &mut LinkActs, at: BootNs, netns: NsInum, op: LinkOp) -> Option<(u32, Confidence)> {
-        acts.take(at, netns, 2, op).map(|(task, confidence)| (task.key.tgid, confidence))
+        acts.take(at, netns, None, 2, op).map(|(task, confidence)| (task.key.tgid, confidence))
     }
 
     #[test]

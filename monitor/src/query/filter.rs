@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::Record;
 use super::history::IncidentView;
 use super::key::{Family, Key, Lookup, keys};
-use crate::diagnose::KINDS;
+use crate::diagnose::{self, KINDS};
 use crate::event::{Event, Kind, Pod, Severity};
 
 /// Events on one page by default.
@@ -255,7 +255,7 @@ pub enum FilterError {
         given: String,
     },
     /// No incident has this kind.
-    #[error("{given:?} is not a kind of incident: expected one of {}", KINDS.join(", "))]
+    #[error("{given:?} is not a kind of incident: expected one of {}", KINDS.map(|kind| kind.name).join(", "))]
     IncidentKind {
         /// What was given.
         given: String,
@@ -299,7 +299,7 @@ pub fn kind(text: &str) -> Result<String, FilterError> {
         Ok(text.to_owned())
     } else if Kind::ALL.iter().any(|kind| kind.name().starts_with(&family)) {
         Ok(family)
-    } else if KINDS.contains(&text) {
+    } else if diagnose::kind(text).is_some() {
         Err(FilterError::IncidentAsEvent { given: text.to_owned() })
     } else {
         Err(FilterError::Kind { given: text.to_owned() })
@@ -311,7 +311,7 @@ pub fn kind(text: &str) -> Result<String, FilterError> {
 /// # Errors
 /// When no incident has such a kind.
 pub fn incident_kind(text: &str) -> Result<String, FilterError> {
-    match KINDS.contains(&text) {
+    match diagnose::kind(text).is_some() {
         true => Ok(text.to_owned()),
         false => Err(FilterError::IncidentKind { given: text.to_owned() }),
     }

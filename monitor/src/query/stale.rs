@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::history::{Extent, IncidentView};
 use crate::core::state::NodeState;
+use crate::diagnose::{self, Watch};
 use crate::event::past;
 use crate::observation::{SourceKind, SourceStatus};
 
@@ -73,18 +74,10 @@ fn mark(view: &mut IncidentView, stale: Stale) {
 /// The source that is down, of what would show that an incident is over.
 fn silent_source<'s>(view: &IncidentView, state: &'s NodeState) -> Option<&'s SourceStatus> {
     let mut down = state.sources.iter().filter(|source| !source.up);
-    match view.incident.kind.as_str() {
-        "gateway-neighbor-lost"
-        | "orphan-veth"
-        | "duplicate-pod-ip"
-        | "ipam-drift"
-        | "pod-neighbor-unreachable"
-        | "pod-route-missing"
-        | "multi-pod-disruption" => down.find(|source| source.kind == SourceKind::Netlink),
-        "cni-teardown-failing" | "stale-cni-del" | "cni-netns-mismatch" => {
-            down.find(|source| source.source == "hook.exec")
-        }
-        "orphan-container" | "sandbox-crash-loop" => {
+    match diagnose::kind(&view.incident.kind)?.watched_by {
+        Watch::Netlink => down.find(|source| source.kind == SourceKind::Netlink),
+        Watch::Executions => down.find(|source| source.source == "hook.exec"),
+        Watch::Runtime => {
             let container = view.target.as_ref()?.container.as_ref()?;
             match state.containers.iter().find(|known| known.container.id == container.id) {
                 Some(known) if !known.stale => None,
@@ -97,7 +90,7 @@ fn silent_source<'s>(view: &IncidentView, state: &'s NodeState) -> Option<&'s So
                 }),
             }
         }
-        _ => None,
+        Watch::None => None,
     }
 }
 

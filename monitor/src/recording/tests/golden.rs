@@ -11,7 +11,7 @@ use super::super::format::Header;
 use super::super::reader::{Line, Reader};
 use super::super::replay::{Summary, replay};
 use crate::core::{Core, Output, Resume, assert_same};
-use crate::diagnose::severities;
+use crate::diagnose::kind;
 use crate::observation::{Fact, Observation};
 use crate::render::Pretty;
 use crate::tests::schema::assert_in_past_tense;
@@ -33,7 +33,7 @@ fn answer(recording: &[u8]) -> (String, Summary) {
     let summary = replay(recording, None, |event| {
         assert_in_past_tense(&event);
         if let Some(incident) = &event.incident {
-            assert!(severities(&incident.kind).contains(&incident.severity), "{incident:?}");
+            assert!(kind(&incident.kind).unwrap().severities.contains(&incident.severity), "{incident:?}");
         }
         text.push_str(&pretty.text(&event));
         writeln!(text, "  {}\n", serde_json::to_string(&event).unwrap()).unwrap();

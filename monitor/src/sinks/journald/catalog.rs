@@ -31,7 +31,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::diagnose::{KINDS, explained};
+    use crate::diagnose::KINDS;
     use crate::tests::sample;
 
     /// The text of `kevtmon.catalog`.
@@ -40,10 +40,10 @@ mod tests {
                         # journalctl -x shows it once journalctl --update-catalog has read it.\n"
             .to_owned();
         for kind in KINDS {
-            let Some(it) = explained(kind) else { continue };
-            text.push_str(&format!("\n-- {}\nSubject: {}\n", id(&format!("incident/{kind}")), it.title));
+            let id = id(&format!("incident/{}", kind.name));
+            text.push_str(&format!("\n-- {id}\nSubject: {}\n", kind.title));
             text.push_str("Defined-By: kevtmon\n\n");
-            text.push_str(&format!("{}\n\n{}\n\n", wrapped(it.meaning), wrapped(it.remedy)));
+            text.push_str(&format!("{}\n\n{}\n\n", wrapped(kind.meaning), wrapped(kind.remedy)));
             text.push_str(
                 "kevtmon why @KEVTMON_INCIDENT@ tells the whole story, with advice and commands.\n",
             );
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn no_two_kinds_share_an_identifier() {
-        let names = KINDS.iter().map(|kind| format!("incident/{kind}"));
+        let names = KINDS.iter().map(|kind| format!("incident/{}", kind.name));
         let all: Vec<String> = names.chain(Kind::ALL.iter().map(|kind| kind.name().to_owned())).collect();
         let ids: BTreeSet<String> = all.iter().map(|name| id(name)).collect();
         assert_eq!(ids.len(), all.len());
