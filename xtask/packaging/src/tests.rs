@@ -68,6 +68,7 @@ fn the_tarball_has_one_directory_with_all_that_is_installed_by_hand() {
         "LICENSE-MIT",
         "LICENSE-APACHE",
         "docs/bare-metal.md",
+        "docs/attribution.md",
     ] {
         assert!(files.contains(&format!("kevtmon-1.2.3-x86_64-linux/{expected}")), "{expected} in {files:?}");
     }
