@@ -1,4 +1,4 @@
-//! docs/events.md against the schema and the diagnoses, and the links of all documents.
+//! docs/events.md against the schema and the diagnoses; the links of all documents, and how long they are to read.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,6 +10,11 @@ use super::schema::errors;
 use crate::diagnose;
 use crate::event::Kind;
 use crate::settings::Thresholds;
+
+/// What is read of a README, and of a cell of a table.
+const README_LINES: usize = 200;
+const README_BYTES: usize = 15 * 1024;
+const CELL: usize = 200;
 
 const EVENTS: &str = include_str!("../../../docs/events.md");
 
@@ -112,4 +117,30 @@ fn every_link_between_documents_leads_to_a_file_and_a_heading() {
         }
     }
     assert!(followed > 40, "{followed}");
+}
+
+#[test]
+fn the_readme_is_short() {
+    let readme = include_str!("../../../README.md");
+    let (lines, bytes) = (readme.lines().count(), readme.len());
+    assert!(lines <= README_LINES && bytes <= README_BYTES, "{lines} lines, {bytes} bytes");
+}
+
+/// The cells of a row; `\|` is no border.
+fn row(line: &str) -> Vec<String> {
+    line.replace(r"\|", "\0").split('|').map(|cell| cell.trim().replace('\0', r"\|")).collect()
+}
+
+#[test]
+fn the_cells_of_tables_are_short() {
+    let mut long = Vec::new();
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
+        let rows = prose(&text).filter(|line| line.trim_start().starts_with('|'));
+        for cell in rows.flat_map(row).filter(|cell| cell.chars().count() > CELL) {
+            let name = document.file_name().unwrap().to_string_lossy();
+            long.push(format!("{name}: {} characters: {cell:.40}…", cell.chars().count()));
+        }
+    }
+    assert!(long.is_empty(), "sections or lists instead of:\n{}", long.join("\n"));
 }
