@@ -35,7 +35,7 @@ impl Accounts {
         let mut rows = select.query([])?;
         while let Some(row) = rows.next()? {
             let (id, standing): (AccountId, u32) = (row.get(0)?, row.get(1)?);
-            // A newer program may have more of them.
+            // Another version of the program may have more of them.
             let standing = Standing::ALL.get(standing as usize).copied().unwrap_or(Standing::Foreign);
             let account = row.get_ref(2)?.as_str()?.into();
             accounts.standings.insert(id, standing);

@@ -77,7 +77,7 @@ impl Writer {
         put().map_err(failed("write"))
     }
 
-    /// The newest event of each open incident; what cannot be read was written by a newer program.
+    /// The newest event of each open incident; what cannot be read was written by another version of the program.
     pub(super) fn open_incidents(&self) -> Result<Vec<Event>, StoreError> {
         let read = || -> rusqlite::Result<Vec<String>> {
             let mut select =

@@ -110,9 +110,9 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
-    /// It was written by a newer program.
-    #[error("{} has schema {found} of a newer kevtmon; this one supports schema {known}", .path.display())]
-    Newer {
+    /// It was written by another version of the program.
+    #[error("{} has schema {found} of another version of kevtmon; this one supports schema {known}", .path.display())]
+    OtherVersion {
         /// The file.
         path: PathBuf,
         /// Its schema.

@@ -1,6 +1,6 @@
 //! Finds or creates the file to write to: a state directory enters, an exclusive connection leaves.
 //!
-//! A file of a newer schema is left as it is, and another one is used beside it. A damaged file is
+//! A file of another schema is left as it is, and another one is used beside it. A damaged file is
 //! quarantined under another name; only the last one is kept.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
-use super::schema::{self, APPLICATION, STEPS, VERSION};
+use super::schema::{self, APPLICATION, VERSION};
 use super::{FILE, Limits, StoreError, failed, is_damage};
 
 /// Holds the lock of the one writer.
@@ -43,15 +43,15 @@ pub(super) struct Opened {
     pub(super) quarantined: Vec<Quarantined>,
 }
 
-/// The file used where a newer program has its own.
-pub(super) fn beside_newer() -> String {
+/// The file used where another version of the program has its own.
+pub(super) fn beside_other() -> String {
     format!("events-v{VERSION}.db")
 }
 
 /// Whether a path relative to the state directory is that of a file which is written here. What was quarantined is only removed.
 #[must_use]
 pub fn is_own(name: &Path) -> bool {
-    let files = [FILE.to_owned(), beside_newer()];
+    let files = [FILE.to_owned(), beside_other()];
     let beside = files.iter().flat_map(|file| BESIDE.map(|suffix| file.clone() + suffix));
     files.iter().cloned().chain(beside).chain([LOCK.to_owned()]).any(|own| name == Path::new(&own))
 }
@@ -64,15 +64,15 @@ pub(super) fn open(directory: &Path, limits: Limits) -> Result<Opened, StoreErro
         .map_err(|source| StoreError::Directory { path: directory.to_owned(), source })?;
     let lock = lock(directory)?;
     let mut quarantined = Vec::new();
-    let mut newer = None;
-    for name in [FILE.to_owned(), beside_newer()] {
+    let mut other = None;
+    for name in [FILE.to_owned(), beside_other()] {
         let path = directory.join(name);
         touch(&path)?;
         match connect(&path, limits) {
             Ok(connection) => return Ok(Opened { connection, path, lock, quarantined }),
-            Err(error @ StoreError::Newer { .. }) => {
+            Err(error @ StoreError::OtherVersion { .. }) => {
                 quarantined.push(Quarantined { path, reason: error.to_string() });
-                newer = Some(error);
+                other = Some(error);
             }
             Err(error) if error.is_damage() => {
                 quarantined.push(quarantine(&path, &error)?);
@@ -83,7 +83,7 @@ pub(super) fn open(directory: &Path, limits: Limits) -> Result<Opened, StoreErro
             Err(error) => return Err(error),
         }
     }
-    Err(newer.unwrap_or_else(|| StoreError::Missing { directory: directory.to_owned() }))
+    Err(other.unwrap_or_else(|| StoreError::Missing { directory: directory.to_owned() }))
 }
 
 fn lock(directory: &Path) -> Result<File, StoreError> {
@@ -145,8 +145,8 @@ fn inspect(path: &Path) -> Result<(), StoreError> {
         (_, application, _) if application != APPLICATION => {
             Err(StoreError::Damaged { path: path.to_owned(), what: "not an event store".to_owned() })
         }
-        (found, ..) if found > VERSION => {
-            Err(StoreError::Newer { path: path.to_owned(), found, known: VERSION })
+        (found, ..) if found != VERSION => {
+            Err(StoreError::OtherVersion { path: path.to_owned(), found, known: VERSION })
         }
         _ => Ok(()),
     }
@@ -173,7 +173,7 @@ fn set_up(connection: &mut Connection, limits: Limits) -> rusqlite::Result<()> {
     let cache = i64::try_from(limits.cache_kib()).unwrap_or(i64::MAX);
     connection.pragma_update(None, "cache_size", -cache)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
-    schema::migrate(connection, STEPS)
+    schema::create(connection)
 }
 
 /// Renames a damaged file, with what SQLite keeps beside it.

@@ -48,10 +48,10 @@ impl Reader {
     /// Opens the store in this state directory.
     ///
     /// # Errors
-    /// When there is none, it cannot be read, or it was written by a newer program.
+    /// When there is none, it cannot be read, or it was written by another version of the program.
     pub fn open_read_only(directory: &Path) -> Result<Self, StoreError> {
-        let (mut newer, is_open) = (None, shared_index::Open::new());
-        for name in [FILE.to_owned(), open::beside_newer()] {
+        let (mut other, is_open) = (None, shared_index::Open::new());
+        for name in [FILE.to_owned(), open::beside_other()] {
             let path = directory.join(name);
             match std::fs::symlink_metadata(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
@@ -59,14 +59,15 @@ impl Reader {
                 Ok(_) => {}
             }
             match connect(&path).or_else(|error| connect_alone(&path).map_err(|_| error)) {
-                Ok((_, found)) if found > VERSION => {
-                    newer = Some(StoreError::Newer { path, found, known: VERSION });
+                // 0: it has no tables yet.
+                Ok((_, found)) if ![0, VERSION].contains(&found) => {
+                    other = Some(StoreError::OtherVersion { path, found, known: VERSION });
                 }
                 Ok((connection, _)) => return Ok(Self { connection, _open: is_open }),
                 Err(source) => return Err(StoreError::Failed { op: "open", source }),
             }
         }
-        Err(newer.unwrap_or_else(|| StoreError::Missing { directory: directory.to_owned() }))
+        Err(other.unwrap_or_else(|| StoreError::Missing { directory: directory.to_owned() }))
     }
 
     /// Starts one snapshot of the file for all following queries, until the reader is dropped.
@@ -249,7 +250,7 @@ impl Reader {
         let view = self.view()?;
         let rows = self.incident_rows(filter).map_err(failed("read"))?;
         drop(view);
-        // What cannot be read was written by a newer program.
+        // What cannot be read was written by another version of the program.
         let views = rows.iter().filter_map(|json| IncidentView::read(json).ok().flatten());
         let mut views: Vec<IncidentView> = views.filter(|view| filter.wants(view)).collect();
         views.sort_by_cached_key(|view| (timestamp(&view.incident.opened), view.incident.id.clone()));

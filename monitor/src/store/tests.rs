@@ -14,7 +14,6 @@ use crate::query::key::{Family, Lookup};
 use crate::tests::sample;
 
 mod damage;
-mod older;
 mod pods;
 mod questions;
 mod retention;
@@ -331,14 +330,14 @@ fn a_second_daemon_is_refused_and_a_reader_is_not() {
 }
 
 #[test]
-fn a_file_of_a_newer_program_is_left_alone_and_another_one_used() {
+fn a_file_of_another_version_is_left_alone_and_another_one_used() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(FILE);
-    let newer = Connection::open(&path).unwrap();
-    newer
+    let other = Connection::open(&path).unwrap();
+    other
         .execute_batch(&format!(
             "PRAGMA journal_mode = WAL; PRAGMA application_id = {}; PRAGMA user_version = {};
-             CREATE TABLE future (x)",
+             CREATE TABLE others (x)",
             schema::APPLICATION,
             VERSION + 1
         ))
@@ -346,13 +345,13 @@ fn a_file_of_a_newer_program_is_left_alone_and_another_one_used() {
     // As a crash leaves it: the log was not copied.
     let log = open::with_suffix(&path, "-wal");
     let (file_bytes, log_bytes) = (fs::read(&path).unwrap(), fs::read(&log).unwrap());
-    std::mem::forget(newer);
+    std::mem::forget(other);
     let refused = Reader::open_read_only(dir.path()).err().unwrap();
-    assert!(matches!(refused, StoreError::Newer { found, .. } if found == VERSION + 1), "{refused}");
+    assert!(matches!(refused, StoreError::OtherVersion { found, .. } if found == VERSION + 1), "{refused}");
     for quarantined in [1, 1] {
         let (mut writer, _, told) = Writer::resume(dir.path(), SMALL, BOOT).unwrap();
         assert_eq!(told.len(), quarantined);
-        assert!(told[0].reason.contains("newer"), "{told:?}");
+        assert!(told[0].reason.contains("another version"), "{told:?}");
         writer.insert(&numbered(sample::deletion(), 1)).unwrap();
         writer.stop().unwrap();
     }
