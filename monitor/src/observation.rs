@@ -57,7 +57,6 @@ pub use pod_remains::{PodCgroup, PodProcess, PodRemains};
 pub use pod_route::{FoundRoute, PodAddress, PodRoute};
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 pub use rbd::{ImageName, RbdCommand, RbdExec, RbdImage, RbdImages, RbdNumber, RbdUse, RbdUses};
-pub(crate) use runtime::source_or;
 pub use runtime::{
     ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof,
 };
@@ -148,7 +147,6 @@ pub enum Fact {
         /// Its index there.
         ifindex: u32,
         /// Where it is now, if it was moved.
-        #[serde(default)]
         moved_to: Option<PeerLink>,
     },
     /// Somebody had the kernel delete this route, or put it in the place of others: what follows did not go with an interface
@@ -197,16 +195,13 @@ pub enum Fact {
         /// 64 hex digits.
         id: String,
         /// The source that reports it, as in [`SourceStatus::source`].
-        #[serde(default, skip_serializing_if = "String::is_empty")]
         source: String,
     },
     /// Every container of one source; those that it reported before and does not list are gone.
     RuntimeSnapshot {
         /// `docker`, …
         runtime: String,
-        /// The source, as in [`SourceStatus::source`]; empty in recordings of before a runtime could have several
-        /// sockets.
-        #[serde(default, skip_serializing_if = "String::is_empty")]
+        /// The source, as in [`SourceStatus::source`].
         source: String,
         /// When the list was requested: what changed later may be missing from it.
         #[serde(default, skip_serializing_if = "Option::is_none")]

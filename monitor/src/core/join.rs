@@ -129,7 +129,7 @@ impl Core {
     }
 }
 
-/// The context of a task in a recording that has none for each act.
+/// The context of a task for an act of which none was captured.
 fn as_first_seen(facts: &TaskFacts) -> TaskContext {
     let place = TaskPlace { mntns: facts.mntns, ..facts.place };
     TaskContext { uid: facts.uid, euid: facts.uid, userns: 0, netns: facts.netns, place }

@@ -30,9 +30,7 @@ use crate::node::rbd_asked::AskedImages;
 use crate::node::rbd_calls::MapCalls;
 use crate::node::rbd_locks::LockCalls;
 use crate::node::tasks::Tasks;
-use crate::observation::{
-    BootNs, Fact, KnownNetns, NsInum, Observation, Request, Source, SourceStatus, source_or,
-};
+use crate::observation::{BootNs, Fact, KnownNetns, NsInum, Observation, Request, Source, SourceStatus};
 use crate::settings::Settings;
 
 mod charged;
@@ -216,9 +214,8 @@ impl Core {
             Fact::AddressGone(address) => self.address_gone(at, &address),
             Fact::Container(facts) => self.container(at, *facts),
             Fact::ContainerGone { id, source } => self.container_gone(at, &id, &source),
-            Fact::RuntimeSnapshot { runtime, source, read, containers } => {
-                let source = source_or(&source, &runtime);
-                self.runtime_snapshot(at, read.unwrap_or(at), source, containers);
+            Fact::RuntimeSnapshot { source, read, containers, .. } => {
+                self.runtime_snapshot(at, read.unwrap_or(at), &source, containers);
             }
             Fact::RuntimeDirectories { source, directories } => {
                 self.runtime_directories.put(source, directories);

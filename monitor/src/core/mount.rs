@@ -61,9 +61,9 @@ const OLD_HOLDERS_MAX: usize = 8;
 const SCANS_MAX: usize = 2;
 /// How often what is old is forgotten.
 const EXPIRY_INTERVAL_NS: u64 = 1_000_000_000;
-/// Marks the ids of requests other than for holders, which older recordings do not have.
+/// Marks the ids of requests other than for holders.
 const QUESTION: u64 = 1 << 48;
-/// Marks the ids of requests whether a path leads to a mount, which are later still.
+/// Marks the ids of requests whether a path leads to a mount.
 const CHECK: u64 = 1 << 49;
 /// Busy mounts that a path through a link may mean.
 const SIMILAR_MAX: usize = 8;
@@ -107,7 +107,6 @@ pub(super) struct HolderScans {
     #[serde(skip_serializing_if = "is_zero")]
     missed: u64,
     /// Refused attempts on names, where no mount is the reason.
-    #[serde(default)]
     benign: Benign,
 }
 
@@ -122,7 +121,6 @@ struct QueuedUmount {
     key: MountKey,
     caller: Caller,
     /// Who is charged for it.
-    #[serde(default)]
     account: Account,
     attempt: UmountAttempt,
     /// The details of who called.
@@ -418,7 +416,7 @@ impl Core {
         if identity.as_ref().is_some_and(|identity| umount.took_another(identity)) {
             return None;
         }
-        // Only in recordings of before mounts had one.
+        // Only where a recording does not tell which mount it is.
         let scan = self.holder_scans.newest.get(&umount.mount);
         if identity.is_none() && scan.is_some_and(|scan| scan.report.mount.is_some()) {
             self.end(&umount, None);

@@ -72,7 +72,7 @@ fn container(state: ContainerState) -> Fact {
         id: ID.into(),
         name: "k8s_POD_etcd1-0_lijiaob_5c94_0".into(),
         runtime: "docker".into(),
-        source: String::new(),
+        source: "docker".into(),
         image: "pause".into(),
         state,
         tgid: Some(16_707),

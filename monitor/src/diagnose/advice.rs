@@ -22,13 +22,10 @@ pub(super) fn advice<S: AsRef<str>>(form: &'static Form, text: &str, command: &[
     }
 }
 
-/// Whether incidents of a kind offer these steps; one without a form was made by an earlier version.
+/// Whether incidents of a kind offer these steps.
 pub(super) fn is_offered(kind: &str, steps: &[Advice]) -> bool {
     let forms = |step: &Advice| form::ALL.iter().find(|form| form.name == step.form);
-    steps
-        .iter()
-        .filter(|step| !step.form.is_empty())
-        .all(|step| forms(step).is_some_and(|form| form.kinds.contains(&kind)))
+    steps.iter().all(|step| forms(step).is_some_and(|form| form.kinds.contains(&kind)))
 }
 
 /// The step is about a process, seen then. It is dropped from answers once another one has the id, or none of the links is
@@ -166,12 +163,12 @@ fn crictl(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
 
 /// Whether nobody answers at the socket by which a container is known.
 fn is_down(node: &NodeView<'_>, container: &Container) -> bool {
-    node.containers.get(&container.id).is_some_and(|facts| node.is_down(facts.source()))
+    node.containers.get(&container.id).is_some_and(|facts| node.is_down(&facts.source))
 }
 
 /// The API and the socket by which a container is known.
 fn socket<'n>(node: &NodeView<'n>, container: &Container) -> Option<(&'n str, &'n str)> {
-    node.containers.get(&container.id)?.source().split_once(':')
+    node.containers.get(&container.id)?.source.split_once(':')
 }
 
 /// The command that lists the sandboxes of a pod's name, those that have ended too, by the tool of its runtime.

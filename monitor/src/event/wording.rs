@@ -357,8 +357,8 @@ mod tests {
         assert_eq!(held, "held by a process of uid 1000 called kubelet (pid 977) as its current directory");
         let went = holders_phrase(&[], Verdict::Transient);
         assert_eq!(went, "whoever held it has let go");
-        let older = holders_phrase(copy, Verdict::MountNamespace);
-        assert_eq!(older, format!("no holder found; {alone}"));
+        let detached = holders_phrase(copy, Verdict::MountNamespace);
+        assert_eq!(detached, format!("no holder found; {alone}"));
         let mut two = copy.to_vec();
         two.push(MountHolder { pid: 978, ..copy[0].clone() });
         let two = copies_phrase(&two).unwrap();

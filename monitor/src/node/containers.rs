@@ -42,10 +42,8 @@ struct KnownContainer {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     started: Option<BootNs>,
     /// The sources that report it, the first one first.
-    #[serde(default)]
     sources: Vec<String>,
     /// Source and time of the last change.
-    #[serde(default)]
     changed: (String, BootNs),
     /// The sources that another one has overruled, with what they reported last.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -140,17 +138,11 @@ impl Serialize for Containers {
 
 impl From<Vec<KnownContainer>> for Containers {
     fn from(all: Vec<KnownContainer>) -> Self {
-        let mut all = all;
         let mut by_netns = BTreeSet::new();
-        for known in &mut all {
+        for known in &all {
             let facts = &known.facts;
             if let Some(netns) = facts.netns {
                 by_netns.insert((netns, facts.id.clone()));
-            }
-            // Saved by a version in which a container had one source.
-            if known.sources.is_empty() && known.removed.is_none() {
-                known.sources.push(facts.source().to_owned());
-                known.changed.0 = facts.source().to_owned();
             }
         }
         let known = all.into_iter().map(|known| (known.facts.id.clone(), Box::new(known)));
@@ -268,7 +260,7 @@ impl Containers {
         mut facts: ContainerFacts,
         live: bool,
     ) -> Option<Transition> {
-        let source = facts.source().to_owned();
+        let source = facts.source.clone();
         let mut sources = Vec::new();
         let mut overruled = Vec::new();
         let (mut from, mut started) = (None, None);

@@ -70,7 +70,6 @@ pub struct Caller {
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Account {
     /// Whether an administrator unmounts in the host's mount namespace. These are kept longest.
-    #[serde(default)]
     pub host: bool,
     /// What the caller's control group belongs to: a container, a user, a unit.
     pub name: String,
@@ -99,7 +98,7 @@ pub struct BusyMount {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given: Option<Box<GivenPath>>,
     total: u64,
-    /// The same by system call; not in older recordings.
+    /// The same by system call.
     #[serde(default, skip_serializing_if = "RefusedCalls::is_empty")]
     calls: RefusedCalls,
     /// Recent attempts.
@@ -213,7 +212,6 @@ pub struct BusyMounts {
 
 /// Serialized form.
 #[derive(Default, Deserialize)]
-#[serde(default)]
 struct Saved {
     last_id: BusyId,
     mounts: BTreeMap<BusyId, BusyMount>,

@@ -41,16 +41,12 @@ pub struct PodOnNode {
     /// As it was seen last.
     pub seen: PodRemains,
     /// Whether it ran while the daemon looked.
-    #[serde(default)]
     pub ran: bool,
     /// When it was first seen not to run, since it ran last.
-    #[serde(default)]
     pub over: Option<BootNs>,
     /// When each of its processes was first seen that were killed and are still there.
-    #[serde(default)]
     pub killed: Vec<(u32, BootNs, BootNs)>,
     /// How often its control group could not be removed since it does not run.
-    #[serde(default)]
     pub refused: u64,
 }
 
@@ -190,7 +186,7 @@ impl PodOnNode {
     /// What tells that it does not run.
     #[must_use]
     pub fn witness(&self, node: &NodeView<'_>) -> Witness {
-        let is_heard = |facts: &&ContainerFacts| !node.is_down(facts.source());
+        let is_heard = |facts: &&ContainerFacts| !node.is_down(&facts.source);
         // One that knows pods of this kubelet.
         let is_of_pod_here = |facts: &ContainerFacts| {
             let pod = facts.pod.as_ref().filter(|pod| pod.is_confirmed());
@@ -218,7 +214,7 @@ impl PodOnNode {
 /// Whether a runtime that makes pods does not answer: then a kubelet can neither end nor start any.
 fn is_runtime_down(node: &NodeView<'_>) -> bool {
     let is_of_pod = |facts: &ContainerFacts| facts.pod.as_ref().is_some_and(PodIdentity::is_confirmed);
-    node.containers.all().any(|facts| {
-        is_of_pod(facts) && node.containers.is_present(&facts.id) && node.is_down(facts.source())
-    })
+    node.containers
+        .all()
+        .any(|facts| is_of_pod(facts) && node.containers.is_present(&facts.id) && node.is_down(&facts.source))
 }

@@ -1,7 +1,7 @@
 //! Processes that serve a file system.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 /// A process that has the connection of a FUSE file system open, or is told to serve it by its arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -10,18 +10,17 @@ pub struct FileServer {
     pub tgid: u32,
     /// Command name.
     pub comm: String,
-    /// What it does. Older recordings tell only whether it is stopped.
-    #[serde(alias = "is_stopped", deserialize_with = "state_or_flag")]
+    /// What it does.
     pub state: ServerState,
     /// The kind of file systems in whose code of the kernel a thread of it waits, where the kernel shows that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
     /// Whether the kernel shows that it is the one, and no other, rather than its arguments.
     pub is_certain: bool,
-    /// Real user id, in the initial user namespace; not in older recordings.
+    /// Real user id, in the initial user namespace, where it could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Control group path; not in older recordings.
+    /// Control group path, where it could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
 }
@@ -40,34 +39,4 @@ pub enum ServerState {
     /// A thread of it waits in the kernel and no signal interrupts that (`D`), as it has for a while. Whether others of its threads
     /// answer is not known.
     Waiting,
-}
-
-fn state_or_flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ServerState, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Recorded {
-        Flag(bool),
-        State(ServerState),
-    }
-    Ok(match Recorded::deserialize(deserializer)? {
-        Recorded::Flag(true) => ServerState::Stopped,
-        Recorded::Flag(false) => ServerState::Running,
-        Recorded::State(state) => state,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn older_recordings_tell_whether_it_is_stopped() {
-        let read = |field: &str| -> ServerState {
-            let text = format!(r#"{{"tgid":1,"comm":"x",{field},"is_certain":true}}"#);
-            serde_json::from_str::<FileServer>(&text).unwrap().state
-        };
-        assert_eq!(read(r#""is_stopped":true"#), ServerState::Stopped);
-        assert_eq!(read(r#""is_stopped":false"#), ServerState::Running);
-        assert_eq!(read(r#""state":"waiting""#), ServerState::Waiting);
-    }
 }

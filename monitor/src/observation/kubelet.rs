@@ -31,7 +31,6 @@ pub struct KubeletNamespace {
     /// Absolute paths of the root directories in it, as configured and with symbolic links resolved.
     pub roots: Vec<String>,
     /// It exists only as long as the kubelet in it, so that its number may soon be another namespace's.
-    #[serde(default)]
     pub of_kubelet: bool,
     /// The process id of that kubelet.
     #[serde(skip_serializing_if = "Option::is_none", default)]

@@ -108,7 +108,7 @@ pub struct CopyHolder {
     /// Whether it is in another user namespace than the initial one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_userns: bool,
-    /// Whether it is the first process of a pid namespace other than the node's; not in older recordings.
+    /// Whether it is the first process of a pid namespace other than the node's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub init: bool,
 }

@@ -43,7 +43,7 @@ pub struct Share {
 pub struct MountFacts {
     /// Mount id; reused as soon as the mount is gone.
     pub id: u64,
-    /// Mount id of the mount that it sits on; not in older recordings.
+    /// Mount id of the mount that it sits on; absent where a recording does not tell it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<u64>,
     /// The id that is never reused (`STATMOUNT_MNT_BASIC`, since 6.8), where it could be read.
@@ -206,23 +206,23 @@ pub struct Holder {
     /// The descriptor, for [`Access::Fd`] and [`Access::Socket`].
     pub fd: Option<u32>,
     /// The thread in whose list of descriptors that is, where `/proc/PID/fd` does not show it, or, for [`Access::Call`], which
-    /// waits; not in older recordings.
+    /// waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tid: Option<u32>,
-    /// Start of the process on the boot clock, to tell it from a later one with its id; not in older recordings.
+    /// Start of the process on the boot clock, to tell it from a later one with its id; none where there is no process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<BootNs>,
-    /// Real user id, in the initial user namespace; not in older recordings.
+    /// Real user id, in the initial user namespace, where it could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Whether it is the first process of a pid namespace other than the node's; not in older recordings.
+    /// Whether it is the first process of a pid namespace other than the node's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub init: bool,
     /// Control group path.
     pub cgroup: Option<String>,
     /// Mount namespace of the holder.
     pub mntns: Option<NsInum>,
-    /// Mount point of the FUSE file system that it serves, of root of the node only; not in older recordings.
+    /// Mount point of the FUSE file system that it serves, of root of the node only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
     /// Whether the kernel shows that it serves that one, rather than only its arguments.
@@ -231,7 +231,7 @@ pub struct Holder {
     /// Whether it only may pin the mount: what it has may be on another one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub possible: bool,
-    /// The mount that it is on, where it was found by that; not in older recordings.
+    /// The mount that it is on, where it was found by that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount: Option<MeantMount>,
     /// The device, for [`Access::Loop`].
@@ -285,8 +285,7 @@ impl Holder {
 pub enum Verdict {
     /// Processes hold it.
     Processes,
-    /// Only copies in other mount namespaces are left of what was detached. In older recordings also of a refused
-    /// unmount, though they are no reason for that.
+    /// Only copies in other mount namespaces are left of what was detached.
     MountNamespace,
     /// Only mounts below it hold it; of a name that cannot be removed or renamed, the mount on it.
     ChildMount,
@@ -318,19 +317,16 @@ pub struct HolderReport {
     /// Whether it is only likely the one that was meant: the mounts may have changed between the call and the look.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mount_is_likely: bool,
-    /// When the path had been looked up; not in older recordings.
+    /// When the path had been looked up, where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<BootNs>,
     /// Who pins it.
     pub holders: Vec<Holder>,
     /// Holders that were found and not listed, because the list is bounded.
-    #[serde(default)]
     pub holders_omitted: u32,
     /// Mount points of mounts that sit on it, at most as many as listed holders.
-    #[serde(default)]
     pub child_mounts: Vec<String>,
     /// Processes that could not be read, whether or not they could pin it.
-    #[serde(default)]
     pub unreadable: u32,
     /// Why the report may miss a holder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -338,7 +334,7 @@ pub struct HolderReport {
     /// Whether no process was found that serves it, a FUSE file system; false also where that is not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unserved: bool,
-    /// Processes that serve it, a FUSE file system; none where none was found, and in older recordings.
+    /// Processes that serve it, a FUSE file system; none where none was found.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<FileServer>,
     /// What its kubelet has written beside it, where it is staged for a CSI driver.
@@ -357,8 +353,7 @@ pub struct HolderReport {
     /// this one has.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub goes_on: bool,
-    /// Whether the time for a look at the users of detached mounts ran out before it had been at all processes; not in older
-    /// recordings.
+    /// Whether the time for a look at the users of detached mounts ran out before it had been at all processes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cut: bool,
 }

@@ -336,7 +336,6 @@ pub struct LinkAct {
     /// What was done.
     pub op: LinkOp,
     /// How many acts in that namespace were not reported so far: another number than before tells that some are missing.
-    #[serde(default)]
     pub missing: u32,
     /// As in `NeighborChange`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -353,7 +352,6 @@ pub struct RouteAct {
     /// What was done, one for each next hop; none where it is of no interest.
     pub ops: Vec<RouteOp>,
     /// How many acts in that namespace were not reported so far: another number than before tells that some are missing.
-    #[serde(default)]
     pub missing: u32,
     /// As in `NeighborChange`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -24,10 +24,9 @@ pub struct TaskRef {
     pub key: TaskKey,
     /// The thread.
     pub tid: u32,
-    /// The program's name at that moment: that of its first thread, as in the list of processes. In recordings of older
-    /// versions it is that of the thread.
+    /// The program's name at that moment: that of its first thread, as in the list of processes.
     pub comm: String,
-    /// What it was at that moment; recordings of older versions have only what is in [`TaskFacts`].
+    /// What it was at that moment; where that was not captured, it was what is in [`TaskFacts`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<TaskContext>,
 }
@@ -68,8 +67,7 @@ impl TaskContext {
 pub struct TaskPlace {
     /// Mount namespace; 0 for a task that exits.
     pub mntns: NsInum,
-    /// Root directory, by a number that tells it from the others of this program; 0 where it is not known, as in older
-    /// recordings.
+    /// Root directory, by a number that tells it from the others of this program; 0 where it is not known.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub root: u32,
     /// Control group of a v1 controller, by the part of its kernfs id that counts up.
@@ -90,14 +88,13 @@ pub struct Ancestor {
     /// Executable, where it could still be read.
     pub exe: Option<String>,
     /// Whether it has started the process below itself, as the program that it is and without one in between; `None`
-    /// where that is not known, as in older recordings. It may have adopted the process.
+    /// where that is not known. It may have adopted the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started: Option<bool>,
-    /// Real user id in the initial user namespace when these details were captured; in older recordings as it was read later.
+    /// Real user id in the initial user namespace when these details were captured, where it could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Path of the control group that it was in when these details were captured, where that could be found; in older
-    /// recordings of that which it was in later.
+    /// Path of the control group that it was in when these details were captured, where that could be found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
     /// Ids of that control group, in v1 and in v2, as in [`TaskPlace`]; zeros where they are not known.
@@ -116,7 +113,6 @@ pub struct TaskFacts {
     /// Identity.
     pub key: TaskKey,
     /// Where they were captured: the path of the executable and the control group belong to it.
-    #[serde(default)]
     pub place: TaskPlace,
     /// User id in the initial user namespace at that moment.
     pub uid: u32,

@@ -51,7 +51,7 @@ impl fmt::Display for RbdNumber {
     }
 }
 
-/// That of the kernel's client is a number, as in older recordings.
+/// That of the kernel's client is a number.
 impl Serialize for RbdNumber {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_of_a_device_is_saved_with_its_driver_and_as_before_where_that_is_the_kernels() {
+    fn the_number_of_a_device_is_saved_with_its_driver_where_that_is_not_the_kernels() {
         let map = BTreeMap::from([(RbdNumber::Kernel(3), 1), (RbdNumber::Nbd(3), 2)]);
         let text = serde_json::to_string(&map).unwrap();
         assert_eq!(text, "{\"3\":1,\"nbd3\":2}");

@@ -61,14 +61,6 @@ names! {
         Cri = "cri",
         /// The kubelet links to its log in the pod's directory.
         Log = "log",
-        /// It was not looked for: in recordings of versions that believed the labels, and replay as they did.
-        Unchecked = "unchecked",
-    }
-}
-
-impl PodProof {
-    const fn unchecked() -> Self {
-        Self::Unchecked
     }
 }
 
@@ -86,7 +78,6 @@ pub struct PodIdentity {
     /// `io.kubernetes.container.name`; `POD` for the sandbox.
     pub container_name: Option<String>,
     /// Whether anything but the labels shows that.
-    #[serde(default = "PodProof::unchecked")]
     pub proof: PodProof,
     /// Of a sandbox, those labels of the pod that are allowed to be kept, as they were when it was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -116,9 +107,7 @@ pub struct ContainerFacts {
     pub name: String,
     /// The runtime that it really is of, whatever the socket is configured as: `docker`, `podman`, …
     pub runtime: String,
-    /// The source that reported it, as in `SourceStatus::source`; empty in recordings of before a runtime could
-    /// have several sockets.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    /// The source that reported it, as in `SourceStatus::source`.
     pub source: String,
     /// Image reference.
     pub image: String,
@@ -250,15 +239,4 @@ impl ContainerFacts {
     pub fn is_sandbox(&self) -> bool {
         self.sandbox && self.pod.as_ref().is_none_or(PodIdentity::is_confirmed)
     }
-
-    /// Name of the source that reported it.
-    #[must_use]
-    pub fn source(&self) -> &str {
-        source_or(&self.source, &self.runtime)
-    }
-}
-
-/// A source's name; where a recording has none, there was one source for each runtime, named after it.
-pub(crate) fn source_or<'a>(source: &'a str, runtime: &'a str) -> &'a str {
-    if source.is_empty() { runtime } else { source }
 }

@@ -26,21 +26,8 @@ pub enum SourceKind {
     Configuration,
 }
 
-impl SourceKind {
-    /// Recordings of before sources declared their kind have the names of that time only.
-    fn of_name(source: &str) -> Self {
-        match source {
-            "docker" => Self::Runtime,
-            "netlink" => Self::Netlink,
-            "store" => Self::Sink,
-            _ => Self::Hook,
-        }
-    }
-}
-
 /// The state of one source or hook.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Recorded")]
 pub struct SourceStatus {
     /// Unique: `netlink`, `hook.neighbor`, `docker:/run/docker.sock`, …
     pub source: String,
@@ -49,19 +36,19 @@ pub struct SourceStatus {
     /// Whether it delivers.
     pub up: bool,
     /// The rung of its ladder (`tp_btf`, `tracepoint`, `netlink`, …), where it has one.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rung: Option<String>,
     /// Why it is down or not on its best rung, for an operator.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// What it does without, though it is on its best rung, and why, for an operator.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lacks: Option<String>,
     /// Whether there is nothing that it could report, rather than something that is out of its reach.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub absent: bool,
     /// Whether nobody said that it is there, and neither it nor anything of it was found since the daemon started.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vacant: bool,
 }
 
@@ -94,28 +81,6 @@ impl SourceStatus {
             absent: false,
             vacant: false,
         }
-    }
-}
-
-/// [`SourceStatus`] as it may stand in a recording.
-#[derive(Deserialize)]
-struct Recorded {
-    source: String,
-    kind: Option<SourceKind>,
-    up: bool,
-    rung: Option<String>,
-    reason: Option<String>,
-    lacks: Option<String>,
-    #[serde(default)]
-    absent: bool,
-    #[serde(default)]
-    vacant: bool,
-}
-
-impl From<Recorded> for SourceStatus {
-    fn from(Recorded { source, kind, up, rung, reason, lacks, absent, vacant }: Recorded) -> Self {
-        let kind = kind.unwrap_or_else(|| SourceKind::of_name(&source));
-        Self { source, kind, up, rung, reason, lacks, absent, vacant }
     }
 }
 
@@ -188,10 +153,8 @@ pub struct Throttled {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
     /// The control groups of the tasks, where they are the same; 0 for none.
-    #[serde(default)]
     pub cgroup_v1: u32,
     /// In the v2 hierarchy.
-    #[serde(default)]
     pub cgroup_v2: u32,
     /// The process of the last record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -211,18 +174,4 @@ pub struct KnownNetns {
     pub foreign_userns: bool,
     /// Interface and address of its default gateways, those in use first.
     pub gateways: Vec<(u32, IpAddr)>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_status_from_an_old_recording_gets_the_kind_that_its_name_stood_for() {
-        let read = |text: &str| serde_json::from_str::<SourceStatus>(text).unwrap();
-        assert_eq!(read(r#"{"source":"docker","up":true}"#), SourceStatus::up(SourceKind::Runtime, "docker"));
-        assert_eq!(read(r#"{"source":"hook.umount","up":false}"#).kind, SourceKind::Hook);
-        let declared = SourceStatus::down(SourceKind::Runtime, "podman:/a", "no socket");
-        assert_eq!(read(&serde_json::to_string(&declared).unwrap()), declared);
-    }
 }

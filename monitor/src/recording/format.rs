@@ -1,7 +1,7 @@
 //! The lines of a recording: their content and types.
 //!
 //! ```text
-//! {"format":"kevtmon-recording","version":3, …, "state":{…}}     a part starts, with the complete state of the core
+//! {"format":"kevtmon-recording","version":1, …, "state":{…}}     a part starts, with the complete state of the core
 //! {"at":…,"fact":{"neighbor":{…}}}                               one observation per line, in the order
 //! {"at":…,"fact":"tick"}                                         in which the core took them
 //! ```
@@ -26,11 +26,9 @@ use crate::settings::Settings;
 pub const RECORDING: &str = "kevtmon-recording";
 /// `format` in the first line of a bundle.
 pub const BUNDLE: &str = "kevtmon-bundle";
-/// The version of both that is written. Fields and facts can be added without another version, to the saved state of
-/// the core, too, if they have a default.
-pub const VERSION: u32 = 3;
-/// The oldest version that is read: its observations are the same, its saved states cannot be read.
-pub const OLDEST_VERSION: u32 = 2;
+/// The version of both; another one is not read. Fields and facts can be added without another version, to the saved
+/// state of the core, too, if they have a default.
+pub const VERSION: u32 = 1;
 
 /// Who wrote it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,7 +125,6 @@ pub struct BundleHeader {
     /// The incident, in its newest state.
     pub incident: Incident,
     /// What the recording daemon could observe.
-    #[serde(default)]
     pub doctor: Doctor,
     /// The model at the end of the window, as `kevtmon state --json` shows it; absent where nothing could be
     /// replayed.
@@ -137,7 +134,6 @@ pub struct BundleHeader {
 
 /// What the recording daemon could observe, and by which means. Another one may have packed the bundle.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Doctor {
     /// Version of the daemon.
     pub kevtmon: String,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::format::{BUNDLE, BundleHeader, Header, OLDEST_VERSION, RECORDING, VERSION};
+use super::format::{BUNDLE, BundleHeader, Header, RECORDING, VERSION};
 use crate::observation::Observation;
 
 /// Longest line, in bytes: the containers of a large node are one line.
@@ -32,7 +32,7 @@ pub enum ReadError {
     },
     /// Of another version.
     #[error(
-        "line {line}: {format} of version {found}; this kevtmon {} reads versions {OLDEST_VERSION} to {VERSION}",
+        "line {line}: {format} of version {found}; this kevtmon {} reads version {VERSION}",
         crate::build_info::VERSION
     )]
     Version {
@@ -40,17 +40,6 @@ pub enum ReadError {
         line: u64,
         /// Recording or bundle.
         format: String,
-        /// The version.
-        found: u64,
-    },
-    /// It starts with the state of the core in an older form.
-    #[error(
-        "line {line}: a part that starts with a saved state of version {found}, which this kevtmon {} cannot read",
-        crate::build_info::VERSION
-    )]
-    OldState {
-        /// Its line.
-        line: u64,
         /// The version.
         found: u64,
     },
@@ -154,11 +143,8 @@ impl<R: BufRead> Reader<R> {
     fn header(&self, format: &str, value: &Value) -> Result<Line, ReadError> {
         let line = self.number;
         let found = value.get("version").and_then(Value::as_u64).unwrap_or(0);
-        if !(u64::from(OLDEST_VERSION)..=u64::from(VERSION)).contains(&found) {
+        if found != u64::from(VERSION) {
             return Err(ReadError::Version { line, format: format.to_owned(), found });
-        }
-        if found < u64::from(VERSION) && value.get("state").is_some() {
-            return Err(ReadError::OldState { line, found });
         }
         let damaged = |source| ReadError::Header { line, source };
         if format == BUNDLE {
@@ -222,7 +208,7 @@ impl<R: BufRead> Reader<R> {
 mod tests {
     use super::*;
 
-    const HEADER: &str = r#"{"format":"kevtmon-recording","version":3,"started":"","settings":{"node":"n","boot_id":"b","version":"0","host_netns":1,"cmdline":"host","sources":{}}}"#;
+    const HEADER: &str = r#"{"format":"kevtmon-recording","version":1,"started":"","settings":{"node":"n","boot_id":"b","version":"0","host_netns":1,"cmdline":"host","sources":{}}}"#;
     const TICK: &str = r#"{"at":5,"fact":"tick"}"#;
 
     fn read(text: &str) -> Result<Vec<Line>, ReadError> {
@@ -242,25 +228,15 @@ mod tests {
 
     #[test]
     fn another_version_is_refused_naming_both() {
-        let text = HEADER.replace("\"version\":3,", "\"version\":1,");
+        let text = HEADER.replace("\"version\":1,", "\"version\":2,");
         assert_eq!(
             complaint(&text),
             format!(
-                "line 1: kevtmon-recording of version 1; this kevtmon {} reads versions 2 to 3",
+                "line 1: kevtmon-recording of version 2; this kevtmon {} reads version 1",
                 crate::build_info::VERSION
             )
         );
         assert!(complaint(&format!("{HEADER}\n{TICK}\n{text}\n")).starts_with("line 3: "));
-    }
-
-    #[test]
-    fn an_older_recording_is_read_unless_it_starts_with_a_saved_state() {
-        let old = HEADER.replace("\"version\":3,", "\"version\":2,");
-        assert_eq!(read(&format!("{old}\n{TICK}\n")).unwrap().len(), 2);
-        let stateful = old.replace("\"settings\"", "\"state\":{\"seq\":7},\"settings\"");
-        assert!(
-            complaint(&stateful).starts_with("line 1: a part that starts with a saved state of version 2")
-        );
     }
 
     #[test]

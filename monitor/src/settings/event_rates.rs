@@ -43,7 +43,7 @@ impl EventRate {
         Self { rate: values.get(&CONTAINER_RATE), burst: values.get(&CONTAINER_BURST) }
     }
 
-    /// No limit: recordings of before there was one have all events.
+    /// No limit, as where a recording names none.
     #[must_use]
     pub fn unlimited() -> Self {
         Self { rate: u32::MAX, burst: u32::MAX }

@@ -78,7 +78,7 @@ pub(crate) fn container(id: &str) -> ContainerFacts {
         id: id.into(),
         name: "web".into(),
         runtime: "docker".into(),
-        source: String::new(),
+        source: "docker".into(),
         image: "nginx".into(),
         state: ContainerState::Running,
         tgid: Some(7),

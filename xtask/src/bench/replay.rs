@@ -137,12 +137,17 @@ impl Script {
         }
         let containers: Vec<String> = (0..PODS).map(|pod| container(pod, "running")).collect();
         let list = format!(
-            r#"{{"runtime_snapshot":{{"runtime":"docker","containers":[{}]}}}}"#,
+            r#"{{"runtime_snapshot":{{"runtime":"docker","source":"docker","containers":[{}]}}}}"#,
             containers.join(",")
         );
         self.say(writer, &list)?;
-        for source in ["netlink", "hook.neighbor", "hook.umount", "docker"] {
-            self.say(writer, &format!(r#"{{"source":{{"source":"{source}","up":true}}}}"#))?;
+        for (source, kind) in [
+            ("netlink", "netlink"),
+            ("hook.neighbor", "hook"),
+            ("hook.umount", "hook"),
+            ("docker", "runtime"),
+        ] {
+            self.say(writer, &format!(r#"{{"source":{{"source":"{source}","kind":"{kind}","up":true}}}}"#))?;
         }
         for _ in 0..50 {
             self.new_task(writer)?;
@@ -181,7 +186,7 @@ impl Script {
         self.say(
             writer,
             &format!(
-                r#"{{"task":{{"key":{key},"uid":0,"exe":"/opt/cni/bin/calico","cmdline":"/opt/cni/bin/calico","netns":{HOST},"mntns":4026531840,"cgroup":"/system.slice/kubelet.service","ancestors":[{{"tgid":1893,"start_ns":31000000000,"comm":"kubelet","exe":"/usr/bin/kubelet"}}]}}}}"#
+                r#"{{"task":{{"key":{key},"place":{{"mntns":0,"cgroup_v1":0,"cgroup_v2":0}},"uid":0,"exe":"/opt/cni/bin/calico","cmdline":"/opt/cni/bin/calico","netns":{HOST},"mntns":4026531840,"cgroup":"/system.slice/kubelet.service","ancestors":[{{"tgid":1893,"start_ns":31000000000,"comm":"kubelet","exe":"/usr/bin/kubelet"}}]}}}}"#
             ),
         )
     }
@@ -211,7 +216,7 @@ impl Script {
         self.say(
             writer,
             &format!(
-                r#"{{"umount":{{"actor":{actor},"mntns":4026531840,"path":"/var/lib/kubelet/pods/{}/volumes/kubernetes.io~glusterfs/pv-{pod}","flags":0,"errno":{errno}}}}}"#,
+                r#"{{"umount":{{"syscall":"umount2","actor":{actor},"mntns":4026531840,"path":"/var/lib/kubelet/pods/{}/volumes/kubernetes.io~glusterfs/pv-{pod}","flags":0,"errno":{errno}}}}}"#,
                 uid(pod)
             ),
         )
@@ -220,7 +225,7 @@ impl Script {
 
 fn header() -> String {
     format!(
-        r#"{{"format":"kevtmon-recording","version":3,"started":"","settings":{{"node":"slave-197","boot_id":"7d1e0c5a-3b0f-4a3e-9d43-2f6f0a9d8c11","version":"0.1.0","host_netns":{HOST},"cmdline":"host","sources":{{"netlink":false,"hook.neighbor":false,"hook.umount":false,"docker":true}}}}}}"#
+        r#"{{"format":"kevtmon-recording","version":1,"started":"","settings":{{"node":"slave-197","boot_id":"7d1e0c5a-3b0f-4a3e-9d43-2f6f0a9d8c11","version":"0.1.0","host_netns":{HOST},"cmdline":"host","sources":{{"netlink":false,"hook.neighbor":false,"hook.umount":false,"docker":true}}}}}}"#
     )
 }
 
@@ -265,7 +270,7 @@ fn container(pod: u64, state: &str) -> String {
     let uid = uid(pod);
     let process = if state == "running" { (20_000 + pod).to_string() } else { "null".to_owned() };
     format!(
-        r#"{{"id":"{id}","name":"k8s_POD_web-{pod}_web_{uid}_0","runtime":"docker","image":"pause","state":"{state}","tgid":{process},"netns":{},"mntns":4026531900,"addresses":["192.168.1.{}"],"pod":{{"namespace":"web","name":"web-{pod}","uid":"{uid}","sandbox_id":"{id}","container_name":"POD"}},"sandbox":true}}"#,
+        r#"{{"id":"{id}","name":"k8s_POD_web-{pod}_web_{uid}_0","runtime":"docker","source":"docker","image":"pause","state":"{state}","tgid":{process},"netns":{},"mntns":4026531900,"addresses":["192.168.1.{}"],"pod":{{"namespace":"web","name":"web-{pod}","uid":"{uid}","sandbox_id":"{id}","container_name":"POD","proof":"cgroup"}},"sandbox":true}}"#,
         inum(pod),
         pod % 250 + 1
     )

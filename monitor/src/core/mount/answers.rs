@@ -57,9 +57,9 @@ impl Core {
             Some(Answer::SameHolders) => self.looked_again(umount, report),
             _ => {
                 // What the path leads to may be something else by now.
-                let is_older = umount.attempt.origin.is_none();
+                let is_believed = umount.attempt.origin.is_none();
                 let is_none_there = report.verdict == Verdict::NotAMount;
-                if is_none_there && report.complete && is_older {
+                if is_none_there && report.complete && is_believed {
                     self.end(&umount, None);
                 } else {
                     let reason = match report.blind_spots.first() {

@@ -20,7 +20,6 @@ const MAX: usize = 64;
 
 /// Looks that are under way, one of a mount.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct Looks {
     of: BTreeMap<BusyId, QueuedUmount>,
     last: u64,

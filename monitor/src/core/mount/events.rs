@@ -59,7 +59,7 @@ impl Core {
             report.explain_removal();
         }
         let busy = self.busy_mounts.get(umount.mount);
-        // What was found there earlier may not be what this path led to. Older recordings do not ask.
+        // What was found there earlier may not be what this path led to. Recordings without where the path starts from do not ask.
         let is_found = report.as_ref().is_some_and(|report| report.mount.is_some());
         let identity = busy.filter(|_| is_found || attempt.origin.is_none());
         let identity = identity.and_then(|busy| busy.identity.clone());

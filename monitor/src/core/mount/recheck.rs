@@ -24,7 +24,6 @@ const NOT_AT_FIRST: &str = "who holds it by now was not found at first";
 
 /// Mounts on which a complete look found nobody.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct Rechecks {
     of: BTreeMap<BusyId, Recheck>,
     last: u64,

@@ -48,7 +48,7 @@ impl Scan {
         if !goes_on && (*verdict == Verdict::Skipped || !self.is_recent(umount.at)) {
             return Repeat::No;
         }
-        // Recordings of before paths had an origin have no answer to this.
+        // Recordings that do not tell where the path starts from have no answer to this.
         if umount.attempt.origin.is_none() {
             return Repeat::Yes;
         }

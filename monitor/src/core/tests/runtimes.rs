@@ -301,26 +301,6 @@ fn a_runtime_that_nobody_named_and_that_was_never_found_is_none() {
 }
 
 #[test]
-fn containers_of_an_old_recording_belong_to_the_one_source_there_was() {
-    let mut core = core();
-    let old = |text: &str| serde_json::from_str::<Fact>(text).unwrap();
-    let id = "a".repeat(64);
-    let listed = format!(
-        r#"{{"id":"{id}","name":"web","runtime":"docker","image":"i","state":"running","tgid":1,"netns":7,
-        "mntns":8,"addresses":[],"pod":null,"sandbox":false}}"#
-    );
-    core.observe(at(
-        1,
-        old(&format!(r#"{{"runtime_snapshot":{{"runtime":"docker","containers":[{listed}]}}}}"#)),
-    ));
-    core.observe(at(2, old(r#"{"source":{"source":"docker","up":true}}"#)));
-    assert_eq!(core.state(9).containers[0].sources, ["docker"]);
-    assert!(!core.state(9).containers[0].stale);
-    core.observe(at(3, old(&format!(r#"{{"container_gone":{{"id":"{id}"}}}}"#))));
-    assert_eq!(kinds(&mut core), [Kind::ContainerRemoved]);
-}
-
-#[test]
 fn the_sources_of_a_container_are_saved_and_restored() {
     let a = running('a');
     let mut node = Node::watching(&[&a], &[&a]);

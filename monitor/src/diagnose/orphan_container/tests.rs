@@ -188,7 +188,7 @@ fn whether_a_kubelet_minds_depends_on_the_runtime_that_it_works_with() {
         node.checkpoint = checkpoint;
         let started = ComponentFacts { remote_runtime: remote.map(str::to_owned), ..kubelet(7, "v1.20.2") };
         node.observe(Fact::Components { components: vec![started] });
-        let source = container.source().to_owned();
+        let source = container.source.clone();
         let kind = if source.starts_with("docker") { "docker" } else { "cri" };
         node.observe(Fact::RuntimeSnapshot {
             runtime: kind.into(),
@@ -297,7 +297,7 @@ fn what_no_kubelet_lists_and_what_needs_no_sandbox_is_no_trouble_for_one() {
         assert_eq!(node.open()[0].severity, Severity::Info);
         assert!(node.open()[0].summary.ends_with("without its sandbox 291716a39be9"));
     }
-    let of_podman = ContainerFacts { runtime: "podman".into(), ..exited() };
+    let of_podman = ContainerFacts { runtime: "podman".into(), source: "podman".into(), ..exited() };
     let no_pod = ContainerFacts { pod: None, ..exited() };
     let mut alone = exited();
     alone.pod.as_mut().unwrap().sandbox_id = None;
@@ -308,7 +308,8 @@ fn what_no_kubelet_lists_and_what_needs_no_sandbox_is_no_trouble_for_one() {
 
 #[test]
 fn a_container_behind_the_cri_has_no_checkpoint() {
-    let node = found(ContainerFacts { runtime: "containerd".into(), ..exited() }, Some(true));
+    let of_cri = ContainerFacts { runtime: "containerd".into(), source: "containerd".into(), ..exited() };
+    let node = found(of_cri, Some(true));
     assert_eq!((asked(&node), node.open()[0].severity), (0, Severity::Warning));
     assert_eq!(node.open()[0].advice[0].command, format!("crictl rm {APP}"));
 }

@@ -408,7 +408,7 @@ pub(in crate::diagnose) fn sandbox(
         id: id.into(),
         name: format!("k8s_POD_{name}_{namespace}_{uid}_0"),
         runtime: "docker".into(),
-        source: String::new(),
+        source: "docker".into(),
         image: "pause".into(),
         state: ContainerState::Running,
         tgid: Some(16_707),

@@ -8,7 +8,7 @@ fn container(id: &str, state: ContainerState, netns: Option<NsInum>, sandbox: bo
         id: id.into(),
         name: id.into(),
         runtime: "docker".into(),
-        source: String::new(),
+        source: "docker".into(),
         image: "busybox".into(),
         state,
         tgid: None,

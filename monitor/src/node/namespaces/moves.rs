@@ -220,8 +220,8 @@ impl Namespace {
         gateways_in_use(&usable, &self.rules)
     }
 
-    /// The change was made between the first two times, and is known since the last. Where the first is not told, as in old
-    /// recordings, what came is taken for a gateway of before. `by_itself`: those
+    /// The change was made between the first two times, and is known since the last. Where the first is not
+    /// told, what came is taken for a gateway of before. `by_itself`: those
     /// whose route did not go with an interface.
     fn select_gateways_between(
         &mut self,

@@ -28,7 +28,7 @@ names! {
 }
 
 impl MountSyscall {
-    /// The only one in recordings that do not name it.
+    /// The one that is left out of a saved state.
     pub(crate) const fn umount2() -> Self {
         Self::Umount2
     }
@@ -45,7 +45,6 @@ impl MountSyscall {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UmountAttempt {
     /// The system call.
-    #[serde(default = "MountSyscall::umount2")]
     pub syscall: MountSyscall,
     /// Who called.
     pub actor: TaskRef,
@@ -53,7 +52,7 @@ pub struct UmountAttempt {
     pub mntns: NsInum,
     /// As the caller gave it; may be relative. Empty where it could not be read.
     pub path: String,
-    /// Where the path starts from; not in older recordings.
+    /// Where the path starts from; absent where a recording does not tell it, and then the path is believed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Box<PathOrigin>>,
     /// `MNT_*` and `UMOUNT_*`; `AT_*` of unlinkat(2), `RENAME_*` of renameat2(2).
@@ -135,13 +134,13 @@ pub struct PathOrigin {
     /// Why the path may not be the one that the kernel used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doubt: Option<PathDoubt>,
-    /// The mounts that the call has seen; `None` where they changed during the call, and in older recordings.
+    /// The mounts that the call has seen; `None` where they changed during the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<TableMark>,
     /// The mount that the kernel found there itself, where it shows that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<MeantMount>,
-    /// When the call began, if its start was seen; not in older recordings.
+    /// When the call began, if its start was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began: Option<CallStart>,
 }
