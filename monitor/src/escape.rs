@@ -82,7 +82,7 @@ pub fn append_json(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) -> serd
     Ok(())
 }
 
-/// The same JSON with hidden characters as escapes: it may be of a version that wrote them as they are.
+/// The same JSON with hidden characters as escapes, whoever wrote it.
 #[must_use]
 pub fn json(text: &str) -> Cow<'_, str> {
     if is_harmless(text.as_bytes()) {
@@ -143,7 +143,11 @@ mod tests {
         assert!(!json.chars().any(is_hidden), "{json:?}");
         let back: Value = serde_json::from_str(&json).unwrap();
         assert_eq!((back["text"].as_str(), back[odd].as_u64()), (Some(odd), Some(1)));
-        assert_eq!(super::json(&serde_json::to_string(&back).unwrap()), json, "a line of another version");
+        assert_eq!(
+            super::json(&serde_json::to_string(&back).unwrap()),
+            json,
+            "a line that has them as they are"
+        );
         assert!(matches!(super::json(&json), Cow::Borrowed(_)) || json.contains('é'));
     }
 

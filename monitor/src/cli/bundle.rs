@@ -86,11 +86,7 @@ impl BundleArgs {
     fn find_state_dir(&self) -> Result<PathBuf, u8> {
         if let (None, Some(socket)) = (&self.state_dir, &self.socket) {
             let answer = Remote::connect(socket).and_then(|remote| remote.version());
-            let answer = answer.map_err(|error| fail(&error, exit::FAILED))?;
-            return answer.state_dir.ok_or_else(|| {
-                remark("the daemon is older and does not name its state directory: give --state-dir");
-                exit::FAILED
-            });
+            return answer.map(|answer| answer.state_dir).map_err(|error| fail(&error, exit::FAILED));
         }
         let overrides = Overrides {
             file: self.config.clone(),

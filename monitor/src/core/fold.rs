@@ -27,7 +27,6 @@ const OTHERS: &str = "";
 
 /// The budgets, and what was beyond them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct Folding {
     now: BootNs,
     /// Of users.
@@ -39,7 +38,6 @@ pub(super) struct Folding {
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Account {
-    #[serde(rename = "whole")]
     budget: Bucket,
     folded: Vec<Folded>,
 }
@@ -60,7 +58,6 @@ struct Folded {
     mntns: Common<NsInum>,
     last_pid: Option<u32>,
     /// Whose network it is, where the budget is that of a container.
-    #[serde(default)]
     target: Common<Shared<Target>>,
 }
 

@@ -27,9 +27,7 @@ const ROOT: u32 = 0;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct KubeletLookup {
     /// What was looked up in the last interval, and when, the oldest first.
-    #[serde(default)]
     requested: VecDeque<(BootNs, NsInum, String)>,
-    #[serde(default)]
     held: Pending<(), HeldUmount>,
 }
 

@@ -69,10 +69,8 @@ enum RequestState {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Requested {
     /// Not requested, but known when the change was observed: the namespace of the peer that took the link along.
-    #[serde(default)]
     ended_netns: Option<NsInum>,
     /// Whether it was that of the lower device.
-    #[serde(default)]
     ended_lower: bool,
     netns: Option<RequestState>,
     container: bool,

@@ -34,8 +34,8 @@ use crate::node::tasks::Tasks;
 use crate::observation::{BootNs, NsInum, Source, SourceStatus};
 use crate::settings::Settings;
 
-/// The state of a core without its settings; borrowed from a core, or deserialized. Missing fields are as in a new
-/// core.
+/// The state of a core without its settings; borrowed from a core, or deserialized. What is left out is as in a
+/// new core.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Saved<'a> {

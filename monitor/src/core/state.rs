@@ -37,23 +37,18 @@ pub struct NodeState {
     /// The host's network namespace.
     pub host_netns: NsInum,
     /// Sources and hooks, by name.
-    #[serde(default)]
     pub sources: Vec<SourceStatus>,
     /// Numbers of objects.
-    #[serde(default)]
     pub counts: Counts,
     /// Pods with at least one container, by namespace and name; not those that a container only claims to be of. Where not all
     /// runtimes answer, those too that are known otherwise.
-    #[serde(default)]
     pub pods: Vec<PodStatus>,
     /// Containers that are not removed, by id.
-    #[serde(default)]
     pub containers: Vec<ContainerStatus>,
     /// The kubelets and runtimes that run.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub components: Vec<Component>,
     /// Network namespaces of which a snapshot was read, by inode number.
-    #[serde(default)]
     pub namespaces: Vec<NetnsStatus>,
     /// The default routes of the host, by interface.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -73,16 +68,12 @@ pub struct NodeState {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Containers by state.
-    #[serde(default)]
     pub containers: BTreeMap<String, u64>,
     /// Pods.
-    #[serde(default)]
     pub pods: u64,
     /// Network namespaces.
-    #[serde(default)]
     pub namespaces: u64,
     /// Links in all of them.
-    #[serde(default)]
     pub links: u64,
 }
 

@@ -53,7 +53,6 @@ pub(super) struct CniNetnsMismatch {
     #[serde(skip)]
     thresholds: Thresholds,
     /// By sandbox.
-    #[serde(default, rename = "mismatches")]
     open: BTreeMap<String, Mismatch>,
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     acts: VecDeque<Act>,

@@ -49,7 +49,6 @@ pub enum RestoreError {
 
 /// The saved state of an engine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Saved {
     now: BootNs,
     ready: Option<BootNs>,

@@ -19,7 +19,6 @@ pub struct IncidentKey {
 
 /// The objects that an incident's events carry.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct IncidentObjects {
     /// The actor.
     pub actor: Option<Shared<Actor>>,

@@ -32,7 +32,6 @@ pub struct Lull {
 
 /// Which ends have been told of late, and which are not told yet.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct Flapping {
     /// By container.
     accounts: Buckets,

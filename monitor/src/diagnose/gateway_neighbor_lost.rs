@@ -122,9 +122,8 @@ pub(super) struct GatewayNeighborLost {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     left: BTreeSet<NeighborKey>,
     /// Deletions that may turn out to be losses.
-    #[serde(default, rename = "kept_deletions", skip_serializing_if = "Undecided::is_empty")]
+    #[serde(default, skip_serializing_if = "Undecided::is_empty")]
     undecided: Undecided,
-    #[serde(default)]
     changes: LinkChanges,
     /// When records of the kernel were lost last.
     #[serde(default, skip_serializing_if = "Option::is_none")]

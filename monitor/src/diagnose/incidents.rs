@@ -300,7 +300,6 @@ pub struct Incidents {
     pub(super) open: BTreeMap<IncidentId, OpenIncident>,
     closed: VecDeque<IncidentId>,
     /// The last episode of closed incidents, the latest at the end.
-    #[serde(default)]
     episodes: VecDeque<(IncidentId, u32)>,
     /// How often one has opened, changed or closed.
     #[serde(default, skip_serializing_if = "is_zero")]

@@ -79,7 +79,6 @@ struct Said {
     severity: Option<Severity>,
     count: usize,
     /// Those that it lists: what is caused by one of them looks there.
-    #[serde(default)]
     mounts: Vec<String>,
     in_userns: bool,
     /// The container, if it is one.

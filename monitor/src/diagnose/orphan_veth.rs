@@ -110,7 +110,6 @@ struct Former {
     name: String,
     uid: String,
     /// Where it was; 0 where that is not known any more.
-    #[serde(default)]
     netns: NsInum,
 }
 

@@ -104,10 +104,8 @@ struct Deletions {
     stale: Option<(BootNs, BootNs)>,
     is_open: bool,
     /// It opened by what a call did that had not failed: what it counts has not happened yet.
-    #[serde(default)]
     has_none_failed: bool,
     /// What it is told to have done may not be taken back.
-    #[serde(default)]
     is_harm_told: bool,
 }
 

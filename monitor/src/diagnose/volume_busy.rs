@@ -83,7 +83,6 @@ pub(super) struct VolumeBusy {
     /// When an incident escalates or expires.
     timers: Timers<String>,
     /// Volumes that are mounted by their state.
-    #[serde(default)]
     mounted: Mounted,
 }
 

@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Advice {
     /// What the command does, in words.
     pub text: String,
-    /// The form of the command, by name. Absent in events of earlier versions.
-    #[serde(skip_serializing_if = "String::is_empty", default)]
+    /// The form of the command, by name.
     #[schemars(schema_with = "form_names")]
     pub form: String,
     /// The exact command.

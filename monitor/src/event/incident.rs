@@ -33,16 +33,14 @@ pub struct Incident {
     pub last_seen: String,
     /// How often the fault was observed; of what, is in `counted`.
     pub count: u64,
-    /// What `count` counts, in the plural: `refused unmounts`. Absent in events of earlier versions.
-    #[serde(skip_serializing_if = "String::is_empty", default)]
+    /// What `count` counts, in the plural: `refused unmounts`.
     pub counted: String,
     /// Since when it counts, where that is later than `first_seen`: what was counted before had another cause.
     #[schemars(extend("format" = "date-time"))]
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counted_since: Option<String>,
     /// Counts how often an incident of this id opened, from 1: each opening is an episode with times and evidence of
-    /// its own. Absent in events of earlier versions.
-    #[serde(default = "first_episode")]
+    /// its own.
     #[schemars(range(min = 1))]
     pub episode: u32,
     /// Why it closed.
@@ -98,14 +96,13 @@ impl Incident {
             return None;
         }
         let since = self.counted_since.as_deref().unwrap_or(&self.first_seen);
-        let counted = if self.counted.is_empty() { "observations" } else { &self.counted };
         let moment = |text: &str| text.parse::<jiff::Timestamp>().ok();
         let passed = moment(since).zip(moment(&self.last_seen));
         let passed = passed.map(|(since, last)| match span(last.duration_since(since)) {
             short if short == "0 s" => " within 1 s".to_owned(),
             passed => format!(" over {passed}"),
         });
-        Some(format!("{} {counted}{}", self.count, passed.unwrap_or_default()))
+        Some(format!("{} {}{}", self.count, self.counted, passed.unwrap_or_default()))
     }
 }
 
@@ -124,10 +121,6 @@ impl Object for Incident {
             details.line("do", &format!("{command}  # {text}"));
         }
     }
-}
-
-fn first_episode() -> u32 {
-    1
 }
 
 #[cfg(test)]
@@ -158,11 +151,6 @@ mod tests {
             repeated(2, unmounts, since, "2026-01-02T04:24:05Z").unwrap(),
             "2 refused unmounts over 6 s",
             "what had another cause does not count"
-        );
-        assert_eq!(
-            repeated(3, "", None, "2026-01-02T03:04:06Z").unwrap(),
-            "3 observations over 1 s",
-            "an event of an earlier version"
         );
     }
 }

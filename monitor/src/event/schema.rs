@@ -21,7 +21,7 @@ pub fn schema() -> Schema {
 
 /// What is unknown is absent, so that no value is ever null.
 fn without_null(schema: &mut Schema) {
-    // What a reader of older events assumes is never written.
+    // What a reader assumes where a field is absent is never written.
     schema.remove("default");
     if let Some(Value::Array(types)) = schema.get_mut("type") {
         types.retain(|name| name != "null");

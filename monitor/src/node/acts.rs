@@ -99,7 +99,6 @@ pub struct Acts<A> {
     #[serde(default = "VecDeque::new", skip_serializing_if = "VecDeque::is_empty")]
     waiting: VecDeque<Waiting<A>>,
     /// When the last message was read: each act of before is known by then, and one that is not may have been told already.
-    #[serde(default)]
     pub(super) told: BootNs,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     missing: BTreeMap<NsInum, Missing>,

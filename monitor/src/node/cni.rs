@@ -33,7 +33,6 @@ type Process = (u32, BootNs);
 
 /// CNI calls.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct CniCalls {
     open: Vec<Call>,
     /// Calls that have ended before it was known where their `CNI_NETNS` leads to, the oldest first.
@@ -64,10 +63,8 @@ pub struct Call {
     /// The process of the plugin that [stands for the call](Call::has_better), or of the one that failed.
     pub actor: Shared<Actor>,
     /// The path of the former; of the first one, if there is none here.
-    #[serde(default)]
     plugin: Option<String>,
     /// The newest plugin after the first.
-    #[serde(default)]
     newest: Option<(Process, Shared<Actor>)>,
     /// Paths of its plugins.
     pub plugins: Vec<String>,
@@ -80,10 +77,8 @@ pub struct Call {
     /// Where `CNI_NETNS` led to.
     pub netns: Option<NsInum>,
     /// Numbers of its events.
-    #[serde(default)]
     pub events: Vec<u64>,
     /// Whether its beginning was told.
-    #[serde(default)]
     pub is_told: bool,
     caller: Option<Process>,
     /// Plugins that the caller has executed and that run, with their paths; and the interface of each that it ever executed.
@@ -92,7 +87,6 @@ pub struct Call {
     /// Plugins that others of them execute.
     delegates: Vec<Process>,
     /// The first ones of all, those that have ended included.
-    #[serde(default)]
     ran: Vec<Process>,
 }
 

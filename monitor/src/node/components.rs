@@ -25,7 +25,6 @@ pub fn is_one_of(components: &[ComponentFacts], tgid: u32, start_ns: BootNs) -> 
 
 /// All that are known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Components {
     /// Whether they were looked for.
     reported: bool,

@@ -33,7 +33,6 @@ pub struct Gateway {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub went_with_link: bool,
     /// Name of its interface.
-    #[serde(default)]
     pub ifname: String,
     /// Whether an earlier run of the daemon saw the static entry last, or the interface, and this one did not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -41,7 +40,6 @@ pub struct Gateway {
     /// When the static entry was last observed.
     static_at: BootNs,
     /// Since when it is known to have been static without a break.
-    #[serde(default)]
     static_since: BootNs,
     changed_at: Option<BootNs>,
 }
@@ -137,10 +135,8 @@ pub struct KnownEntry {
     /// Address of the gateway.
     pub address: IpAddr,
     /// Link-layer address of its static entry; `None` where it was only ever learned.
-    #[serde(default)]
     pub lladdr: Option<LlAddr>,
     /// Name of the interface.
-    #[serde(default)]
     pub ifname: String,
     /// What a diagnosis suspects of it, in that diagnosis' own form.
     #[serde(default, skip_serializing_if = "Option::is_none")]

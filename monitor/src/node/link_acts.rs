@@ -17,7 +17,6 @@ pub struct LinkActs {
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     addressed: VecDeque<(BootNs, LladdrAct)>,
     /// What was done to routes and addresses.
-    #[serde(default)]
     pub routes: Acts<RoutedAct>,
 }
 

@@ -65,10 +65,8 @@ pub struct Namespace {
     /// The oldest process in it when it was last read; `None` if none lived in it.
     pub owner: Option<NetnsOwner>,
     /// When it was first read.
-    #[serde(default)]
     pub since: BootNs,
     /// When it was last read.
-    #[serde(default)]
     pub read: BootNs,
     /// Links by index.
     pub links: BTreeMap<u32, LinkFacts>,

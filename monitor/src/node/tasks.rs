@@ -59,7 +59,7 @@ struct SavedTask<'a>(
     NsInum,
     Option<usize>,
     Vec<usize>,
-    #[serde(default)] Option<(u32, u32)>,
+    Option<(u32, u32)>,
     #[serde(default, skip_serializing_if = "is_zero")] u32,
 );
 

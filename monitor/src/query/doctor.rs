@@ -35,10 +35,8 @@ pub struct DaemonReport {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub calls_filtered: Option<bool>,
     /// What it pins itself: namespaces, mounts. Scans do so for less than a second.
-    #[serde(default)]
     pub pins: Vec<String>,
     /// Sources, hooks and sinks with their rungs and reasons.
-    #[serde(default)]
     pub sources: Vec<SourceStatus>,
 }
 

@@ -156,13 +156,10 @@ pub struct Extent {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to: Option<String>,
     /// Number of the newest event.
-    #[serde(default)]
     pub last_seq: u64,
     /// The boot that it belongs to.
-    #[serde(default)]
     pub boot_id: String,
     /// The node.
-    #[serde(default)]
     pub node: String,
 }
 
@@ -182,10 +179,8 @@ pub struct IncidentView {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub leaks: Option<Vec<LeakedMount>>,
     /// Boot that its evidence numbers belong to.
-    #[serde(default)]
     pub boot_id: String,
     /// Number of its newest event.
-    #[serde(default)]
     pub seq: u64,
     /// It is open because it opens again and again, and nothing has been wrong since then, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none", default)]

@@ -107,7 +107,6 @@ pub struct StoryIncident {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub repeated: Option<String>,
     /// Counts how often it opened, from 1.
-    #[serde(default = "first")]
     pub episode: u32,
     /// One sentence.
     pub summary: String,
@@ -173,10 +172,6 @@ pub struct Repeated {
     pub until: String,
     /// Its number.
     pub last_seq: u64,
-}
-
-fn first() -> u32 {
-    1
 }
 
 /// Builds a story from its parts.

@@ -295,8 +295,7 @@ pub struct VersionAnswer {
     /// Node name.
     pub node: String,
     /// State directory of the daemon, as it sees it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub state_dir: Option<PathBuf>,
+    pub state_dir: PathBuf,
 }
 
 /// A page as a body. The events are copied as they are.
@@ -313,7 +312,7 @@ pub fn write_page(page: &Page, extent: Extent) -> Result<String, serde_json::Err
         if index > 0 {
             body.push(',');
         }
-        // It may be of a version that escaped less.
+        // Whoever wrote it may have escaped less.
         body.push_str(&escape::json(&found.line));
     }
     body.push_str("]}");

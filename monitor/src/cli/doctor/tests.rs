@@ -72,8 +72,8 @@ fn what_a_daemon_has_is_listed_and_what_it_has_without_need_is_told() {
     assert_eq!(lacking.state, Condition::Degraded);
     let reason = lacking.reason.as_deref().unwrap();
     assert_eq!(reason, "it has CAP_BPF without need; its system calls are not filtered");
-    let older = DaemonReport { no_new_privs: None, calls_filtered: None, ..confined };
-    assert!(of_daemon(&older, &node()).iter().all(|part| part.name != "confinement"));
+    let untold = DaemonReport { no_new_privs: None, calls_filtered: None, ..confined };
+    assert!(of_daemon(&untold, &node()).iter().all(|part| part.name != "confinement"));
 }
 
 #[test]

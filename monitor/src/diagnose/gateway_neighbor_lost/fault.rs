@@ -60,10 +60,8 @@ pub(super) struct GatewayOwner {
     /// Whether a runtime reported the container, and so will report its exit.
     pub(super) by_runtime: bool,
     /// Whether users made the namespace themselves: their loss is a notice at most.
-    #[serde(default)]
     pub(super) is_foreign: bool,
     /// Cookie of the namespace, where the kernel has it.
-    #[serde(default)]
     pub(super) cookie: Option<u64>,
     /// When the process started by which a container is known: the oldest one in the namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -136,10 +134,8 @@ pub(super) struct Fault {
     pub(super) objects: IncidentObjects,
     pub(super) found_at_start: bool,
     /// Whether packets reached the gateway by a learned entry since then: what fails later has another cause.
-    #[serde(default)]
     pub(super) recovered: bool,
     /// Whether the entry was not static.
-    #[serde(default)]
     pub(super) learned: bool,
     /// Since when the entry is seen to be gone that was wrong before; the event that names who removed it may still come.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -72,7 +72,6 @@ pub(super) struct Explanation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cause: Option<Cause>,
     /// When the model showed it last.
-    #[serde(default)]
     seen: BootNs,
 }
 

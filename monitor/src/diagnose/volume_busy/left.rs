@@ -30,7 +30,6 @@ const UNKNOWN: &str = "no refused unmount was seen, and why is not known";
 
 /// What is followed of volumes by their state.
 #[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct Mounted {
     /// When a volume will have been mounted for too long, or is to be looked at again.
     next: Option<BootNs>,

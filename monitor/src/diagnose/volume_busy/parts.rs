@@ -20,13 +20,11 @@ pub(super) struct BusyVolume {
     /// Attempts that the model no longer counts, of mounts that ended.
     pub(super) former: u64,
     /// The unmounts among them.
-    #[serde(default)]
     pub(super) former_unmounts: u64,
     /// Whether one of those was only likely the mount that was busy, or more were busy than are kept.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_likely_gone: bool,
     /// As in the newest report.
-    #[serde(default)]
     pub(super) summary: String,
     /// What that is made of, where it tells of a refused call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -45,7 +43,6 @@ pub(super) struct BusyPart {
     /// Attempts that an earlier incident counted.
     pub(super) before: u64,
     /// The unmounts among them.
-    #[serde(default)]
     pub(super) before_unmounts: u64,
     /// Who holds it, as the last scan that found out saw it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -32,7 +32,6 @@ const AGAIN_NS: BootNs = 60 * 1_000_000_000;
 
 /// The namespaces for which there was no room.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Crowd {
     /// Since when.
     refused: BTreeMap<NsInum, BootNs>,
@@ -44,7 +43,6 @@ pub struct Crowd {
 
 /// What is reported of some of them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 struct Report {
     unreported: Option<Refused>,
     reported: Option<BootNs>,

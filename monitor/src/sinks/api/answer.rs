@@ -185,7 +185,6 @@ impl Answers {
 
     fn version(&self) -> Response {
         let Identity { node, version, revision, state_dir, .. } = self.identity.clone();
-        let state_dir = Some(state_dir);
         match to_json(&VersionAnswer { api: API, schema: SCHEMA, version, revision, node, state_dir }) {
             Ok(body) => respond(StatusCode::OK, JSON, whole(body)),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
