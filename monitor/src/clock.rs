@@ -8,6 +8,14 @@ use nix::time::{ClockId, clock_gettime};
 /// Nanoseconds of `CLOCK_BOOTTIME`, the clock of every kernel record.
 pub type BootNs = u64;
 
+/// A second of it.
+pub const SECOND: BootNs = 1_000_000_000;
+/// A millisecond.
+pub const MS: BootNs = 1_000_000;
+/// `/proc/PID/stat` times are in units of 1/100 s on every architecture that the kernel exports them
+/// for (`USER_HZ`, `include/asm-generic/param.h`).
+pub const NS_PER_TICK: BootNs = 10_000_000;
+
 /// Current boot time; 0 if the clock cannot be read, which does not happen on Linux.
 #[must_use]
 pub fn boot_now() -> BootNs {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Core;
 use crate::bucket::{Bucket, Price};
+use crate::clock::SECOND;
 use crate::escape::name;
 use crate::event::wording::owner_phrase;
 use crate::event::{Event, Kind, Severity, Shared, Target, Throttled};
@@ -15,11 +16,10 @@ use crate::node::charge::Budget;
 use crate::observation::{BootNs, NsInum};
 use crate::settings::EventRate;
 
-const SECOND_NS: BootNs = 1_000_000_000;
 /// What is beyond a budget is told after this time,
-const FIRST_NS: BootNs = SECOND_NS;
+const FIRST_NS: BootNs = SECOND;
 /// and as often while it goes on.
-const AGAIN_NS: BootNs = 10 * SECOND_NS;
+const AGAIN_NS: BootNs = 10 * SECOND;
 /// Users, and containers, that are told apart; all others share one budget each.
 const ACCOUNTS_MAX: usize = 512;
 /// Name of the account of the others.
@@ -99,7 +99,7 @@ impl Folding {
         self.now = self.now.max(event.at);
         let now = self.now;
         let (account, is_shared) = self.account(budget, account);
-        let of_one = SECOND_NS / u64::from(rate.rate.max(1));
+        let of_one = SECOND / u64::from(rate.rate.max(1));
         let price = Price { of_one, of_all: of_one.saturating_mul(u64::from(rate.burst)) };
         if account.budget.take(now, price) {
             return true;

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Core;
+use crate::clock::MS;
 use crate::diagnose::ModelChange;
 use crate::is_zero::is_zero;
 use crate::node::mounts::{Account, BusyId, Caller, MountKey};
@@ -40,7 +41,6 @@ mod repeat;
 mod whose;
 
 const EBUSY: u16 = 16;
-const MS: BootNs = 1_000_000;
 /// At most one scan of a mount in this time: a runtime retries 50 times in 5 s.
 const SCAN_INTERVAL_NS: u64 = 10_000_000_000;
 /// An event is held back this long for one answer; a scan has a shorter time budget of its own.

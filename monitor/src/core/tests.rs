@@ -1,6 +1,7 @@
 //! Observations as input, events as output.
 
 use super::*;
+use crate::clock::MS;
 use crate::event::{ActorSource, Confidence, Join};
 use crate::node::view::RuntimeAvailability;
 use crate::observation::*;
@@ -30,7 +31,6 @@ mod which_mount;
 
 const HOST: NsInum = 1;
 const POD: NsInum = 7;
-const MS: u64 = 1_000_000;
 const ID: &str = "94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb9411";
 
 fn core() -> Core {

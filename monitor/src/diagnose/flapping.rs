@@ -10,16 +10,16 @@ use serde::{Deserialize, Serialize};
 use super::finding::IncidentObjects;
 use super::identity::IncidentId;
 use crate::bucket::{Buckets, Price};
+use crate::clock::SECOND;
 use crate::event::WallClock;
 use crate::node::charge::{is_by_itself, of_target};
 use crate::observation::BootNs;
 
-const SECOND_NS: BootNs = 1_000_000_000;
 /// A container may have eight ends told at once, each of which it has back after this time.
-const INTERVAL: BootNs = 5 * SECOND_NS;
+const INTERVAL: BootNs = 5 * SECOND;
 const OF_ONE_END: Price = Price { of_one: INTERVAL, of_all: 8 * INTERVAL };
 /// How long an end beyond that must last.
-const CALM: BootNs = 10 * SECOND_NS;
+const CALM: BootNs = 10 * SECOND;
 
 /// An open incident that is over for the moment; its end counts once it has lasted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
+use crate::clock::SECOND;
 use crate::event::{Event, MountServer, Rbd, WallClock};
 use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
@@ -120,8 +121,6 @@ pub fn kind(name: &str) -> Option<&'static IncidentKind> {
 pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
     KINDS.into_iter().flat_map(|kind| kind.thresholds).copied()
 }
-
-const SECOND: BootNs = 1_000_000_000;
 
 fn seconds(seconds: u32) -> BootNs {
     BootNs::from(seconds) * SECOND

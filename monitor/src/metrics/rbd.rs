@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn an_image_is_wanted_for_ten_minutes_after_it_was_asked_for_the_last_time() {
-        const S: BootNs = 1_000_000_000;
+        use crate::clock::SECOND as S;
         let metrics = Shown::new();
         assert_eq!(metrics.after(0, asked(RbdCommand::Map, "a")), [line("wanted", "a")]);
         assert_eq!(metrics.after(500 * S, asked(RbdCommand::LockAdd, "a")), [line("wanted", "a")]);

@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::SECOND;
 use crate::event::{Actor, Cni, Shared};
 use crate::observation::{BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod, NsInum};
 
 mod sandboxes;
 
-const SECOND_NS: BootNs = 1_000_000_000;
 /// The next plugin of a chain begins within this time after the one before.
-const CHAIN_NS: BootNs = SECOND_NS / 2;
+const CHAIN_NS: BootNs = SECOND / 2;
 /// The loopback's plugin has ended, and another one has begun, after so long.
-const LOOPBACK_NS: BootNs = SECOND_NS;
+const LOOPBACK_NS: BootNs = SECOND;
 /// A call whose end was not seen is forgotten after this time.
-const FORGOTTEN_NS: BootNs = 3600 * SECOND_NS;
+const FORGOTTEN_NS: BootNs = 3600 * SECOND;
 /// Calls under way at most, and plugins of one of them.
 pub const OPEN_MAX: usize = 256;
 const PLUGINS_MAX: usize = 32;
@@ -24,9 +24,9 @@ const UNANSWERED_MAX: usize = 64;
 /// Sandboxes at most; those that were heard of longest ago go first.
 const SANDBOXES_MAX: usize = 2048;
 /// Sandboxes are remembered this long.
-const RETENTION_NS: BootNs = 24 * 3600 * SECOND_NS;
+const RETENTION_NS: BootNs = 24 * 3600 * SECOND;
 /// Calls that are given up are told together, this long after the first of them.
-const TELL_NS: BootNs = SECOND_NS;
+const TELL_NS: BootNs = SECOND;
 
 /// A process: ids are reused.
 type Process = (u32, BootNs);

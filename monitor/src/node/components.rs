@@ -4,15 +4,13 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::NS_PER_TICK;
 use crate::observation::{BootNs, ComponentExit, ComponentFacts};
 
 /// Ended ones that are kept.
 const ENDED_MAX: usize = 64;
 /// A start may be seen before the end before it.
 const OVERLAP_NS: BootNs = 2_000_000_000;
-
-/// /proc tells starts to 10 ms.
-const NS_PER_TICK: BootNs = 10_000_000;
 
 /// Whether a process with this start is one of these.
 #[must_use]

@@ -277,7 +277,7 @@ mod tests {
     use super::*;
     use crate::observation::{NeighborCause, NeighborKey};
 
-    const S: u64 = 1_000_000_000;
+    use crate::clock::SECOND as S;
 
     /// A reading that took no time.
     fn at(time: BootNs) -> (BootNs, BootNs) {

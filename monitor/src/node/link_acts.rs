@@ -101,7 +101,7 @@ mod tests {
     use crate::node::acts::NAMESPACES_MAX;
     use crate::observation::TaskKey;
 
-    const S: u64 = 1_000_000_000;
+    use crate::clock::SECOND as S;
 
     fn act(tgid: u32, netns: NsInum, ifindex: u32, op: LinkOp, missing: u32) -> LinkAct {
         let key = TaskKey { tgid, start_ns: 1, exec_id: 0 };

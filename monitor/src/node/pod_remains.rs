@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use super::containers::{Containers, is_live};
 use super::view::NodeView;
 use super::volume;
+use crate::clock::SECOND;
 use crate::event::Volume;
 use crate::observation::{
     BootNs, ContainerFacts, MountFacts, PodCgroup, PodIdentity, PodProcess, PodRemains,
 };
 
-const SECOND: BootNs = 1_000_000_000;
 /// A kubelet waits so long at most before it starts a container again (`MaxContainerBackOff`), with some time to do it:
 /// meanwhile a pod without a sandbox's process has none at all, and only its runtime knows that it is to run.
 const LONGEST_PAUSE: BootNs = 360 * SECOND;

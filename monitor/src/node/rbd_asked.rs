@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::observation::{RbdCommand, TaskKey, TaskRef};
 
-    const S: BootNs = 1_000_000_000;
+    use crate::clock::SECOND as S;
 
     fn exec(command: RbdCommand, pool: &str, image: &str) -> RbdExec {
         let key = TaskKey { tgid: 7, start_ns: 5, exec_id: 1 };

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::observation::{RbdNumber, TaskKey, TaskRef};
 
-    const S: BootNs = 1_000_000_000;
+    use crate::clock::SECOND as S;
 
     fn exec(tgid: u32, command: RbdCommand, image: &str) -> RbdExec {
         let key = TaskKey { tgid, start_ns: 5, exec_id: 1 };

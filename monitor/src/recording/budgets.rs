@@ -2,10 +2,9 @@
 //! concerns nobody else, and would leave no disk for what does.
 
 use crate::bucket::{Buckets, Price};
+use crate::clock::SECOND;
 use crate::event::{Charge, Standing};
 use crate::observation::BootNs;
-
-const SECOND: BootNs = 1_000_000_000;
 
 /// Bytes a second, on average, and at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,6 +18,7 @@ use super::record_queue::{PartStart, RecordBounds, RecordQueue, SegmentWriter, c
 use super::rotating_file::{self, RotatingFile};
 use super::segments::Segments;
 use super::settings::FlightLimits;
+use crate::clock::SECOND;
 use crate::core::Core;
 use crate::event::{Charge, Event, Kind};
 use crate::metrics::Metrics;
@@ -27,7 +28,6 @@ use crate::queue::{Gap, Refused};
 /// The flight recorder in metrics, and among the sources of `daemon.*` events.
 const FLIGHT: &str = "recorder";
 const MIB: usize = 1 << 20;
-const SECOND: BootNs = 1_000_000_000;
 /// The flight recorder divides its time and its space by this many segments.
 const SEGMENTS: u64 = 5;
 /// A segment takes at most this fraction of the flight recorder's space.

@@ -14,6 +14,7 @@ use super::recorder::{Record, Recorder};
 use super::replay::{Summary, replay};
 use super::segments::numbered;
 use super::settings::FlightLimits;
+use crate::clock::SECOND;
 use crate::config::{Config, Overrides};
 use crate::core::{Core, Output, Resume};
 use crate::event::{Confidence, Event, Incident, Kind, Severity};
@@ -33,7 +34,6 @@ mod story;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const FLIGHT: FlightLimits = FlightLimits { minutes: 15, max_mib: 16 };
-const SECOND: u64 = 1_000_000_000;
 
 fn settings() -> Settings {
     Settings {

@@ -82,7 +82,7 @@ impl Allowances {
 mod tests {
     use super::*;
 
-    const S: BootNs = 1_000_000_000;
+    use crate::clock::SECOND as S;
 
     fn account(name: impl ToString) -> Account {
         Account { host: false, name: name.to_string() }

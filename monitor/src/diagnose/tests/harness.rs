@@ -13,9 +13,9 @@ use crate::settings::Settings;
 use crate::settings::{Cmdline, EventRate, Thresholds};
 use crate::tests::schema::assert_valid;
 
+pub(in crate::diagnose) use crate::clock::{MS, SECOND as S};
+
 pub(in crate::diagnose) const HOST: NsInum = 4_026_531_833;
-pub(in crate::diagnose) const S: BootNs = 1_000_000_000;
-pub(in crate::diagnose) const MS: BootNs = 1_000_000;
 /// The new sandbox of lijiaob/etcd1-0, and its namespace.
 pub(in crate::diagnose) const ETCD: NsInum = 4_026_532_253;
 pub(in crate::diagnose) const SANDBOX: &str =

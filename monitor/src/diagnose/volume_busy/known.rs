@@ -2,12 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::MS;
 use crate::diagnose::finding::IncidentObjects;
 use crate::event::wording::users;
 use crate::event::{Confidence, Event, Mount, MountHolder};
 use crate::observation::{BootNs, Verdict};
-
-const MS: BootNs = 1_000_000;
 
 /// What the last scan that found holders has told.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::known::Known;
+use crate::clock::MS;
 use crate::escape::name;
 use crate::event::past::past;
 use crate::event::wording::{
@@ -10,8 +11,6 @@ use crate::event::wording::{
 };
 use crate::event::{Event, Mount, MountHolder, Serves, Volume, WallClock, call_noun};
 use crate::observation::{BootNs, Verdict};
-
-const MS: BootNs = 1_000_000;
 
 /// A sentence about a busy volume, in parts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,8 +1,8 @@
 //! Attempts, identities and bounds.
 
 use super::*;
+use crate::clock::SECOND as S;
 
-const S: u64 = 1_000_000_000;
 const KUBELET: Caller = Caller { tgid: 1893, start_ns: 5, syscall: MountSyscall::Umount2 };
 
 fn caller(tgid: u32) -> Caller {

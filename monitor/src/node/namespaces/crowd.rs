@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use crate::observation::LinkFacts;
 
-    const S: BootNs = 1_000_000_000;
+    use crate::clock::SECOND as S;
 
     fn of_user(netns: NsInum, user: u32) -> NetnsSnapshot {
         let cgroup = format!("/user.slice/user-{user}.slice/x{netns}.scope");

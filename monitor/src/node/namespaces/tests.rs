@@ -30,7 +30,7 @@ fn what_changed_unseen_is_neither_a_gateway_nor_none() {
 
 #[test]
 fn a_route_that_was_replaced_counts_until_the_message_not_until_the_snapshot() {
-    const SECOND: BootNs = 1_000_000_000;
+    use crate::clock::SECOND;
     let [old, new]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
     let mut namespaces = with(vec![route("10.0.0.1")]);
     namespaces.set_heard(7, 9 * SECOND);
@@ -266,7 +266,7 @@ fn a_gateway_that_was_replaced_and_came_back_unseen_may_have_been_none_in_betwee
 
 #[test]
 fn a_snapshot_that_took_long_to_read_does_not_undo_a_change_that_came_live() {
-    const SECOND: BootNs = 1_000_000_000;
+    use crate::clock::SECOND;
     let gateway: IpAddr = "10.0.0.1".parse().unwrap();
     let tables = || with_entries(&[route("10.0.0.1")], &["10.0.0.1"]);
     let lladdr = permanent("10.0.0.1").lladdr;

@@ -9,18 +9,18 @@ use kevtmon_ebpf::lanes::{NO_GROUP, SourceBudget, SourceKey, counter, lane, shar
 use zerocopy::FromBytes as _;
 
 use super::hooks::{Count, Records};
+use crate::clock::SECOND;
 use crate::metrics::KernelMetric;
 use crate::observation::{BootNs, Lane, Throttled};
 
-const SECOND_NS: u64 = 1_000_000_000;
 /// A source that was over its budget is reported when it has paused, or so long after it began;
-const FIRST_NS: u64 = SECOND_NS;
+const FIRST_NS: u64 = SECOND;
 /// and as often while it goes on.
-const AGAIN_NS: u64 = 10 * SECOND_NS;
+const AGAIN_NS: u64 = 10 * SECOND;
 /// Without a record for so long, it has paused.
-const PAUSE_NS: u64 = SECOND_NS;
+const PAUSE_NS: u64 = SECOND;
 /// A source is forgotten when its burst has been whole for so long.
-const FORGOTTEN_NS: u64 = 60 * SECOND_NS;
+const FORGOTTEN_NS: u64 = 60 * SECOND;
 
 /// What the programs count of every source.
 pub(super) const RECORDS: Records = Records {
@@ -219,7 +219,7 @@ mod tests {
 
     const KEY: SourceKey =
         SourceKey { lane: lane::OWNER, namespace: 0, uid: 1000, cgroup_v1: 0, cgroup_v2: 0 };
-    const S: u64 = SECOND_NS;
+    const S: u64 = SECOND;
 
     fn budget(throttled: u64, since_ns: u64, last_ns: u64) -> SourceBudget {
         SourceBudget { empty_ns: 0, throttled, since_ns, last_ns, last_tgid: 7, reserved: 0 }

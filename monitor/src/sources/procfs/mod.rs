@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::NS_PER_TICK;
 use crate::observation::{BootNs, NsInum, TaskKey};
 use crate::redact;
 
@@ -26,10 +27,6 @@ pub mod procmap;
 pub mod readers;
 pub mod root;
 pub mod statmount;
-
-/// `/proc/PID/stat` times are in units of 1/100 s on every architecture that the kernel exports them
-/// for (`USER_HZ`, `include/asm-generic/param.h`).
-const NS_PER_TICK: u64 = 10_000_000;
 
 /// A mounted proc file system; tests give a directory of literal files.
 #[derive(Debug, Clone, Serialize, Deserialize)]

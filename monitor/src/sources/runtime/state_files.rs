@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::change::boot_time;
 use super::is_container_id;
 use super::pod_proof::Proofs;
+use crate::clock::NS_PER_TICK;
 use crate::node::{cgroup, own_mounts};
 use crate::observation::{BootNs, ContainerFacts, ContainerState};
 use crate::regular_file;
@@ -33,8 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const ENTRIES_MAX: usize = 4096;
 /// A file with more is not one of a container: its labels and environment have kilobytes.
 const FILE_MAX: u64 = 4 << 20;
-/// /proc tells starts to 10 ms.
-const NS_PER_TICK: BootNs = 10_000_000;
 /// A runtime writes down the start of a process at once, and by its own clock.
 const START_LAG_NS: BootNs = 10_000_000_000;
 

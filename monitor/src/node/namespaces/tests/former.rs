@@ -1,9 +1,8 @@
 //! Gateways of before: which of them are still needed.
 
 use super::*;
+use crate::clock::SECOND as S;
 use crate::observation::{RuleAction, iff};
-
-const S: BootNs = 1_000_000_000;
 
 #[test]
 fn a_route_that_is_deleted_long_after_an_address_of_ipv6_went_did_not_go_with_it() {
