@@ -39,7 +39,7 @@ mod alone {
         const ROUNDS: usize = 50;
         let mut random = Random::new();
         let dockerd = Dockerd::shared();
-        let mut daemon = launch().joining(dockerd.runtime()).start();
+        let daemon = launch().joining(dockerd.runtime()).start();
         for round in 0..ROUNDS {
             let mut former = Container::idle(dockerd, &[]);
             former.set_gateway(GATEWAY_LLADDR);

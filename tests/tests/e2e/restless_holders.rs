@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::actor;
-use kevtmon_tests::daemon::{held, launch, program};
+use kevtmon_tests::daemon::{held, launch};
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, wait_for};
 use kevtmon_tests::process::{Running, copy_program};
