@@ -41,10 +41,11 @@ fn rung(daemon: &mut Daemon) -> String {
     ready.text("/daemon/sources/hook.holders").to_owned()
 }
 
-/// Whom an event names, how, and by which name.
+/// Whom an event names, how, and by which name. A daemon that looks as well has a copy of each socket for a moment.
 fn named(event: &Event) -> BTreeSet<(u64, String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let holders = event.list("/holders").iter();
+    let is_other = |it: &&Value| it["comm"] != "reader";
+    let holders = event.list("/holders").iter().filter(is_other);
     holders
         .map(|it| (it["pid"].as_u64().unwrap_or_default(), text(&it["access"]), text(&it["path"])))
         .collect()

@@ -60,31 +60,6 @@ fn stranger(scratch: &Scratch) -> Running {
     stranger
 }
 
-#[test]
-fn unmounts_of_a_stranger_without_end_delay_no_scan_of_a_volume() {
-    let _alone = one_at_a_time();
-    let mount = Mount::volume();
-    let scratch = Scratch::new();
-    std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o777)).expect("a mode can be set");
-    let mut daemon = launch().kubelet(&mount).start();
-    let stranger = stranger(&scratch);
-    daemon.wait_for("an unmount of the stranger", |event| {
-        event.kind() == "mount.busy"
-            && event.text("/mount/path").starts_with(&*scratch.path().to_string_lossy())
-    });
-    let culprit = hold_by_cwd(mount.point());
-    for _ in 0..3 {
-        mount.umount_refused();
-    }
-    let busy = wait_for(&mut daemon, "mount.busy", mount.point());
-    busy.expect("/holders_verdict", "processes");
-    assert!(holds(&busy, culprit.pid()), "{busy}");
-    let opened = wait_for(&mut daemon, "incident.opened", mount.point());
-    assert!(opened.text("/message").contains(&format!("(pid {})", culprit.pid())), "{opened}");
-    drop(stranger);
-    stop_and_account_for_refusals(daemon);
-}
-
 /// Processes that together have this many descriptors, each as many as it may.
 fn crowd(descriptors: u64) -> Vec<Running> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("there is a limit");
@@ -156,4 +131,35 @@ fn whoever_holds_a_mount_is_found_though_others_take_all_processors() {
         assert!(holds(&busy, culprit.pid()), "{busy}");
     }
     stop_and_account(daemon);
+}
+
+/// What calls without end: others would wait for its scans.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn unmounts_of_a_stranger_without_end_delay_no_scan_of_a_volume() {
+        let _alone = one_at_a_time();
+        let mount = Mount::volume();
+        let scratch = Scratch::new();
+        std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o777))
+            .expect("a mode can be set");
+        let mut daemon = launch().kubelet(&mount).start();
+        let stranger = stranger(&scratch);
+        daemon.wait_for("an unmount of the stranger", |event| {
+            event.kind() == "mount.busy"
+                && event.text("/mount/path").starts_with(&*scratch.path().to_string_lossy())
+        });
+        let culprit = hold_by_cwd(mount.point());
+        for _ in 0..3 {
+            mount.umount_refused();
+        }
+        let busy = wait_for(&mut daemon, "mount.busy", mount.point());
+        busy.expect("/holders_verdict", "processes");
+        assert!(holds(&busy, culprit.pid()), "{busy}");
+        let opened = wait_for(&mut daemon, "incident.opened", mount.point());
+        assert!(opened.text("/message").contains(&format!("(pid {})", culprit.pid())), "{opened}");
+        drop(stranger);
+        stop_and_account_for_refusals(daemon);
+    }
 }

@@ -142,50 +142,6 @@ fn a_call_that_began_before_the_daemon_has_no_path_rather_than_no_event() {
     assert!(!event.to_string().contains(&*busy.point().to_string_lossy()), "{event}");
 }
 
-#[test]
-fn a_path_that_its_caller_overwrites_during_the_call_is_not_believed() {
-    let scratch = Scratch::new();
-    let mounts = ["a", "b"].map(|name| Mount::at(&scratch.path().join(name)));
-    let holders = mounts.each_ref().map(|mount| hold_by_cwd(mount.point()));
-    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
-    let text = format!("{}\0", mounts[0].point().display()).into_bytes();
-    let path: Vec<AtomicU8> = text.into_iter().map(AtomicU8::new).collect();
-    let last = path.len() - 2;
-    let done = AtomicBool::new(false);
-    // The thread also ends when the test fails.
-    let deadline = Instant::now() + 2 * patience();
-    let is_marked = |event: &Event| {
-        event.kind() == "mount.busy"
-            && event.text("/holders_unreadable/0/reason").contains("overwrote the path")
-    };
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) && Instant::now() < deadline {
-                // Each stays for as long as a call takes, or hardly any call would see the other one.
-                for name in *b"ba" {
-                    path[last].store(name, Ordering::Relaxed);
-                    (0..500).for_each(|_| std::hint::spin_loop());
-                }
-            }
-        });
-        eventually!(
-            {
-                for _ in 0..100 {
-                    // SAFETY: the path always ends with NUL, and both of its texts are paths.
-                    unsafe { libc::umount2(path.as_ptr().cast(), 0) };
-                }
-                daemon.events().iter().any(is_marked)
-            },
-            "a call is marked"
-        );
-        done.store(true, Ordering::Relaxed);
-    });
-    let event = daemon.wait_for("the marked call", is_marked);
-    event.expect("/holders_verdict", "incomplete");
-    assert!(!event.has("/mount/device") && event.list("/holders").is_empty(), "{event}");
-    drop(holders);
-}
-
 /// Whether it can be told who uses a detached mount on: where the kernel refuses the program that sees which mount it was,
 /// nobody can be looked for; and before 6.8 the mount is known by an id that may be another one's by now.
 fn can_be_looked_for(daemon: &Daemon) -> bool {
@@ -421,6 +377,50 @@ fn make_up_by_tracing(path: &Path) {
 /// What counts all that the kernel does, and is in no account of others.
 mod alone {
     use super::*;
+
+    #[test]
+    fn a_path_that_its_caller_overwrites_during_the_call_is_not_believed() {
+        let scratch = Scratch::new();
+        let mounts = ["a", "b"].map(|name| Mount::at(&scratch.path().join(name)));
+        let holders = mounts.each_ref().map(|mount| hold_by_cwd(mount.point()));
+        let mut daemon = launch().config(WITHOUT_BUDGETS).start();
+        let text = format!("{}\0", mounts[0].point().display()).into_bytes();
+        let path: Vec<AtomicU8> = text.into_iter().map(AtomicU8::new).collect();
+        let last = path.len() - 2;
+        let done = AtomicBool::new(false);
+        // The thread also ends when the test fails.
+        let deadline = Instant::now() + 2 * patience();
+        let is_marked = |event: &Event| {
+            event.kind() == "mount.busy"
+                && event.text("/holders_unreadable/0/reason").contains("overwrote the path")
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) && Instant::now() < deadline {
+                    // Each stays for as long as a call takes, or hardly any call would see the other one.
+                    for name in *b"ba" {
+                        path[last].store(name, Ordering::Relaxed);
+                        (0..500).for_each(|_| std::hint::spin_loop());
+                    }
+                }
+            });
+            eventually!(
+                {
+                    for _ in 0..100 {
+                        // SAFETY: the path always ends with NUL, and both of its texts are paths.
+                        unsafe { libc::umount2(path.as_ptr().cast(), 0) };
+                    }
+                    daemon.events().iter().any(is_marked)
+                },
+                "a call is marked"
+            );
+            done.store(true, Ordering::Relaxed);
+        });
+        let event = daemon.wait_for("the marked call", is_marked);
+        event.expect("/holders_verdict", "incomplete");
+        assert!(!event.has("/mount/device") && event.list("/holders").is_empty(), "{event}");
+        drop(holders);
+    }
 
     #[test]
     fn a_refusal_that_root_of_a_container_makes_up_is_none() {
