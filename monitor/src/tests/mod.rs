@@ -6,6 +6,7 @@ mod documents;
 #[cfg(target_env = "gnu")]
 pub(crate) mod heap;
 pub(crate) mod history;
+mod incidents;
 pub(crate) mod model;
 pub(crate) mod patience;
 #[path = "../../../tests/src/random.rs"]
