@@ -1,4 +1,4 @@
-//! What the daemon costs a node on which nothing happens: processor time over a minute and resident memory,
+//! What the daemon costs a node on which nothing happens: processor time over a minute and private memory,
 //! with containers that do nothing; and what memory stays after a storm.
 #![expect(
     clippy::print_stdout,
@@ -48,6 +48,7 @@ fn main() -> io::Result<ExitCode> {
         "idle with {CONTAINERS} containers: {busy:.3} % of a core and {wake_ups:.1} wake-ups a second over {WINDOW:?}"
     );
     println!("  memory: {}", usage.memory(&daemon)?);
+    limits.at_most("idle: private memory", 5.0, usage.anonymous(), "MB");
     limits.at_most("idle: part of a core", 0.1, busy, "%");
     limits.at_most("idle: wake-ups a second", 3.0, wake_ups, "");
 
@@ -79,9 +80,8 @@ fn main() -> io::Result<ExitCode> {
     // The store, too, has written all of them by then.
     sleep(WINDOW);
     println!("  a minute later: {}", usage.memory(&daemon)?);
-    limits.at_most("storm: memory at most, of the daemon", 32.0, usage.peak_of(&daemon)?, "MB");
-    limits.at_most("storm: memory at most, with its readers", 32.0, usage.peak(), "MB");
-    limits.at_most("storm: memory a minute later", 18.0, usage.resident(), "MB");
+    limits.at_most("storm: private memory at most", 16.0, usage.peak(), "MB");
+    limits.at_most("storm: private memory a minute later", 8.0, usage.anonymous(), "MB");
     println!("{limits}");
     Ok(limits.exit_code())
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use std::{fs, io, thread};
+use std::{fmt, fs, io, thread};
 
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::daemon::{Daemon, Launch, launch};
@@ -28,8 +28,9 @@ struct Seen {
     slept: BTreeMap<u32, u64>,
     /// How often all of them have, those included that have ended.
     wake_ups: u64,
-    /// Memory of all of them now, in kB.
-    resident: u64,
+    /// Memory of all of them now.
+    memory: Memory,
+    /// Most private memory of all of them at a time, in kB.
     peak: u64,
 }
 
@@ -77,46 +78,29 @@ impl Usage {
     /// From now on the most memory is looked for anew.
     pub fn forget_peak(&self) {
         let mut seen = lock(&self.seen);
-        seen.peak = seen.resident;
+        seen.peak = seen.memory.anonymous;
     }
 
-    /// Most memory of all of them at a time, in MB.
+    /// Most private memory of all of them at a time, in MB.
     #[must_use]
     pub fn peak(&self) -> f64 {
         lock(&self.seen).peak as f64 / 1e3
     }
 
-    /// Most memory that the daemon alone had since it is ready, in MB.
-    ///
-    /// # Errors
-    /// When it has ended.
-    pub fn peak_of(&self, daemon: &Daemon) -> io::Result<f64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid()))?;
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next());
-        peak.and_then(|peak| peak.parse::<f64>().ok())
-            .map(|peak| peak / 1e3)
-            .ok_or_else(|| io::Error::other(status.clone()))
-    }
-
-    /// Memory of all of them now, in MB.
+    /// Private memory of all of them now, in MB.
     #[must_use]
-    pub fn resident(&self) -> f64 {
-        lock(&self.seen).resident as f64 / 1e3
+    pub fn anonymous(&self) -> f64 {
+        lock(&self.seen).memory.anonymous as f64 / 1e3
     }
 
-    /// Memory of the daemon by kind and at most, and that of all of them.
+    /// Memory of the daemon, and that of all of them.
     ///
     /// # Errors
     /// When it has ended.
     pub fn memory(&self, daemon: &Daemon) -> io::Result<String> {
-        let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid()))?;
-        let wanted = ["VmRSS", "RssAnon", "RssFile", "RssShmem", "VmHWM"];
-        let lines = status.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name)));
-        let mut all: Vec<_> =
-            lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-        let Seen { resident, peak, .. } = *lock(&self.seen);
-        all.push(format!("with its readers {resident} kB, {peak} kB at most"));
-        Ok(all.join(", "))
+        let own = Memory::of(daemon.pid()).ok_or_else(|| io::Error::other("the daemon has ended"))?;
+        let Seen { memory, peak, .. } = *lock(&self.seen);
+        Ok(format!("{own}; with its readers {memory}, private at most {peak} kB"))
     }
 }
 
@@ -138,16 +122,16 @@ impl Drop for Usage {
 impl Seen {
     fn look(&mut self, pids: impl Iterator<Item = u32>) {
         let before = std::mem::take(&mut self.slept);
-        self.resident = 0;
+        self.memory = Memory::default();
         for pid in pids {
-            self.resident += proportional(pid).unwrap_or_default();
+            self.memory.add(&Memory::of(pid).unwrap_or_default());
             for (tid, slept) in threads(pid) {
                 let last = before.get(&tid).copied().filter(|last| *last <= slept);
                 self.wake_ups += slept - last.unwrap_or_default();
                 self.slept.insert(tid, slept);
             }
         }
-        self.peak = self.peak.max(self.resident);
+        self.peak = self.peak.max(self.memory.anonymous);
     }
 }
 
@@ -166,9 +150,37 @@ fn threads(pid: u32) -> Vec<(u32, u64)> {
     tasks.filter_map(slept).collect()
 }
 
-/// Its memory in kB, of what several of them share its part only: all of them run the same program.
-fn proportional(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-    line.split_whitespace().next()?.parse().ok()
+/// Memory in kB, as proc_pid_smaps_rollup(5) has it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Memory {
+    /// Private: what the kernel cannot take back.
+    anonymous: u64,
+    /// Pages of the program's file and of the ring included.
+    resident: u64,
+    /// Of what several processes share, a part only: all of them run the same program.
+    proportional: u64,
+}
+
+impl Memory {
+    fn of(pid: u32) -> Option<Self> {
+        let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+        let value = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse().ok()
+        };
+        Some(Self { anonymous: value("Anonymous:")?, resident: value("Rss:")?, proportional: value("Pss:")? })
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.anonymous += other.anonymous;
+        self.resident += other.resident;
+        self.proportional += other.proportional;
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { anonymous, resident, proportional } = self;
+        write!(f, "private {anonymous} kB (resident {resident} kB, proportional {proportional} kB)")
+    }
 }

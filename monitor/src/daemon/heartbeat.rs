@@ -7,16 +7,12 @@ use crate::core::Benign;
 use crate::metrics::IgnoredRefusals;
 use crate::observation::{Fact, Observation, Source};
 use crate::sources::observed_now;
-use crate::sources::procfs::own::forget_peak;
 
 /// What a start or a storm leaves to be done, such as the first reconciliations and commits, is over after so many heartbeats:
 /// half a minute.
 const AFTERMATH: u32 = 6;
 /// And what is remembered of it, removed containers for ten minutes, is forgotten after so many.
 const FORGOTTEN: u32 = 126;
-/// Heartbeats after which code that is used seldom is unmapped again, even in a storm: ten seconds. Each use maps 64 KiB, and
-/// costs a microsecond.
-const SELDOM: u32 = 2;
 
 impl Daemon {
     /// What is due every few seconds.
@@ -43,9 +39,7 @@ impl Daemon {
         self.health.tick(now);
         self.service_manager.flush();
         self.starts.tick();
-        if self.leftovers.release(self.core.is_ready()) {
-            forget_peak();
-        }
+        self.leftovers.release(self.core.is_ready());
     }
 }
 
@@ -57,13 +51,11 @@ pub(super) struct Leftovers {
     has_settled: bool,
     /// Heartbeats until what needed memory after that is over; 0 when it is.
     aftermath: u32,
-    /// Heartbeats since code that is used seldom was unmapped.
-    mapped_for: u32,
 }
 
 impl Leftovers {
-    /// Gives back what is due; whether that of the start is.
-    fn release(&mut self, is_ready: bool) -> bool {
+    /// Gives back what is due.
+    fn release(&mut self, is_ready: bool) {
         let is_settled = is_ready && !std::mem::replace(&mut self.has_settled, true);
         let is_over = self.storm_detector.has_calmed() || is_settled;
         let is_aftermath_over = [FORGOTTEN - AFTERMATH + 1, 1].contains(&self.aftermath);
@@ -71,11 +63,5 @@ impl Leftovers {
         if is_over || is_aftermath_over {
             allocator::release_free_memory();
         }
-        self.mapped_for += 1;
-        if is_over || self.mapped_for >= SELDOM {
-            allocator::release_program();
-            self.mapped_for = 0;
-        }
-        is_settled
     }
 }

@@ -96,7 +96,7 @@ fn main() -> io::Result<ExitCode> {
     usage.forget_peak();
     let hostile = Hostile::start();
     let measured = measure(&mut daemon, &usage, &node)?;
-    let (memory, peaks) = (usage.memory(&daemon)?, [usage.peak_of(&daemon)?, usage.peak()]);
+    let (memory, peak) = (usage.memory(&daemon)?, usage.peak());
     // It makes events of its own.
     let watched = rounds(&innocent);
     drop(hostile);
@@ -109,7 +109,7 @@ fn main() -> io::Result<ExitCode> {
     stop_and_account_for_refusals(&mut daemon);
     println!("  account of deletions and refused unmounts: {account:?}");
     println!("  each event is in the output, or told to be discarded");
-    let limits = judge(&daemon, &node, &history.compare(&daemon), &measured, peaks);
+    let limits = judge(&daemon, &node, &history.compare(&daemon), &measured, peak);
     println!("{limits}");
     Ok(limits.exit_code())
 }
@@ -171,7 +171,7 @@ fn measure(daemon: &mut Daemon, usage: &Usage, node: &Node) -> io::Result<Measur
 }
 
 /// What was measured beside what is promised. The daemon has ended: what is not in its store now is lost.
-fn judge(daemon: &Daemon, node: &Node, left: &Survivors, measured: &Measured, peaks: [f64; 2]) -> Limits {
+fn judge(daemon: &Daemon, node: &Node, left: &Survivors, measured: &Measured, peak: f64) -> Limits {
     let mut limits = Limits::default();
     let (emitted, stored) = (daemon.events(), all(daemon));
     let having = |events: &[Event]| {
@@ -195,9 +195,7 @@ fn judge(daemon: &Daemon, node: &Node, left: &Survivors, measured: &Measured, pe
     let scanned = measured.scanned.map_or("never".to_owned(), |seconds| format!("{seconds:.2} s"));
     limits.add("holder of the busy volume named", "yes", scanned, measured.scanned.is_some());
     limits.at_most("processor, of a core", 20.0, 100.0 * measured.busy, "%");
-    let [of_daemon, with_readers] = peaks;
-    limits.at_most("memory at most, of the daemon", 32.0, of_daemon, "MB");
-    limits.at_most("memory at most, with its readers", 32.0, with_readers, "MB");
+    limits.at_most("private memory at most", 16.0, peak, "MB");
     limits.at_most("output caused by the flood", 1.0, output(daemon), "MB");
     limits.at_most("disk writes in all", 10.0, measured.written / 1e6, "MB");
     limits

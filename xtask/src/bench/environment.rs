@@ -179,11 +179,11 @@ impl Daemon {
         Ok(String::from_utf8(state.stdin(Stdio::null()).output()?.stdout)?)
     }
 
-    /// Most memory that it had so far, MiB.
-    pub(super) fn most_memory(&self) -> Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kib: f64 = most.and_then(|most| most.split_whitespace().next()).context("no VmHWM")?.parse()?;
+    /// Its private memory, MiB.
+    pub(super) fn private_memory(&self) -> Result<f64> {
+        let memory = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id()))?;
+        let line = memory.lines().find_map(|line| line.strip_prefix("Anonymous:"));
+        let kib: f64 = line.and_then(|kib| kib.split_whitespace().next()).context("no Anonymous")?.parse()?;
         Ok(kib / 1024.0)
     }
 

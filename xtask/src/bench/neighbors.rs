@@ -33,7 +33,7 @@ struct Account {
     read: f64,
     /// Seconds from the last change until all are accounted for, and the model has what was changed after it.
     behind: Vec<f64>,
-    /// Most memory that it had, MiB.
+    /// Private memory after a round, MiB.
     memory: Vec<f64>,
 }
 
@@ -74,7 +74,7 @@ pub(super) fn neighbors(binary: &Path) -> Result<()> {
     );
     eprintln!("           ip monitor neigh printed {heard} of {} changes", 2 * NEIGHBORS * ROUNDS);
     eprintln!(
-        "           all accounted for and the model right {} after the last change; memory at most {:.1} MiB",
+        "           all accounted for and the model right {} after the last change; private memory at most {:.1} MiB",
         seconds(spread(&mut behind)),
         spread(&mut memory).2
     );
@@ -107,7 +107,7 @@ impl Account {
             daemon.metric("kevtmon_kernel_neighbor_deletions_total{origin=\"admin\",state=\"permanent\"}")?;
         let discarded = daemon.metric(discarded_events)?;
         self.discarded += discarded;
-        self.memory.push(daemon.most_memory()?);
+        self.memory.push(daemon.private_memory()?);
         self.read += daemon.count("\"neighbor.deleted\"", NEIGHBORS as f64 - missing - discarded)?;
         Ok(())
     }

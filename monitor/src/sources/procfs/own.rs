@@ -36,14 +36,6 @@ pub struct Own {
     has_root_of_host: bool,
 }
 
-/// Sets the peak of resident memory (`VmHWM` of proc_pid_status(5)) back to what is resident now (proc_pid_clear_refs(5)).
-/// What a start needs, which reads all types of the kernel, would hide for good what a storm needs.
-pub fn forget_peak() {
-    if let Err(error) = fs::write("/proc/self/clear_refs", "5") {
-        tracing::debug!(%error, "the peak of resident memory stays that of the start");
-    }
-}
-
 impl ProcessReader for Own {
     fn start_ns(&self) -> Option<BootNs> {
         self.start_ns()
@@ -441,20 +433,5 @@ mod tests {
         assert_eq!(own.private_mntns(), None, "a container has a root of its own, and no copies");
         own.host_mntns = None;
         assert_eq!(own.private_mntns(), None, "what is not known is not claimed");
-    }
-
-    #[test]
-    fn the_peak_of_the_past_is_forgotten() {
-        let peak = || -> u64 {
-            let text = fs::read_to_string("/proc/self/status").unwrap();
-            let rest = text.split_once("VmHWM:").unwrap().1;
-            rest.split_whitespace().next().unwrap().parse().unwrap()
-        };
-        const BYTES: usize = 256 << 20;
-        drop(std::hint::black_box(vec![1_u8; BYTES]));
-        let before = peak();
-        forget_peak();
-        let after = peak();
-        assert!(after + (BYTES as u64 / 2048) < before, "{before} KiB, {after} KiB");
     }
 }

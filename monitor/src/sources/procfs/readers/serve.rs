@@ -92,8 +92,6 @@ pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
     enter_initial();
     // Without it nobody can say what hung.
     NAME.get_or_init(|| OpenOptions::new().write(true).open("/proc/self/comm").ok());
-    // What only the start needed.
-    crate::allocator::release_program();
     show(READY);
     SOCKET.get_or_init(|| socket);
     let mut socket = SOCKET.get().ok_or(io::ErrorKind::NotConnected)?;
@@ -118,7 +116,6 @@ pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
 fn rest(socket: &UnixStream) {
     let mut asked = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
     if poll(&mut asked, PollTimeout::from(FOLLOWS)) == Ok(0) {
-        crate::allocator::release_program();
         crate::allocator::release_free_memory();
     }
 }
