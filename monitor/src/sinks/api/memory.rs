@@ -4,7 +4,7 @@
 //! Readers take events at their own pace. Nothing waits for them: one whose position was evicted is disconnected, so
 //! that one reader or hundreds cost the same.
 //!
-//! What every reader has read is kept as long as there is room, shared fairly by those who caused it.
+//! It is a ring in front of the store, which keeps events longer and shares its room fairly among those who caused them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,20 +19,11 @@ use crate::metrics::Metrics;
 use crate::query::filter::{EventFilter, IncidentFilter, Position};
 use crate::query::history::{Extent, Found, History, HistoryError, IncidentView, Page};
 use crate::query::record::{Record, timestamp};
-use line::Line;
-use older::Older;
 
-mod line;
-mod older;
-
-/// Most events that wait for readers.
+/// Most events: what a storm brings between two commits of the store, and what a reader may be behind.
 const EVENTS: usize = 4096;
 /// Most bytes of their JSON.
-const BYTES: usize = 3 << 20;
-/// The newest events in full, whoever caused them.
-const RECENT_EVENTS: usize = 512;
-/// Most bytes of their JSON.
-const RECENT_BYTES: usize = 1 << 19;
+const BYTES: usize = 2 << 20;
 /// Most incidents; closed ones are evicted first, those of who has most of them.
 const INCIDENTS: usize = 1024;
 /// Most readers of the stream, so that connections are left for other queries.
@@ -52,15 +43,12 @@ pub struct Memory {
 
 #[derive(Default)]
 struct Inner {
-    /// The newest, and before them what some reader has not read yet; without a gap.
-    recent: VecDeque<(Charge, Kept)>,
+    /// The newest, without a gap.
+    recent: VecDeque<Kept>,
     /// How many went from there: the position of the oldest, counted from the first ever.
     evicted: u64,
     /// Of the recent ones.
     bytes: usize,
-    /// No reader is behind this position.
-    slowest: u64,
-    older: Older,
     last_seq: u64,
     /// By id and opening.
     incidents: BTreeMap<(String, String), (Charge, Arc<IncidentView>)>,
@@ -71,7 +59,7 @@ struct Inner {
 #[derive(Clone)]
 struct Kept {
     position: Position,
-    line: Line,
+    line: Arc<str>,
     kind: &'static str,
     severity: Severity,
 }
@@ -126,28 +114,13 @@ impl Memory {
         inner.last_seq = inner.last_seq.max(event.seq);
         inner.note_incident(event);
         inner.bytes += line.len();
-        let line = Line::Plain(line);
-        let kept = Kept { position, line, kind: event.kind.name(), severity: event.severity };
-        inner.recent.push_back((event.charge.clone(), kept));
-        if inner.end().is_multiple_of(SWEEP) {
-            inner.find_slowest();
-        }
-        self.shorten(&mut inner);
-    }
-
-    fn shorten(&self, inner: &mut Inner) {
-        loop {
-            let is_full = inner.recent.len() > EVENTS || inner.bytes > BYTES;
-            let is_long = inner.recent.len() > RECENT_EVENTS || inner.bytes > RECENT_BYTES;
-            if !(is_full || is_long && inner.evicted < inner.slowest) {
-                return;
-            }
-            let Some((charge, oldest)) = inner.recent.pop_front() else { return };
+        inner.recent.push_back(Kept { position, line, kind: event.kind.name(), severity: event.severity });
+        while inner.recent.len() > EVENTS || inner.bytes > BYTES {
+            let Some(oldest) = inner.recent.pop_front() else { return };
             inner.bytes -= oldest.line.len();
-            inner.older.push(charge, oldest);
             inner.evicted += 1;
-            if is_full && inner.evicted.is_multiple_of(SWEEP) {
-                self.sweep(inner);
+            if inner.evicted.is_multiple_of(SWEEP) {
+                self.sweep(&mut inner);
             }
         }
     }
@@ -189,12 +162,11 @@ impl Memory {
         if inner.closed || inner.readers.len() >= READERS {
             return None;
         }
-        inner.slowest = inner.slowest.min(inner.end());
         let position = AtomicU64::new(inner.end());
         let reader = Arc::new(Reader { filter, position, cut: AtomicBool::new(false), connection });
         inner.readers.push(Arc::downgrade(&reader));
         let last_seq = inner.last_seq;
-        let first_seq = inner.recent.front().map_or(last_seq + 1, |(_, kept)| kept.position.seq);
+        let first_seq = inner.recent.front().map_or(last_seq + 1, |kept| kept.position.seq);
         Some(Subscription { reader, changed: self.changed.subscribe(), last_seq, first_seq })
     }
 
@@ -210,7 +182,6 @@ impl Memory {
         let unread: Vec<Kept> = inner
             .recent
             .iter()
-            .map(|(_, kept)| kept)
             .skip(usize::try_from(skip).unwrap_or(usize::MAX))
             .take_while(|kept| {
                 let fits = bytes < most;
@@ -256,17 +227,6 @@ impl Inner {
         self.evicted + self.recent.len() as u64
     }
 
-    /// All events, in any order.
-    fn all(&self) -> impl Iterator<Item = &Kept> {
-        self.older.iter().chain(self.recent.iter().map(|(_, kept)| kept))
-    }
-
-    fn find_slowest(&mut self) {
-        let positions = self.readers.iter().filter_map(Weak::upgrade);
-        let slowest = positions.map(|reader| reader.position.load(Ordering::Relaxed)).min();
-        self.slowest = slowest.unwrap_or(u64::MAX);
-    }
-
     fn has(&self, seq: u64) -> bool {
         self.closed || self.last_seq >= seq
     }
@@ -302,7 +262,7 @@ impl Kept {
         if !filter.wants_kind(self.kind) || filter.severity.is_some_and(|least| self.severity < least) {
             return None;
         }
-        let line = self.line.text();
+        let line = Arc::clone(&self.line);
         let is_wanted = !filter.names_something()
             || filter.may_match(&line)
                 && Record::read(Arc::clone(&line)).is_ok_and(|record| filter.wants_names(&record.event));
@@ -314,7 +274,7 @@ impl Memory {
     /// The memory as it is at this moment, with a copy of the model.
     pub(super) fn snapshot(&self, state: NodeState) -> Snapshot {
         let inner = self.lock();
-        let kept = inner.all().cloned().collect();
+        let kept = inner.recent.iter().cloned().collect();
         let incidents = inner.incidents.values().map(|(_, view)| Arc::clone(view)).collect();
         let extent = self.extent_of(&inner);
         drop(inner);
@@ -334,8 +294,8 @@ impl Memory {
     fn extent_of(&self, inner: &Inner) -> Extent {
         let time = |kept: &Kept| format!("{:.9}", kept.position.time);
         Extent {
-            from: inner.older.first().or(inner.recent.front().map(|(_, kept)| kept)).map(time),
-            to: inner.recent.back().map(|(_, kept)| time(kept)),
+            from: inner.recent.front().map(time),
+            to: inner.recent.back().map(time),
             last_seq: inner.last_seq,
             boot_id: self.boot_id.clone(),
             node: self.node.clone(),
@@ -349,7 +309,7 @@ impl History for Memory {
             return Ok(Page::default());
         }
         let inner = self.lock();
-        let kept = inner.all().filter(|kept| filter.wants_position(kept.position));
+        let kept = inner.recent.iter().filter(|kept| filter.wants_position(kept.position));
         let kept: Vec<Kept> = kept.cloned().collect();
         // The search does not need the lock.
         drop(inner);
@@ -359,7 +319,7 @@ impl History for Memory {
 
     fn numbers(&self, boot_id: &str, after: u64, before: u64) -> Result<BTreeSet<u64>, HistoryError> {
         let inner = self.lock();
-        let numbers = inner.all().map(|kept| kept.position.seq).filter(|_| boot_id == self.boot_id);
+        let numbers = inner.recent.iter().map(|kept| kept.position.seq).filter(|_| boot_id == self.boot_id);
         Ok(numbers.filter(|seq| (after + 1..before).contains(seq)).collect())
     }
 

@@ -46,38 +46,13 @@ fn it_answers_as_a_search_of_everything_would() {
 fn it_holds_so_many_events_and_bytes_and_no_more() {
     let many = memory();
     (1..=10_000).for_each(|seq| many.push(&history::event(seq), "{}".into()));
-    let count = many.lock().all().count();
-    assert!((EVENTS..=EVENTS + RECENT_EVENTS).contains(&count), "{count}");
+    assert_eq!(many.lock().recent.len(), EVENTS);
     assert_eq!(many.extent().unwrap().last_seq, 10_000);
     let large = memory();
     let line = "x".repeat(BYTES / 10);
     (1..=100).for_each(|seq| large.push(&history::event(seq), line.as_str().into()));
-    let bytes: usize = large.lock().all().map(|kept| kept.line.len()).sum();
+    let bytes: usize = large.lock().recent.iter().map(|kept| kept.line.len()).sum();
     assert!(bytes <= BYTES, "{bytes}");
-}
-
-#[test]
-fn what_a_reader_has_not_read_is_kept_for_it_and_no_longer() {
-    let memory = memory();
-    let subscription = memory.subscribe(EventFilter::default(), Arc::default()).unwrap();
-    (1..=2_000).for_each(|seq| push(&memory, &history::event(seq)));
-    assert_eq!(memory.lock().recent.len(), 2_000);
-    assert_eq!(seqs(memory.next(&subscription.reader, usize::MAX)), (1..=2_000).collect::<Vec<_>>());
-    (2_001..=2_000 + SWEEP).for_each(|seq| push(&memory, &history::event(seq)));
-    assert!(memory.lock().recent.len() <= RECENT_EVENTS);
-}
-
-#[test]
-fn what_one_causes_displaces_nothing_of_others() {
-    let memory = memory();
-    let of = |seq, standing, account: &str| {
-        let charge = Charge { standing, account: account.into() };
-        Event { charge, ..history::event(seq) }
-    };
-    (1..=100).for_each(|seq| push(&memory, &of(seq, crate::event::Standing::Known, "calico")));
-    (101..=20_000).for_each(|seq| push(&memory, &of(seq, crate::event::Standing::Foreign, "users")));
-    let filter = EventFilter { seqs: (1..=100).collect(), limit: 100, ..EventFilter::default() };
-    assert_eq!(memory.events(&filter).unwrap().events.len(), 100);
 }
 
 #[test]
