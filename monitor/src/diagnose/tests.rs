@@ -19,6 +19,9 @@ mod quotes;
 mod runtimes;
 mod volumes;
 
+/// The kind of causes: one that offers the step which the tests advise.
+const CAUSE: &str = "gateway-neighbor-lost";
+
 /// A diagnosis that reports the given findings.
 #[derive(Debug)]
 struct Fake {
@@ -73,14 +76,14 @@ fn found(subject: &str) -> Finding {
 }
 
 fn cause(subject: &str) -> IncidentKey {
-    IncidentKey { kind: "cause", subject: subject.into() }
+    IncidentKey { kind: CAUSE, subject: subject.into() }
 }
 
 /// Runs one tick in which the diagnoses `cause` and `effect` report these findings.
 fn tick(engine: &mut Engine, causes: Vec<Finding>, effects: Vec<Finding>) -> Vec<IncidentChange> {
     let model = Model::default();
     engine.replace_diagnoses(vec![
-        Box::new(Fake { kind: "cause", next: causes }),
+        Box::new(Fake { kind: CAUSE, next: causes }),
         Box::new(Fake { kind: "effect", next: effects }),
     ]);
     engine.tick(&model.view(), 10);
@@ -187,7 +190,7 @@ fn an_incident_that_opens_again_is_another_episode_of_the_same_id() {
 fn a_closed_incident_has_no_advice() {
     let step = Advice {
         text: "look".into(),
-        form: String::new(),
+        form: "show-entry".into(),
         command: "ls".into(),
         risk: Risk::Read,
         process: None,
@@ -207,7 +210,7 @@ fn other_commands_are_emitted_and_the_same_ones_are_not() {
         ruled_out: Some(vec!["eth0 is up".into()]),
         advice: vec![Advice {
             text: "look".into(),
-            form: String::new(),
+            form: "show-entry".into(),
             command: command.into(),
             risk: Risk::Read,
             process: Some(NamedProcess { pid: 7, seen_ns: seen.into(), links: Vec::new() }),
