@@ -8,61 +8,27 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::daemon::program;
-use crate::delivered::{document, list, parse, path, string, text};
+use crate::delivered::{list, path, string, yaml};
 use crate::dockerd::Dockerd;
+use crate::helm::of_kind;
 use crate::lock::HOST_PID;
 use crate::mount::Scratch;
 use crate::process::{attempt, copy_program};
 use crate::unique;
 
-/// Directory of the manifests.
-pub const DIRECTORY: &str = "deploy/kubernetes";
+/// The manifests with five capabilities.
+pub const CAPABILITIES: &str = "deploy/kubernetes/kevtmon-capabilities.yaml";
+
+/// Those with a privileged container.
+pub const PRIVILEGED: &str = "deploy/kubernetes/kevtmon.yaml";
 
 /// Where the metrics are served in it.
 const LISTEN: &str = "127.0.0.1:19809";
 
-/// The DaemonSet of an overlay, as kustomize makes it.
+/// The DaemonSet of a manifest.
 #[must_use]
-pub fn daemon_set(overlay: &str) -> Value {
-    let mut set = document(&format!("{DIRECTORY}/base/daemon-set.yaml"));
-    merge(&mut set, document(&format!("{DIRECTORY}/overlays/{overlay}/privileges.yaml")));
-    set
-}
-
-/// A strategic merge, as far as these patches need it: lists of what has a name are merged by that.
-fn merge(into: &mut Value, patch: Value) {
-    match (into, patch) {
-        (Value::Object(into), Value::Object(patch)) => {
-            for (name, value) in patch {
-                merge(into.entry(name).or_insert(Value::Null), value);
-            }
-        }
-        (Value::Array(into), Value::Array(patch)) if patch.iter().all(|item| item["name"].is_string()) => {
-            for item in patch {
-                match into.iter_mut().find(|is| is["name"] == item["name"]) {
-                    Some(is) => merge(is, item),
-                    None => into.push(item),
-                }
-            }
-        }
-        (into, patch) => *into = patch,
-    }
-}
-
-/// Applies the patch of a component to what it is for. All of its operations add something.
-pub fn patch(into: &mut Value, file: &str) {
-    for operation in
-        parse(&text(&format!("{DIRECTORY}/components/{file}")), file)[0].as_array().expect("a list")
-    {
-        assert_eq!(operation["op"], "add");
-        let place = string(operation, "path");
-        let (above, name) = place.rsplit_once('/').expect("a path");
-        let value = operation["value"].clone();
-        match into.pointer_mut(above).expect("something to add to") {
-            Value::Array(all) if name == "-" => all.push(value),
-            other => other[name] = value,
-        }
-    }
+pub fn daemon_set(manifest: &str) -> Value {
+    of_kind(&yaml(manifest), "DaemonSet").unwrap_or_else(|| panic!("{manifest} has no DaemonSet")).clone()
 }
 
 /// What the pods are made of.
@@ -192,7 +158,10 @@ fn place(volume: &Value, directory: &Path, config: &str) -> PathBuf {
     }
     std::fs::create_dir(directory).expect("a directory can be made");
     if volume["configMap"]["name"] == "kevtmon" {
-        let file = text(&format!("{DIRECTORY}/base/kevtmon.toml")) + config;
+        // Both forms have the same one.
+        let objects = yaml(CAPABILITIES);
+        let map = of_kind(&objects, "ConfigMap").expect("a ConfigMap");
+        let file = string(&map["data"], "kevtmon.toml").to_owned() + config;
         std::fs::write(directory.join("kevtmon.toml"), file).expect("a file can be written");
     } else {
         assert_eq!(volume["hostPath"]["type"], "DirectoryOrCreate", "{volume}");

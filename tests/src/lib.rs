@@ -64,6 +64,7 @@ pub mod daemon_set;
 pub mod debian;
 pub mod delivered;
 pub mod event;
+pub mod helm;
 pub mod http;
 pub mod prometheus;
 pub mod scrape;

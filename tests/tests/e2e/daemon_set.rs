@@ -9,11 +9,12 @@ use std::process::{Command, Stdio};
 
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{kubelet_roots, own_address, program};
-use kevtmon_tests::daemon_set::{DIRECTORY, Form, container, daemon_set, image, patch, pod};
-use kevtmon_tests::delivered::{document, list, path, string, text, yaml};
+use kevtmon_tests::daemon_set::{CAPABILITIES, Form, PRIVILEGED, container, daemon_set, image, pod};
+use kevtmon_tests::delivered::{list, string, text};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
+use kevtmon_tests::helm::{of_kind, rendered};
 use kevtmon_tests::http;
 use kevtmon_tests::mount::{Mount, Scratch, is_about};
 use kevtmon_tests::patience::within_patience;
@@ -21,9 +22,9 @@ use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::{Finished, attempt, finish, hold_by_cwd, write_script};
 use kevtmon_tests::scrape::Scrape;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-const FORMS: [&str; 2] = ["capabilities", "privileged"];
+const FORMS: [&str; 2] = [CAPABILITIES, PRIVILEGED];
 
 /// Starts runc. What this machine itself lacks cannot be given to a container: without CAP_SYS_RESOURCE a privileged one does
 /// not start.
@@ -43,63 +44,11 @@ done
 exec runc "$@"
 "#;
 
-/// Every document of every manifest, with the file that it is in.
-fn manifests() -> Vec<(String, Value)> {
-    fn collect(directory: &Path, into: &mut Vec<(String, Value)>) {
-        for entry in
-            std::fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path())
-        {
-            if entry.is_dir() {
-                collect(&entry, into);
-            } else if entry.extension().is_some_and(|extension| extension == "yaml") {
-                let name =
-                    entry.strip_prefix(path("")).expect("in the repository").to_string_lossy().into_owned();
-                into.extend(yaml(&name).into_iter().map(|document| (name.clone(), document)));
-            }
-        }
-    }
-    let mut all = Vec::new();
-    collect(&path(DIRECTORY), &mut all);
-    all
-}
-
-#[test]
-fn every_file_that_a_kustomization_names_is_there_and_every_manifest_is_named() {
-    let mut named = BTreeSet::new();
-    let manifests = manifests();
-    for (file, document) in manifests.iter().filter(|(file, _)| file.ends_with("/kustomization.yaml")) {
-        let directory = Path::new(file).parent().expect("a file is in a directory");
-        let strings = |member: &str| document[member].as_array().cloned().unwrap_or_default();
-        let mut files: Vec<Value> =
-            ["resources", "patchesStrategicMerge", "bases"].into_iter().flat_map(strings).collect();
-        files.extend(strings("patchesJson6902").iter().map(|patch| patch["path"].clone()));
-        files.extend(strings("configMapGenerator").iter().flat_map(|map| list(map, "files").to_vec()));
-        for name in files.iter().map(|name| name.as_str().expect("a path")) {
-            let target = path("").join(directory).join(name);
-            assert!(target.exists(), "{file} names {name}");
-            named.insert(target.canonicalize().expect("it exists"));
-        }
-    }
-    for (file, _) in manifests.iter().filter(|(file, _)| !file.ends_with("/kustomization.yaml")) {
-        assert!(
-            named.contains(&path(file).canonicalize().expect("it exists")),
-            "{file} is in no kustomization"
-        );
-    }
-    // kubectl 1.20 has kustomize 2.0.3: no components, no directories among resources, no `patches`.
-    for form in FORMS {
-        let overlay = document(&format!("{DIRECTORY}/overlays/{form}/kustomization.yaml"));
-        let members: BTreeSet<&str> =
-            overlay.as_object().expect("a map").keys().map(String::as_str).collect();
-        assert_eq!(members, BTreeSet::from(["apiVersion", "bases", "kind", "patchesStrategicMerge"]));
-    }
-}
-
 #[test]
 fn the_pod_runs_on_every_node_and_gets_nothing_of_the_node_but_directories_of_its_own() {
     for set in FORMS.map(daemon_set) {
         let (pod, container) = (pod(&set), container(&set));
-        assert_eq!(pod["tolerations"], serde_json::json!([{"operator": "Exists"}]));
+        assert_eq!(pod["tolerations"], json!([{"operator": "Exists"}]));
         assert_eq!(pod["automountServiceAccountToken"], false);
         for volume in list(pod, "volumes").iter().filter(|volume| volume.get("hostPath").is_some()) {
             let place = string(&volume["hostPath"], "path");
@@ -130,11 +79,11 @@ fn the_pod_runs_on_every_node_and_gets_nothing_of_the_node_but_directories_of_it
 
 #[test]
 fn each_capability_has_a_comment_with_the_call_that_needs_it() {
-    let manifest = text(&format!("{DIRECTORY}/overlays/capabilities/privileges.yaml"));
+    let manifest = text(CAPABILITIES);
     let lines: Vec<&str> = manifest.lines().map(str::trim).collect();
-    let set = daemon_set("capabilities");
+    let set = daemon_set(CAPABILITIES);
     let context = &container(&set)["securityContext"];
-    assert_eq!(context["capabilities"]["drop"], serde_json::json!(["ALL"]));
+    assert_eq!(context["capabilities"]["drop"], json!(["ALL"]));
     assert!(context["privileged"] == false && context["allowPrivilegeEscalation"] == false);
     for name in list(&context["capabilities"], "add") {
         let at = lines
@@ -145,36 +94,6 @@ fn each_capability_has_a_comment_with_the_call_that_needs_it() {
             lines[..at].iter().rev().copied().take_while(|line| line.starts_with('#')).collect();
         assert!(above.iter().any(|line| line.contains("(2)")), "{name} has no call");
     }
-}
-
-#[test]
-fn the_rules_of_the_operator_are_those_of_prometheus_and_its_target_hides_no_pod() {
-    const RULES: &str = "deploy/prometheus/kevtmon.rules.yaml";
-    let generated = format!("{DIRECTORY}/components/prometheus-rule/prometheus-rule.yaml");
-    if std::env::var_os("KEVTMON_BLESS").is_some() {
-        let (rules, before) = (text(RULES), text(&generated));
-        let groups = rules.find("groups:\n").expect("groups");
-        let head = before.find("spec:\n").expect("a spec") + "spec:\n".len();
-        let indented = rules[groups..]
-            .lines()
-            .map(|line| if line.is_empty() { "\n".to_owned() } else { format!("  {line}\n") });
-        std::fs::write(path(&generated), before[..head].to_owned() + &indented.collect::<String>())
-            .expect("it can be written");
-    }
-    assert!(document(&generated)["spec"] == document(RULES), "written anew with KEVTMON_BLESS=1");
-
-    let monitor = document(&format!("{DIRECTORY}/components/pod-monitor/pod-monitor.yaml"));
-    let [endpoint] = list(&monitor["spec"], "podMetricsEndpoints") else { panic!("{monitor}") };
-    // Else an incident without a pod would have kevtmon's own.
-    assert_eq!(endpoint["honorLabels"], true);
-    let dropped = list(endpoint, "relabelings").iter().filter(|rule| rule["action"] == "labeldrop");
-    let dropped: Vec<&str> = dropped.flat_map(|rule| string(rule, "regex").split('|')).collect();
-    assert!(["namespace", "pod"].iter().all(|label| dropped.contains(label)), "{dropped:?}");
-    assert_eq!(monitor["spec"]["jobLabel"], "app.kubernetes.io/name");
-    assert_eq!(
-        daemon_set("privileged")["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"],
-        "kevtmon"
-    );
 }
 
 /// The container of a DaemonSet.
@@ -244,13 +163,13 @@ fn borrowed(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-/// Starts the pod of a form, has a gateway deleted and an unmount refused, and looks at what it says.
-fn names_who_did_it(dockerd: &Dockerd, form: &str) {
+/// Starts the pod of a manifest, has a gateway deleted and an unmount refused, and looks at what it says.
+fn names_who_did_it(dockerd: &Dockerd, manifest: &str) {
     let scratch = Scratch::new();
     let (network, volume) = (Pod::new(), Mount::volume());
     let sandbox = PodSandbox::of(&network);
     let config = format!("\n{}", kubelet_roots(volume.kubelet_root()));
-    let daemon = Deployed::start(dockerd, daemon_set(form), &scratch, &config);
+    let daemon = Deployed::start(dockerd, daemon_set(manifest), &scratch, &config);
     daemon.is_ready_and_lacks_nothing();
 
     eventually!(daemon.gateways(network.inum()) == Some(1), "the gateway of the pod is known");
@@ -280,7 +199,7 @@ fn names_who_did_it(dockerd: &Dockerd, form: &str) {
 
 #[test]
 fn with_five_capabilities_it_names_who_broke_a_gateway_and_who_holds_a_volume() {
-    names_who_did_it(Dockerd::shared(), "capabilities");
+    names_who_did_it(Dockerd::shared(), CAPABILITIES);
 }
 
 #[test]
@@ -291,7 +210,7 @@ fn a_privileged_pod_does_so_as_well() {
     let runtime = format!("--add-runtime=here={}", runc.display());
     let dockerd = dockerd.through::<&str>(&[], &[&runtime, "--default-runtime=here"]);
     dockerd.launch();
-    names_who_did_it(&dockerd, "privileged");
+    names_who_did_it(&dockerd, PRIVILEGED);
 }
 
 /// The Secret of a web configuration as the kubelet writes it: links to a directory that a link leads to, which is replaced by
@@ -359,8 +278,9 @@ fn with_a_web_configuration_it_is_probed_and_read_by_tls_and_sees_that_its_secre
     const NEW: (&str, &str) = ("rotated", "$2b$04$CT4nO3dbRwXP562gR43Q5e/.FNo0ii9V0k/C.nyXWbBl1L6f6dFp.");
     let (dockerd, scratch) = (Dockerd::shared(), Scratch::without_mounts());
     let secret = Secret::new(scratch.path().join("web"), OLD.1);
-    let mut set = daemon_set("capabilities");
-    patch(&mut set, "web-config/web.yaml");
+    let web = json!({"secret": "kevtmon-web", "clientSecret": "kevtmon-web-client"});
+    let objects = rendered(&json!({"webConfig": web}));
+    let set = of_kind(&objects, "DaemonSet").expect("a DaemonSet").clone();
     let daemon = Deployed::start(dockerd, set, &scratch, "");
     daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
@@ -371,8 +291,8 @@ fn with_a_web_configuration_it_is_probed_and_read_by_tls_and_sees_that_its_secre
         eventually!(curl(&["--insecure"], &url).stdout.ends_with("\n200"), "{probe} finds it well");
     }
     // As the PodMonitor has Prometheus read it.
-    let mut monitor = document(&format!("{DIRECTORY}/components/pod-monitor/pod-monitor.yaml"));
-    patch(&mut monitor, "pod-monitor-web-config/endpoint.yaml");
+    let objects = rendered(&json!({"podMonitor": true, "webConfig": web}));
+    let monitor = of_kind(&objects, "PodMonitor").expect("a PodMonitor");
     let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
     let (scheme, tls) = (string(endpoint, "scheme"), &endpoint["tlsConfig"]);
     let authority = secret.directory.join(string(&tls["ca"]["secret"], "key"));
@@ -395,7 +315,7 @@ fn with_a_web_configuration_it_is_probed_and_read_by_tls_and_sees_that_its_secre
 fn each_required_capability_is_missed_by_its_name() {
     let dockerd = Dockerd::shared();
     let image = image(dockerd);
-    let set = daemon_set("capabilities");
+    let set = daemon_set(CAPABILITIES);
     let without = |missing: &str| {
         let scratch = Scratch::new();
         let Form { mut options, arguments, .. } = Form::of(&set, scratch.path(), own_address(), "");

@@ -1,50 +1,12 @@
-//! The Helm chart: what it renders is what Kustomize makes of the manifests, in each form and with each component. Rendered by
-//! Go's text/template and sprig, of which Helm is made, since Debian has no Helm.
+//! The Helm chart: what each value makes of it, and that the manifests for kubectl are what it renders.
 
-use std::path::Path;
-use std::process::Command;
-use std::sync::OnceLock;
-
-use kevtmon_tests::daemon_set::{DIRECTORY, daemon_set, patch};
-use kevtmon_tests::delivered::{document, list, parse, path, string, text};
-use kevtmon_tests::mount::Scratch;
-use kevtmon_tests::process::{Finished, attempt_with_input, finish};
+use kevtmon_tests::daemon_set::{CAPABILITIES, PRIVILEGED};
+use kevtmon_tests::delivered::{document, list, parse, path, string, text, yaml};
+use kevtmon_tests::helm::{self, CHART, NAMESPACE, of_kind, values};
+use kevtmon_tests::process::Finished;
 use serde_json::{Value, json};
 
-const CHART: &str = "deploy/helm/kevtmon";
-const NAMESPACE: &str = "kevtmon";
-
-/// The renderer, compiled of Debian's sources once a process.
-fn renderer() -> &'static Path {
-    static COMPILED: OnceLock<Scratch> = OnceLock::new();
-    let scratch = COMPILED.get_or_init(|| {
-        let scratch = Scratch::without_mounts();
-        let mut go = Command::new("go");
-        go.args(["build", "-o"]).arg(scratch.path().join("render")).arg(path("tests/src/helm/render.go"));
-        go.env("GOPATH", "/usr/share/gocode").env("GOCACHE", scratch.path().join("cache"));
-        for (name, value) in [
-            ("GO111MODULE", "off"),
-            ("GOFLAGS", ""),
-            ("GOPROXY", "off"),
-            ("GOTOOLCHAIN", "local"),
-            ("CGO_ENABLED", "0"),
-        ] {
-            go.env(name, value);
-        }
-        let _ = finish(&mut go, "go".as_ref()).succeeded("go build");
-        scratch
-    });
-    Box::leak(Box::new(scratch.path().join("render")))
-}
-
-/// The chart's own values, but for these.
-fn values(changed: &Value) -> Value {
-    let mut values = document(&format!("{CHART}/values.yaml"));
-    for (name, value) in changed.as_object().expect("values") {
-        values[name] = value.clone();
-    }
-    values
-}
+const RULES: &str = "deploy/prometheus/kevtmon.rules.yaml";
 
 /// What Helm finds wrong with values, before it renders anything.
 fn complaints(values: &Value) -> Vec<String> {
@@ -54,85 +16,202 @@ fn complaints(values: &Value) -> Vec<String> {
     schema.iter_errors(values).map(|error| error.to_string()).collect()
 }
 
-/// What the chart renders with these values instead of its own.
-fn rendered(changed: &Value) -> Vec<Value> {
-    let ran = render(changed).succeeded("rendering");
-    parse(&ran.stdout, CHART)
-}
-
+/// Renders with these values instead of the chart's own, which have to be right.
 fn render(changed: &Value) -> Finished {
-    let (values, chart) = (values(changed), document(&format!("{CHART}/Chart.yaml")));
-    assert_eq!(complaints(&values), Vec::<String>::new());
-    let data = json!({
-        "Values": values,
-        "Release": {"Namespace": NAMESPACE},
-        "Chart": {"AppVersion": chart["appVersion"]},
-    });
-    let mut render = Command::new(renderer());
-    attempt_with_input(render.arg(path(CHART).join("templates")), data.to_string())
+    assert_eq!(complaints(&values(changed)), Vec::<String>::new());
+    helm::render(changed)
 }
 
-fn of_kind<'a>(documents: &'a [Value], kind: &str) -> Option<&'a Value> {
-    documents.iter().find(|document| document["kind"] == kind)
+fn rendered(changed: &Value) -> Vec<Value> {
+    parse(&render(changed).succeeded("rendering").stdout, CHART)
 }
 
-/// The DaemonSet of a rendering, without what only the chart has.
-fn set(documents: &[Value]) -> Value {
-    let mut set = of_kind(documents, "DaemonSet").expect("a DaemonSet").clone();
-    let annotations = &mut set["spec"]["template"]["metadata"]["annotations"];
-    let checksum = annotations.as_object_mut().expect("annotations").remove("kevtmon/configuration");
-    assert_eq!(checksum.as_ref().and_then(Value::as_str).map(str::len), Some(16));
-    set
+fn kinds(objects: &[Value]) -> Vec<&str> {
+    objects.iter().map(|object| string(object, "kind")).collect()
+}
+
+/// The DaemonSet of a rendering.
+fn set(objects: &[Value]) -> &Value {
+    of_kind(objects, "DaemonSet").expect("a DaemonSet")
+}
+
+/// The only endpoint of its PodMonitor.
+fn endpoint(objects: &[Value]) -> &Value {
+    let monitor = of_kind(objects, "PodMonitor").expect("a PodMonitor");
+    let [endpoint] = list(&monitor["spec"], "podMetricsEndpoints") else { panic!("{monitor}") };
+    endpoint
+}
+
+/// Adds to a list of a DaemonSet's only container.
+fn add(set: &mut Value, member: &str, item: Value) {
+    let list = &mut set["spec"]["template"]["spec"]["containers"][0][member];
+    list.as_array_mut().unwrap_or_else(|| panic!("{member} is a list")).push(item);
+}
+
+/// What `podMonitor` makes of a DaemonSet.
+fn listens_at(set: &mut Value, address: &str) {
+    add(set, "args", format!("--listen={address}:19809").into());
+    let field = json!({"fieldRef": {"fieldPath": "status.podIP"}});
+    add(set, "env", json!({"name": "KEVTMON_POD_IP", "valueFrom": field}));
+    set["spec"]["template"]["spec"]["containers"][0]["ports"] =
+        json!([{"name": "metrics", "containerPort": 19809, "hostPort": 19809}]);
+}
+
+/// What a file has to be that is made of others. `KEVTMON_BLESS=1` writes it anew.
+fn is_made_of(file: &str, expected: &str) {
+    if std::env::var_os("KEVTMON_BLESS").is_some() {
+        std::fs::write(path(file), expected).expect("it can be written");
+    }
+    assert!(text(file) == expected, "{file} is written anew with KEVTMON_BLESS=1; review the diff");
 }
 
 #[test]
-fn each_form_is_the_overlay_of_the_same_name() {
-    for (privileged, overlay) in [(false, "capabilities"), (true, "privileged")] {
-        let documents = rendered(&json!({"privileged": privileged}));
-        let kinds: Vec<&str> = documents.iter().map(|document| string(document, "kind")).collect();
-        assert_eq!(kinds, ["ConfigMap", "DaemonSet", "ServiceAccount"]);
-        assert_eq!(set(&documents), daemon_set(overlay), "{overlay}");
-        let mut account = document(&format!("{DIRECTORY}/base/service-account.yaml"));
-        account["metadata"]["namespace"] = NAMESPACE.into();
-        assert_eq!(of_kind(&documents, "ServiceAccount"), Some(&account));
-        let settings = |text: &str| -> Vec<String> {
-            let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
-            lines.map(str::to_owned).collect()
-        };
-        let map = of_kind(&documents, "ConfigMap").expect("a ConfigMap");
-        let base = text(&format!("{DIRECTORY}/base/kevtmon.toml"));
-        assert_eq!(settings(string(&map["data"], "kevtmon.toml")), settings(&base));
+fn the_manifests_for_kubectl_are_what_the_chart_renders() {
+    for (manifest, privileged, with) in [
+        (CAPABILITIES, false, "createNamespace=true"),
+        (PRIVILEGED, true, "privileged=true and createNamespace=true"),
+    ] {
+        let ran = render(&json!({"privileged": privileged, "createNamespace": true})).succeeded("rendering");
+        let head = format!(
+            "# Rendered from the chart in {CHART} with {with}. Change it there, and write this anew:\n\
+             # KEVTMON_BLESS=1 cargo test -p kevtmon-tests --test e2e helm\n"
+        );
+        is_made_of(manifest, &(head + &ran.stdout));
+        // In this order kubectl makes them: nothing is made in a namespace that is not there.
+        let objects = yaml(manifest);
+        assert_eq!(kinds(&objects), ["Namespace", "ServiceAccount", "ConfigMap", "DaemonSet"]);
+        let namespace = &objects[0]["metadata"];
+        assert_eq!(namespace["name"], NAMESPACE);
+        assert_eq!(namespace["labels"]["pod-security.kubernetes.io/enforce"], "privileged");
+        for object in &objects[1..] {
+            assert_eq!(object["metadata"]["namespace"], NAMESPACE, "{object}");
+        }
+        assert_eq!(objects[1]["automountServiceAccountToken"], false);
+        // Without the sockets of the runtimes, of which one makes whoever writes to it root.
+        assert!(string(&objects[2]["data"], "kevtmon.toml").contains("\nsockets = \"none\"\n"));
     }
 }
 
 #[test]
-fn what_is_switched_on_is_the_component_of_the_same_name() {
-    let documents = rendered(&json!({"runtimeSockets": true, "podMonitor": true}));
-    let mut expected = daemon_set("capabilities");
-    patch(&mut expected, "runtime-sockets/runtimes.yaml");
-    patch(&mut expected, "pod-monitor/listen.yaml");
-    assert_eq!(set(&documents), expected);
-    let monitor = document(&format!("{DIRECTORY}/components/pod-monitor/pod-monitor.yaml"));
-    assert_eq!(of_kind(&documents, "PodMonitor"), Some(&monitor));
+fn the_forms_differ_in_nothing_but_privileges() {
+    let mut sets = [false, true].map(|privileged| set(&rendered(&json!({"privileged": privileged}))).clone());
+    let mut contexts =
+        sets.iter_mut().map(|set| set["spec"]["template"]["spec"]["containers"][0]["securityContext"].take());
+    let (least, most) = (contexts.next().expect("two"), contexts.next().expect("two"));
+    drop(contexts);
+    assert_eq!(sets[0], sets[1]);
+    assert_eq!(most, json!({"runAsUser": 0, "readOnlyRootFilesystem": true, "privileged": true}));
+    let names = ["SYS_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH", "NET_ADMIN", "NET_BROADCAST"];
+    let expected = json!({
+        "runAsUser": 0,
+        "readOnlyRootFilesystem": true,
+        "privileged": false,
+        "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"], "add": names},
+    });
+    assert_eq!(least, expected);
 }
 
 #[test]
-fn a_web_configuration_is_the_components_of_that_name() {
+fn by_itself_it_makes_what_helm_can_install() {
+    let objects = rendered(&json!({}));
+    assert_eq!(kinds(&objects), ["ServiceAccount", "ConfigMap", "DaemonSet"]);
+    let least = yaml(CAPABILITIES);
+    assert_eq!(objects[..], least[1..], "the manifests have the namespace as well");
+}
+
+#[test]
+fn runtime_sockets_are_an_argument_and_no_mount() {
+    let objects = rendered(&json!({"runtimeSockets": true}));
+    let mut expected = set(&rendered(&json!({}))).clone();
+    add(&mut expected, "args", "--runtime=auto".into());
+    assert_eq!(set(&objects), &expected);
+}
+
+#[test]
+fn a_pod_monitor_finds_the_metrics_at_the_address_of_the_node_and_hides_no_pod() {
+    for (ipv6, address) in [(false, "$(KEVTMON_POD_IP)"), (true, "[$(KEVTMON_POD_IP)]")] {
+        let objects = rendered(&json!({"podMonitor": true, "ipv6": ipv6}));
+        let mut expected = set(&rendered(&json!({}))).clone();
+        listens_at(&mut expected, address);
+        assert_eq!(set(&objects), &expected);
+    }
+    let objects = rendered(&json!({"podMonitor": true}));
+    let monitor = of_kind(&objects, "PodMonitor").expect("a PodMonitor");
+    assert_eq!(monitor["metadata"]["namespace"], NAMESPACE);
+    assert_eq!(monitor["spec"]["jobLabel"], "app.kubernetes.io/name");
+    let labels = &set(&objects)["spec"]["template"]["metadata"]["labels"];
+    assert_eq!(labels["app.kubernetes.io/name"], "kevtmon");
+    assert_eq!(monitor["spec"]["selector"], json!({"matchLabels": {"app.kubernetes.io/name": "kevtmon"}}));
+    // Else an incident without a pod would have kevtmon's own.
+    let expected = json!({
+        "port": "metrics",
+        "interval": "30s",
+        "honorLabels": true,
+        "relabelings": [
+            {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"},
+            {"action": "labeldrop", "regex": "namespace|pod|container|endpoint"},
+        ],
+    });
+    assert_eq!(endpoint(&objects), &expected);
+}
+
+#[test]
+fn a_web_configuration_is_mounted_probed_by_tls_and_read_with_a_password() {
     let web = json!({"secret": "kevtmon-web", "clientSecret": "kevtmon-web-client"});
-    let documents = rendered(&json!({"podMonitor": true, "webConfig": web}));
-    let mut expected = daemon_set("capabilities");
-    patch(&mut expected, "pod-monitor/listen.yaml");
-    patch(&mut expected, "web-config/web.yaml");
-    assert_eq!(set(&documents), expected);
-    let mut monitor = document(&format!("{DIRECTORY}/components/pod-monitor/pod-monitor.yaml"));
-    patch(&mut monitor, "pod-monitor-web-config/endpoint.yaml");
-    assert_eq!(of_kind(&documents, "PodMonitor"), Some(&monitor));
+    let objects = rendered(&json!({"podMonitor": true, "webConfig": web}));
+    let plain = rendered(&json!({"podMonitor": true}));
+    let mut expected = set(&plain).clone();
+    add(&mut expected, "args", "--web.config.file=/etc/kevtmon-web/web.yml".into());
+    add(
+        &mut expected,
+        "volumeMounts",
+        json!({"name": "web", "mountPath": "/etc/kevtmon-web", "readOnly": true}),
+    );
+    let pod = &mut expected["spec"]["template"]["spec"];
+    let volume = json!({"name": "web", "secret": {"secretName": "kevtmon-web", "defaultMode": 0o400}});
+    pod["volumes"].as_array_mut().expect("a list").push(volume);
+    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+        pod["containers"][0][probe]["httpGet"]["scheme"] = "HTTPS".into();
+    }
+    assert_eq!(set(&objects), &expected);
+
+    let key = |secret: &str, key: &str| json!({"name": secret, "key": key});
+    let mut expected = endpoint(&plain).clone();
+    expected["scheme"] = "https".into();
+    expected["tlsConfig"] = json!({"ca": {"secret": key("kevtmon-web", "ca.crt")}, "serverName": "kevtmon"});
+    let with_certificates_only = expected.clone();
+    expected["basicAuth"] = json!({
+        "username": key("kevtmon-web-client", "username"),
+        "password": key("kevtmon-web-client", "password"),
+    });
+    assert_eq!(endpoint(&objects), &expected);
     // With client certificates, or where no password is wanted.
     let without = json!({"secret": "kevtmon-web", "clientSecret": ""});
-    let documents = rendered(&json!({"podMonitor": true, "webConfig": without}));
-    let endpoint =
-        &of_kind(&documents, "PodMonitor").expect("a PodMonitor")["spec"]["podMetricsEndpoints"][0];
-    assert!(endpoint["scheme"] == "https" && endpoint.get("basicAuth").is_none(), "{endpoint}");
+    let objects = rendered(&json!({"podMonitor": true, "webConfig": without}));
+    assert_eq!(endpoint(&objects), &with_certificates_only);
+}
+
+#[test]
+fn the_rules_of_the_operator_are_those_of_prometheus() {
+    // Helm reads no file outside of the chart.
+    is_made_of(&format!("{CHART}/kevtmon.rules.yaml"), &text(RULES));
+    let objects = rendered(&json!({"prometheusRule": true}));
+    let rule = of_kind(&objects, "PrometheusRule").expect("a PrometheusRule");
+    assert_eq!(rule["metadata"]["namespace"], NAMESPACE);
+    assert!(rule["spec"] == document(RULES), "the same, with its templates as they are");
+}
+
+#[test]
+fn what_the_operator_reads_has_the_labels_by_which_it_is_selected() {
+    let changed =
+        json!({"podMonitor": true, "prometheusRule": true, "monitorLabels": {"release": "prometheus"}});
+    let objects = rendered(&changed);
+    for kind in ["PodMonitor", "PrometheusRule"] {
+        let labels = &of_kind(&objects, kind).expect("it is made")["metadata"]["labels"];
+        let expected = json!({"app.kubernetes.io/name": "kevtmon", "release": "prometheus"});
+        assert_eq!(labels, &expected, "{kind}");
+    }
 }
 
 #[test]
@@ -150,7 +229,7 @@ fn values_reach_the_pod() {
         "config": "cmdline = \"off\"\n",
     });
     let documents = rendered(&changed);
-    let pod = &of_kind(&documents, "DaemonSet").expect("a DaemonSet")["spec"]["template"]["spec"];
+    let pod = &set(&documents)["spec"]["template"]["spec"];
     let container = &list(pod, "containers")[0];
     assert_eq!(container["image"], "registry.example.org/kevtmon:2");
     assert_eq!(container["imagePullPolicy"], "Always");
@@ -162,8 +241,8 @@ fn values_reach_the_pod() {
     let map = of_kind(&documents, "ConfigMap").expect("a ConfigMap");
     assert_eq!(string(&map["data"], "kevtmon.toml"), "cmdline = \"off\"\n");
     let checksum = |documents: &[Value]| {
-        let set = of_kind(documents, "DaemonSet").expect("a DaemonSet");
-        set["spec"]["template"]["metadata"]["annotations"]["kevtmon/configuration"].clone()
+        let annotations = &set(documents)["spec"]["template"]["metadata"]["annotations"];
+        string(annotations, "kevtmon/configuration").to_owned()
     };
     assert_ne!(
         checksum(&documents),
@@ -178,6 +257,7 @@ fn a_value_that_the_chart_does_not_know_is_refused() {
         (json!({"priviledged": true}), "priviledged"),
         (json!({"webConfig": {"secret": "", "clientSecert": "kevtmon"}}), "clientSecert"),
         (json!({"privileged": "yes"}), "yes"),
+        (json!({"monitorLabels": {"release": 1}}), "1"),
         (json!({"image": {"repository": "kevtmon", "tag": 2}}), "2"),
         (json!({"tolerations": [{"operator": "Exist"}]}), "Exist"),
     ] {
