@@ -24,7 +24,7 @@ impl ContainerMetrics {
     pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         let recreations = registrar.counters(
             "kevtmon_container_recreations_total",
-            "Containers of pods that were made instead of others.",
+            "Containers of pods that replaced others.",
             &["reason"],
         )?;
         // The others have a series once they are seen: an idle node has few.
@@ -39,11 +39,11 @@ impl ContainerMetrics {
             veths: registrar.gauge("kevtmon_veth_devices", "Veth devices of the host.")?,
             refused: registrar.counter(
                 "kevtmon_namespaces_refused_total",
-                "Readings of network namespaces of users that have too many of them, or of users and containers with too much in them: they are not watched.",
+                "Refused reads of network namespaces: a user has too many of them, or a user or container has too much in them.",
             )?,
             routes_omitted: registrar.gauge(
                 "kevtmon_default_routes_omitted",
-                "Default routes of network namespaces that have too many of them: which are in use there is not known.",
+                "Default routes beyond the limit of a network namespace: which routes are in use there is not known.",
             )?,
             seen: Mutex::default(),
         })

@@ -32,7 +32,7 @@ impl EventMetrics {
         }
         let latency = registrar.histograms(
             "kevtmon_event_latency_seconds",
-            "Time from the fact (the kernel's time stamp, else when it was read) to the event being queued for the sinks.",
+            "Time from the fact (the kernel's time stamp, or when it was read) until the event is queued for the sinks.",
             &["source"],
             &[0.000_05, 0.000_25, 0.001, 0.01, 1.0],
         )?;

@@ -58,32 +58,32 @@ impl KernelMetrics {
         Ok(Self {
             neighbor_deletions: registrar.counters(
                 "kevtmon_kernel_neighbor_deletions_total",
-                "Neighbor entries deleted by request or as collateral, by their previous state, counted in the kernel.",
+                "Neighbor entries deleted by request or as collateral, by their previous state. Counted in the kernel.",
                 &["state", "origin"],
             )?,
             gateway_sets: registrar.counters(
                 "kevtmon_kernel_gateway_sets_total",
-                "Neighbor entries of known gateways, not permanent ones, that were set by request or resolved, counted in the kernel.",
+                "Neighbor entries of known gateways, except permanent ones, that were set by request or resolved. Counted in the kernel.",
                 &["origin"],
             )?,
             mount_busy: registrar.counters(
                 "kevtmon_kernel_mount_busy_total",
-                "Calls refused because a mount is busy, counted in the kernel; not those by 32-bit or x32 system calls, and by io_uring.",
+                "Calls refused because a mount is busy, except 32-bit and x32 system calls and io_uring. Counted in the kernel.",
                 &["syscall"],
             )?,
             mount_unproven: registrar.counters(
                 "kevtmon_kernel_mount_unproven_total",
-                "Calls that returned as if a mount were busy or unmounted, of which it is not known that the kernel said so, counted in the kernel.",
+                "Calls that returned as if a mount were busy or unmounted, perhaps not by a decision of the kernel. Counted in the kernel.",
                 &["syscall"],
             )?,
             throttled: registrar.counters(
                 "kevtmon_events_throttled_total",
-                "Kernel events over the budget of their source, and events over that of an unprivileged account: counted, and not reported one by one.",
+                "Kernel events over the budget of their source, and events over that of an unprivileged user or container; not reported one by one.",
                 &["lane"],
             )?,
             cni_ignored: registrar.counters(
                 "kevtmon_kernel_cni_ignored_total",
-                "Programs in a directory of CNI plugins that others than root of the node executed, or anybody in another mount namespace than the host's or a runtime's, counted in the kernel.",
+                "Ignored executions in a directory of CNI plugins: not by root of the node, or not in the host's or a runtime's mount namespace. Counted in the kernel.",
                 &[],
             )?,
             folded: IntCounter::new("folded", "part of kevtmon_events_throttled_total")?,

@@ -50,7 +50,7 @@ impl MountMetrics {
         busy.with_label_values(&[MountSyscall::Umount2.name()]);
         let busy_ignored = registrar.counters(
             "kevtmon_mount_busy_ignored_total",
-            "Calls refused because a mount is busy, and unmounts of such a mount, that emit no event of their own.",
+            "Calls refused because a mount is busy, and unmounts of a busy mount, without an event of their own.",
             &["reason"],
         )?;
         for reason in [REPEATED, CGROUP, NAMELESS] {
@@ -70,7 +70,7 @@ impl MountMetrics {
                 &["reason"],
             )?,
             inventories: registrar
-                .counter("kevtmon_mount_inventories_total", "Looks at the mounts of all namespaces.")?,
+                .counter("kevtmon_mount_inventories_total", "Scans of the mounts of all namespaces.")?,
         })
     }
 

@@ -93,7 +93,7 @@ impl ProcessMetrics {
             self_pins,
             cpu: registrar.float_counter(
                 "process_cpu_seconds_total",
-                "User and system time used in seconds, that of the readers of /proc included.",
+                "User and system time in seconds, including the readers of /proc.",
             )?,
             resident: registrar.gauge("process_resident_memory_bytes", "Resident memory in bytes.")?,
             virtual_memory: registrar.gauge("process_virtual_memory_bytes", "Virtual memory in bytes.")?,

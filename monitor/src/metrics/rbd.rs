@@ -65,13 +65,13 @@ impl RbdMetrics {
             )?),
             mounted: Series::new(registrar.gauges(
                 "kevtmon_rbd_image_mounted",
-                "1 for each Ceph RBD image that is mapped and of which a file system is mounted, in any mount namespace.",
+                "1 for each mapped Ceph RBD image with a mounted file system, in any mount namespace.",
                 &LABELS,
             )?),
             wanted: Series::new(registrar.gauges(
                 "kevtmon_rbd_image_wanted",
-                "1 for each Ceph RBD image that a program on this node has asked to map or to lock within the last 10 minutes, \
-                 and that was not unmapped since.",
+                "1 for each Ceph RBD image that a program on this node asked to map or lock within the last 10 minutes, unless unmapped \
+                 since.",
                 &LABELS,
             )?),
             known: Mutex::default(),

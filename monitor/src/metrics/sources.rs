@@ -33,24 +33,28 @@ impl SourceMetrics {
         lost.with_label_values(&[Lost::CNI, "too-many-calls"]);
         let resyncs = registrar.counters(
             "kevtmon_netlink_resyncs_total",
-            "Times that netlink state was read again because messages were lost.",
+            "Resyncs of netlink state because messages were lost.",
             &["reason"],
         )?;
         resyncs.with_label_values(&["overrun"]);
         let malformed = registrar.counters(
             "kevtmon_malformed_total",
-            "Answers, messages and entries of lists of a runtime that could not be read, or that name the process of another container.",
+            "Answers, messages and list entries that could not be parsed, or that name the process of another container.",
             &["source"],
         )?;
         Ok(Self {
             malformed,
             up: registrar.gauges("kevtmon_source_up", "Whether a source delivers.", &["source"])?,
-            hooks: registrar.gauges("kevtmon_hook_info", "The rung of each hook.", &["hook", "rung"])?,
+            hooks: registrar.gauges(
+                "kevtmon_hook_info",
+                "The attach mode of each hook.",
+                &["hook", "rung"],
+            )?,
             lost,
             resyncs,
             stuck_readers: registrar.gauge(
                 "kevtmon_proc_readers_stuck",
-                "Processes that are left out because a reader of /proc got stuck at them.",
+                "Processes that are left out because a reader of /proc hangs on them.",
             )?,
             rungs: Mutex::default(),
             labels: Mutex::default(),
