@@ -5,8 +5,6 @@
 
 use std::process::{Command, Stdio};
 
-use serde_json::Value;
-
 use crate::daemon::{Daemon, program};
 use crate::event::Event;
 use crate::eventually;
@@ -36,15 +34,15 @@ pub fn opened(daemon: &mut Daemon, kind: &str, fits: impl Fn(&Event) -> bool) ->
     opened.text("/incident/id").to_owned()
 }
 
-/// Waits for the end of an incident that was put right: it is told in the past tense, and nothing is left to be done.
+/// Waits for the end of an incident that was put right: its message says so, and nothing is left to be done.
 pub fn resolved(daemon: &mut Daemon, id: &str) -> Event {
     let closed = daemon.wait_for("incident.closed", |event| {
         event.kind() == "incident.closed" && event.text("/incident/id") == id
     });
     closed.expect("/incident/close_reason", "resolved");
-    let is_past = |text: &&str| text.contains(" was ") || text.contains(" had ");
-    let healthy: Vec<&str> = closed.list("/incident/ruled_out").iter().filter_map(Value::as_str).collect();
-    assert!(healthy.iter().all(is_past), "{healthy:?}");
+    let expected = format!("resolved: {}", closed.text("/incident/summary"));
+    closed.expect("/message", expected.as_str());
+    assert!(closed.list("/incident/advice").is_empty(), "{closed}");
     // The store may take longer than who prints.
     eventually!(incident(daemon, id).list("/advice").is_empty(), "nothing is left to be done");
     closed

@@ -16,7 +16,7 @@ use super::flapping::{Flapping, Lull, is_own_doing};
 use super::identity::{IdGenerator, IncidentId};
 use super::incidents::{Incidents, OpenIncident, Recount};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
-use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock, past};
+use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, NeighborKey, Request};
 
@@ -430,9 +430,7 @@ impl Engine {
         let Some(open) = self.incidents.close(id) else { return };
         self.incidents.note_change(id);
         let mut incident = open.incident(self.clock);
-        incident.closed = Some(self.clock.text(self.now));
-        incident.close_reason = Some(reason);
-        past::end(&mut incident);
+        incident.close(self.clock.text(self.now), reason);
         let objects = open.objects().clone();
         self.changes.push(IncidentChange { kind: Kind::IncidentClosed, at: self.now, incident, objects });
     }
@@ -459,19 +457,6 @@ impl IncidentChange {
     /// Message of its event.
     #[must_use]
     pub fn message(&self) -> String {
-        let summary = &self.incident.summary;
-        match self.incident.close_reason {
-            Some(CloseReason::Resolved) => format!("resolved: {summary}"),
-            Some(CloseReason::Detached) => format!("detached, not resolved: {summary}"),
-            Some(CloseReason::SubjectGone) => format!("over, for what it happened to is gone: {summary}"),
-            Some(CloseReason::LikelyGone) => {
-                format!("likely over, for what it likely happened to is gone: {summary}")
-            }
-            Some(CloseReason::Expired) => format!("not heard of any more: {summary}"),
-            None => match self.incident.repeated() {
-                Some(repeated) => format!("{summary} ({repeated})"),
-                None => summary.clone(),
-            },
-        }
+        self.incident.message()
     }
 }

@@ -12,7 +12,6 @@ use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, STARTUP_GRACE, Watch};
 use crate::escape::name;
-use crate::event::past::UNDETERMINED;
 use crate::event::wording::copies_phrase;
 use crate::event::{CloseReason, Confidence, Event, Kind, Mount, Severity, Volume};
 use crate::node::mounts::{BusyMount, MountKey};
@@ -283,7 +282,8 @@ impl VolumeBusy {
             return;
         };
         if let Some(busy) = self.busy.get(&subject) {
-            let summary = format!("{}{UNDETERMINED}: {reason}", busy.summary);
+            let unknown = "an unmount there has succeeded since, and whether it is gone is not known";
+            let summary = format!("{}; {unknown}: {reason}", busy.summary);
             findings.restate(subject, summary);
         }
     }

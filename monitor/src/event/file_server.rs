@@ -85,7 +85,6 @@ pub(super) fn describe(servers: &[MountServer], details: &mut dyn Details) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::past::past;
 
     fn server(pid: u32, state: ServerState, confidence: Confidence) -> MountServer {
         MountServer {
@@ -142,21 +141,6 @@ mod tests {
             ),
         ] {
             assert_eq!(servers_phrase(&servers).as_deref(), expected);
-        }
-    }
-
-    #[test]
-    fn what_is_over_is_told_in_the_past_tense() {
-        for (state, expected) in [
-            (ServerState::Stopped, "; the file server of that mount, glusterfs (pid 7), was stopped"),
-            (ServerState::Traced, "; the file server of that mount, glusterfs (pid 7), was held by a tracer"),
-            (
-                ServerState::Waiting,
-                "; the file server of that mount, glusterfs (pid 7), waited in the kernel uninterruptibly",
-            ),
-        ] {
-            let phrase = servers_phrase(&[server(7, state, Confidence::Certain)]).unwrap_or_default();
-            assert_eq!(past(&format!("; {phrase}")), expected);
         }
     }
 }

@@ -52,9 +52,9 @@ pub struct Incident {
     /// Ids of the incidents that caused this one.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub caused_by: Vec<String>,
-    /// One sentence with actor and target.
+    /// One sentence with actor and target. That of a closed incident tells of the time before it closed.
     pub summary: String,
-    /// What was checked and found healthy.
+    /// What was checked and found healthy, before it closed.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ruled_out: Vec<String>,
     /// What to do, most useful first; nothing once it has closed.
@@ -88,7 +88,39 @@ pub enum CloseReason {
     Expired,
 }
 
+impl CloseReason {
+    /// How it ended, to stand before the summary.
+    #[must_use]
+    pub fn phrase(self) -> &'static str {
+        match self {
+            Self::Resolved => "resolved",
+            Self::Detached => "detached, not resolved",
+            Self::SubjectGone => "over, for what it happened to is gone",
+            Self::LikelyGone => "likely over, for what it likely happened to is gone",
+            Self::Expired => "not heard of any more",
+        }
+    }
+}
+
 impl Incident {
+    /// Closes it. Its advice was for the state that has ended.
+    pub(crate) fn close(&mut self, time: String, reason: CloseReason) {
+        self.closed = Some(time);
+        self.close_reason = Some(reason);
+        self.advice.clear();
+    }
+
+    /// The message of its event: the summary, after how it ended, or with how often it was observed.
+    #[must_use]
+    pub fn message(&self) -> String {
+        let summary = &self.summary;
+        match (self.close_reason, self.repeated()) {
+            (Some(reason), _) => format!("{}: {summary}", reason.phrase()),
+            (None, Some(repeated)) => format!("{summary} ({repeated})"),
+            (None, None) => summary.clone(),
+        }
+    }
+
     /// What was counted and over which time: `8 refused unmounts over 1 min`; `None` if it was observed once.
     #[must_use]
     pub fn repeated(&self) -> Option<String> {

@@ -29,7 +29,6 @@ mod log;
 mod mount;
 mod neighbor;
 mod object;
-pub(crate) mod past;
 mod rbd;
 mod recreation;
 mod reservation;

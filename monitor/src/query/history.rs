@@ -13,7 +13,7 @@ use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order, Position};
 use super::record::{Record, RecordError, timestamp};
 use super::stale::Stale;
 use crate::core::state::NodeState;
-use crate::event::{Actor, Event, Incident, LeakedMount, Pod, SCHEMA, Shared, Target};
+use crate::event::{Actor, CloseReason, Event, Incident, LeakedMount, Pod, SCHEMA, Shared, Target};
 
 /// Maximum size of the JSON on one page, in bytes; there is at least one event on it.
 pub const PAGE_BYTES: usize = 4 << 20;
@@ -185,9 +185,25 @@ pub struct IncidentView {
     /// It is open because it opens again and again, and nothing has been wrong since then, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub well_since: Option<String>,
-    /// It is not known whether it is still so; then it is told in the past tense, without advice.
+    /// It is not known whether it is still so; then it is without advice.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale: Option<Stale>,
+}
+
+/// What is to be said before the summary of an incident that is not known to be so now: the summary is that of the time
+/// when it was.
+pub(crate) fn standing(
+    closed: Option<&str>,
+    reason: Option<CloseReason>,
+    well_since: Option<&str>,
+    stale: Option<&Stale>,
+) -> Option<&'static str> {
+    match (closed, stale, well_since) {
+        (Some(_), ..) => Some(reason.map_or("closed", CloseReason::phrase)),
+        (None, Some(_), _) => Some("last known"),
+        (None, None, Some(_)) => Some("intermittent, not active now"),
+        (None, None, None) => None,
+    }
 }
 
 impl IncidentView {
@@ -201,6 +217,13 @@ impl IncidentView {
         seq: u64,
     ) -> Self {
         Self { incident, actor, target, leaks: None, boot_id, seq, well_since: None, stale: None }
+    }
+
+    /// What is to be said before its summary, where it is not known to be so now.
+    #[must_use]
+    pub fn standing(&self) -> Option<&'static str> {
+        let Incident { closed, close_reason, .. } = &self.incident;
+        standing(closed.as_deref(), *close_reason, self.well_since.as_deref(), self.stale.as_ref())
     }
 
     /// What was counted and over which time. Where it is not known whether it is still so, it may be more.

@@ -1,12 +1,11 @@
-//! Open incidents that nobody watches: no daemon answers, or what would show their end does not deliver. They are told as they
-//! were, without advice, since a step may be wrong in the state of now.
+//! Open incidents that nobody watches: no daemon answers, or what would show their end does not deliver. They are told as what
+//! was known last, without advice, since a step may be wrong in the state of now.
 
 use serde::{Deserialize, Serialize};
 
 use super::history::{Extent, IncidentView};
 use crate::core::state::NodeState;
 use crate::diagnose::{self, Watch};
-use crate::event::past;
 use crate::observation::{SourceKind, SourceStatus};
 
 /// Why it is not known whether an open incident is still so.
@@ -66,7 +65,7 @@ pub fn without_source<'v>(views: impl IntoIterator<Item = &'v mut IncidentView>,
 
 fn mark(view: &mut IncidentView, stale: Stale) {
     if view.is_open() {
-        past::end(&mut view.incident);
+        view.incident.advice.clear();
         view.stale = Some(stale);
     }
 }
@@ -127,7 +126,7 @@ mod tests {
         for view in &views[..2] {
             assert_eq!(view.stale.as_ref().unwrap().since, extent.to);
             assert!(view.incident.advice.is_empty() && view.is_open());
-            assert_eq!(view.incident.summary, "pod a/b had lost its gateway 10.0.0.1");
+            assert_eq!(view.standing(), Some("last known"));
         }
         assert_eq!(views[2], closed);
         let mut views = [view("gateway-neighbor-lost"), closed.clone()];

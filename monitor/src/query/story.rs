@@ -11,7 +11,7 @@ use super::Record;
 use super::coverage::{Coverage, Missing, Unseen};
 use super::current;
 use super::down;
-use super::history::IncidentView;
+use super::history::{IncidentView, standing};
 use super::key::keys;
 use super::likeness;
 
@@ -172,6 +172,15 @@ pub struct Repeated {
     pub until: String,
     /// Its number.
     pub last_seq: u64,
+}
+
+impl StoryIncident {
+    /// What is to be said before its summary, where it is not known to be so now.
+    #[must_use]
+    pub fn standing(&self) -> Option<&'static str> {
+        let Self { closed, close_reason, well_since, stale, .. } = self;
+        standing(closed.as_deref(), *close_reason, well_since.as_deref(), stale.as_ref())
+    }
 }
 
 /// Builds a story from its parts.

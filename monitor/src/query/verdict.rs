@@ -178,7 +178,8 @@ fn later<'a>(step: &Step, steps: &'a [Step]) -> Option<&'a Step> {
 }
 
 fn with_causes(effect: &StoryIncident, incidents: &[StoryIncident]) -> String {
-    let mut sentence = without_stop(&effect.summary).to_owned();
+    let mut standing = effect.standing();
+    let mut sentence = behind(standing, &effect.summary);
     let mut at = effect;
     for _ in 0..CAUSES {
         // Follow the link of highest confidence.
@@ -192,10 +193,18 @@ fn with_causes(effect: &StoryIncident, incidents: &[StoryIncident]) -> String {
             Confidence::Likely => "likely ",
             Confidence::Guess => "perhaps ",
         };
-        sentence.push_str(&format!(", {sure}because: {}", without_stop(&cause.summary)));
-        at = cause;
+        // What is said of the effect holds for the cause behind it, too, unless something else is said.
+        let said = cause.standing().filter(|said| standing != Some(said));
+        sentence.push_str(&format!(", {sure}because: {}", behind(said, &cause.summary)));
+        (at, standing) = (cause, cause.standing());
     }
     sentence
+}
+
+/// A summary, behind what is to be said of it.
+fn behind(standing: Option<&str>, summary: &str) -> String {
+    let summary = without_stop(summary);
+    standing.map_or_else(|| summary.to_owned(), |standing| format!("{standing}: {summary}"))
 }
 
 fn without_stop(sentence: &str) -> &str {

@@ -19,6 +19,17 @@ pub(super) fn confidence(confidence: Confidence) -> &'static str {
     }
 }
 
+/// `resolved: …`: the summary, behind what is to be said of it where it is not known to be so now.
+pub(super) fn headline(standing: Option<&str>, summary: &str) -> String {
+    standing.map_or_else(|| escaped(summary), |standing| format!("{standing}: {}", escaped(summary)))
+}
+
+/// What was found healthy, which is as old as the summary.
+pub(super) fn ruled_out(standing: Option<&str>, healthy: &[String]) -> String {
+    let then = if standing.is_some() { " then" } else { "" };
+    format!("ruled out{then}: {}", escaped(&healthy.join("; ")))
+}
+
 /// `open since …` or `closed … after …, resolved`.
 pub(super) fn course(
     opened: &str,
@@ -71,7 +82,7 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
     let (severity, kind) = (format!("{:<8}", incident.severity.name()), escaped(&incident.kind));
     let painted = pretty.paint(severity_style(incident.severity), &severity);
     page.line(&format!("{painted} {}", pretty.paint(Style::Bold, &kind)));
-    page.put(INDENT, None, &escaped(&incident.summary));
+    page.put(INDENT, None, &headline(view.standing(), &incident.summary));
     let (closed, well_since) = (incident.closed.as_deref(), view.well_since.as_deref());
     let mut course =
         course(&incident.opened, closed, incident.close_reason, well_since, view.stale.as_ref(), clock);
@@ -95,7 +106,7 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
         detail("cause", &escaped(&incident.caused_by.join(", ")));
     }
     if !incident.ruled_out.is_empty() {
-        page.put(INDENT, None, &format!("ruled out: {}", escaped(&incident.ruled_out.join("; "))));
+        page.put(INDENT, None, &ruled_out(view.standing(), &incident.ruled_out));
     }
     incident.advice.iter().for_each(|advice| page.advice(INDENT, advice));
     if let Some(stale) = &view.stale {

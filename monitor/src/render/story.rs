@@ -1,7 +1,7 @@
 //! The answer of `why` as text.
 
 use super::event::not_read;
-use super::incident::{confidence, course};
+use super::incident::{confidence, course, headline, ruled_out};
 use super::paragraph::Paragraphs;
 use super::time::Clock;
 use super::{Pretty, Style, escaped, severity_style};
@@ -105,9 +105,9 @@ impl Page<'_> {
             course.push_str(&format!(", episode {}", incident.episode));
         }
         self.dim(4, &course);
-        self.out.put(4, None, &escaped(&incident.summary));
+        self.out.put(4, None, &headline(incident.standing(), &incident.summary));
         if !incident.ruled_out.is_empty() {
-            self.dim(4, &format!("ruled out: {}", escaped(&incident.ruled_out.join("; "))));
+            self.dim(4, &ruled_out(incident.standing(), &incident.ruled_out));
         }
     }
 

@@ -4,7 +4,6 @@ use rusqlite::params;
 
 use super::{StoreError, Writer, failed, time};
 use crate::escape::to_json;
-use crate::event::past;
 use crate::event::{CloseReason, Event, Incident, Kind, Severity};
 
 /// Closed incidents that are kept, however young; an incident takes about 2 KiB.
@@ -102,9 +101,8 @@ impl Writer {
 
     pub(super) fn expire_incident(&mut self, mut event: Event, closed: i64) -> Result<(), StoreError> {
         let Some(mut incident) = event.incident.take() else { return Ok(()) };
-        incident.closed = Some(time::text(closed));
-        incident.close_reason = Some(CloseReason::Expired);
-        past::end(&mut incident);
+        incident.close(time::text(closed), CloseReason::Expired);
+        event.message = incident.message();
         event.kind = Kind::IncidentClosed;
         event.time = time::text(closed);
         event.incident = Some(incident.clone());

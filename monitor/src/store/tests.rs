@@ -181,6 +181,7 @@ fn what_another_boot_left_open_is_closed_as_expired() {
     let all = reader.incidents(&IncidentFilter { all: true, ..IncidentFilter::default() }).unwrap();
     assert!(!all[0].is_open());
     assert_eq!(all[0].incident.close_reason, Some(crate::event::CloseReason::Expired));
+    assert!(all[0].incident.advice.is_empty());
     assert_eq!(everything(&reader), [1, 1], "numbers begin anew, places do not");
 }
 

@@ -57,7 +57,7 @@ pub(crate) fn incident(id: &str, last: u64) -> Incident {
 #[derive(Clone, Default)]
 pub(crate) struct Memory {
     records: Vec<Record>,
-    incidents: Vec<IncidentView>,
+    pub(crate) incidents: Vec<IncidentView>,
     state: Option<NodeState>,
 }
 

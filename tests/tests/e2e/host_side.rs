@@ -142,7 +142,7 @@ fn a_host_that_no_longer_answers_is_told_and_the_advice_has_it_answer() {
     let id = opened.text("/incident/id").to_owned();
     carry_out(&daemon, &id, "gateway-neighbor-lost/set-sysctl");
     let closed = resolved(&mut daemon, &id);
-    assert!(closed.text("/message").contains("proxy_arp was off on its host end"), "{closed}");
+    assert!(closed.text("/message").contains("proxy_arp is off on its host end"), "{closed}");
 }
 
 #[test]
@@ -193,5 +193,5 @@ fn a_host_that_lost_its_default_route_is_told_for_the_gateway_that_it_no_longer_
     assert!(opened.list("/incident/evidence").iter().any(|seq| *seq == number), "{opened}");
     node.ip("route add default via 10.61.0.2 dev up0");
     let closed = resolved(&mut daemon, opened.text("/incident/id"));
-    assert!(closed.text("/message").contains("the host had lost its default route"), "{closed}");
+    assert!(closed.text("/message").contains("the host has lost its default route"), "{closed}");
 }

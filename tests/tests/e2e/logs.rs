@@ -109,10 +109,7 @@ fn an_image_that_is_wanted_and_refused_is_an_incident_until_it_is_mapped() {
 
     node.map(&image);
     let closed = resolved(&mut daemon, &id);
-    assert!(
-        closed.text("/incident/summary").contains(", was not mapped by this node's kernel, "),
-        "{closed}"
-    );
+    assert!(closed.text("/incident/summary").contains(", is not mapped by this node's kernel, "), "{closed}");
 }
 
 #[test]

@@ -168,8 +168,10 @@ mod alone {
             daemon.find(&["why", id]).into_iter().find(|story| story.has("/verdict/well_since"))
         });
         for (told, of) in [("/summary", &incident), ("/verdict/sentence", &story)] {
-            assert!(of.text(told).contains(" could not reach its gateway "), "{of}");
+            assert!(of.text(told).contains(" cannot reach its gateway "), "{of}");
         }
+        let sentence = story.text("/verdict/sentence");
+        assert!(sentence.starts_with("intermittent, not active now: "), "{story}");
         assert!(incident.list("/advice").is_empty() && !story.has("/advice"), "{incident} {story}");
         story.expect("/verdict/open", false);
         let text = in_lull(&daemon, &container, |id| {

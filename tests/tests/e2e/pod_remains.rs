@@ -135,7 +135,7 @@ fn a_volume_that_stays_mounted_after_the_containers_of_its_pod_is_found_without_
     drop(later);
     drop(holder);
     let _ = mount.umount().succeeded("umount");
-    assert!(closed(&mut daemon, &busy).text("/message").contains(" was still mounted, "));
+    assert!(closed(&mut daemon, &busy).text("/message").contains(" is still mounted, "));
     says(
         &daemon,
         &stuck,

@@ -97,7 +97,7 @@ fn a_route_that_is_gone_is_told_until_the_advice_brings_it_back() {
     assert!(told.contains(&id), "{told}");
     carry_out(&daemon, &id, "pod-route-missing/add-route");
     let closed = resolved(&mut daemon, &id);
-    assert!(closed.text("/message").contains("this node had no route to"), "{closed}");
+    assert!(closed.text("/message").contains("this node has no route to"), "{closed}");
     let shown = run(&format!("ip route get {}", lost.address)).stdout;
     assert!(shown.contains(lost.pod.host_end()), "{shown}");
 
@@ -141,7 +141,7 @@ fn who_set_the_host_end_of_a_pod_with_a_static_gateway_down_is_named_and_the_adv
     carry_out(&daemon, &id, "pod-route-missing/set-up");
     carry_out(&daemon, &id, "pod-route-missing/add-route");
     let closed = resolved(&mut daemon, &id);
-    assert!(closed.text("/message").contains("this node had no route to"), "{closed}");
+    assert!(closed.text("/message").contains("this node has no route to"), "{closed}");
 }
 
 #[test]

@@ -209,7 +209,7 @@ fn a_lock_that_is_left_when_its_image_was_unmapped_is_an_incident_until_it_is_re
     assert!(!incident(&daemon, &id).list("/advice").is_empty(), "it is still open");
     let _ = rbd.call(&remove).succeeded("rbd");
     let closed = resolved(&mut daemon, &id);
-    assert!(closed.text("/incident/summary").contains(" was not mapped on this node"), "{closed}");
+    assert!(closed.text("/incident/summary").contains(" is not mapped on this node"), "{closed}");
     let of_other =
         |event: &Event| event.is_incident("incident.opened", KIND) && event.text("/rbd/image") == failed;
     assert!(!daemon.events().iter().any(of_other));

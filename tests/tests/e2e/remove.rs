@@ -259,10 +259,10 @@ fn a_volume_that_cannot_be_removed_is_an_incident_until_it_is_unmounted() {
     let summary = opened.text("/incident/summary");
     // On a slow machine it is told when that was.
     let is_reason = summary.contains(": a file system is mounted there")
-        || summary.contains(" UTC a file system was mounted there");
+        || summary.contains(" UTC a file system is mounted there");
     assert!(summary.contains(" cannot be removed by ") && is_reason, "{opened}");
     let _ = volume.umount().succeeded("umount");
     let closed = daemon.wait_for("its end", |event| is_of(event, "incident.closed"));
     closed.expect("/incident/close_reason", "resolved");
-    assert!(closed.text("/incident/summary").contains(" could not be removed by "), "{closed}");
+    assert!(closed.text("/incident/summary").contains(" cannot be removed by "), "{closed}");
 }

@@ -86,7 +86,7 @@ fn one_that_docker_leaves_dead_is_told_with_what_holds_it_and_ends_with_its_remo
     assert_eq!((opened.kind, opened.severity), (Kind::IncidentOpened, Severity::Warning));
     let expected = format!(
         "container web could not be removed, and is dead: unlinkat of {} by dockerd of kubelet.service was refused: a \
-         file system was mounted there, held by glusterfs (pid 94549) with an open file; the runtime says \"{SAID}\"",
+         file system is mounted there, held by glusterfs (pid 94549) with an open file; the runtime says \"{SAID}\"",
         shm()
     );
     assert!(opened.message.starts_with(&expected), "{}", opened.message);

@@ -5,7 +5,6 @@ use super::{Removal, Victim, of_state};
 use crate::diagnose::advice::{advice, of_process, remove};
 use crate::diagnose::volume_busy::release::{RELEASES_MAX, links, processes};
 use crate::escape::name;
-use crate::event::past::past;
 use crate::event::wording::{
     container_label, holders_phrase, mount_point_phrase, repeated_actor_phrase, target_label, users,
 };
@@ -53,8 +52,7 @@ fn refused(refusal: &Refusal) -> String {
         (false, false) => "what is in the way was not found".to_owned(),
     };
     let what = if mount.is_umount() { "umount" } else { &mount.syscall };
-    // Of that moment: who held it then may be gone.
-    past(&format!("{what} of {likely}{}{by} was refused: {why}", name(&mount.path)))
+    format!("{what} of {likely}{}{by} was refused: {why}", name(&mount.path))
 }
 
 /// What holds it is made to let go; then it is removed again, by its runtime.

@@ -67,8 +67,8 @@ fn two_pods_with_one_address_are_named_with_their_devices_until_one_of_them_chan
     node.run_for(2 * S);
     let (kind, incident) = *node.incidents().last().unwrap();
     assert_eq!((kind, incident.close_reason), (Kind::IncidentClosed, Some(CloseReason::Resolved)));
-    assert!(incident.summary.ends_with(" of this node both had the address 192.168.252.66"));
-    assert_eq!(incident.ruled_out, ["neither was in the network namespace of the other or of the host"]);
+    assert!(incident.summary.ends_with(" of this node both have the address 192.168.252.66"));
+    assert_eq!(incident.ruled_out, ["neither is in the network namespace of the other or of the host"]);
 }
 
 #[test]

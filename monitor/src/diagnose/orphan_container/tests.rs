@@ -247,7 +247,9 @@ fn it_closes_when_the_container_is_gone_and_asks_no_more() {
     node.observe(removed(APP));
     let closed = node.last_incident();
     assert_eq!(closed.incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
-    assert!(closed.message.contains(" was still there without its sandbox "), "{}", closed.message);
+    let expected = closed.message.starts_with("resolved: ")
+        && closed.message.contains(" is still there without its sandbox ");
+    assert!(expected, "{}", closed.message);
     let before = asked(&node);
     node.run_for(600 * S);
     assert_eq!((asked(&node), node.core.deadline()), (before, None));

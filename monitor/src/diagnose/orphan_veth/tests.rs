@@ -84,8 +84,6 @@ fn a_device_that_remains_after_its_pod_names_what_keeps_its_other_end_until_it_i
         node.observe(Fact::LinkGone { netns: HOST, ifindex: END, moved_to: None });
         let (kind, incident) = *node.incidents().last().unwrap();
         assert_eq!((kind, incident.close_reason), (Kind::IncidentClosed, Some(CloseReason::Resolved)));
-        let past = incident.summary.clone();
-        assert_eq!(crate::event::past::present(&past), [""; 0], "{past}");
     }
 }
 
@@ -111,8 +109,6 @@ fn it_is_found_after_the_fact_where_no_process_shows_the_namespace() {
          cni-7 net:[4026532253], held by the mount /run/netns/cni-7 and the mount /host/cni-7 in the mount namespace of \
          agent (pid 78) and 1 more"
     );
-    let past = crate::event::past::past(&incident.summary);
-    assert_eq!(crate::event::past::present(&past), [""; 0], "{past}");
 }
 
 #[test]
@@ -131,8 +127,6 @@ fn where_its_other_end_is_not_found_or_not_all_could_be_read_it_is_only_likely()
         let incident = &open(&node)[0];
         assert_eq!(incident.confidence, Confidence::Likely);
         assert_eq!(incident.ruled_out, [""; 0]);
-        let past = crate::event::past::past(&incident.summary);
-        assert_eq!(crate::event::past::present(&past), [""; 0], "{past}");
     }
 }
 
@@ -288,8 +282,6 @@ fn where_there_is_no_runtime_a_device_without_a_process_behind_it_is_likely_left
          net:[4026532253], held by tcpdump (pid 77) with an open file"
     );
     assert_eq!(incident.ruled_out, ["no process is in that network namespace"]);
-    let past = crate::event::past::past(&incident.summary);
-    assert_eq!(crate::event::past::present(&past), [""; 0], "{past}");
 
     let mut node = alone(vec![keeper(80, "sleep", Access::Netns)]);
     node.run_for(600 * S);

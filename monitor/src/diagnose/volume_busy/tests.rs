@@ -37,7 +37,7 @@ fn the_first_refused_unmount_opens_with_pod_volume_and_who_holds_it() {
     assert_eq!(
         opened.message,
         "volume cam-pv-50g (kubernetes.io/glusterfs) of pod cam/cam1-78b6fc6bc8-cjsw5 cannot be unmounted by \
-         umount of kubelet.service: at 20:11:41 UTC held by glusterfs (pid 94549) with an open file, which served a volume of pod \
+         umount of kubelet.service: at 20:11:41 UTC held by glusterfs (pid 94549) with an open file, which serves a volume of pod \
          cam/web-fddf96444-stxpf"
     );
     assert_eq!((opened.kind, opened.severity), (Kind::IncidentOpened, Severity::Info));
@@ -117,7 +117,7 @@ fn a_mount_that_is_detached_is_not_resolved_and_names_who_holds_it_still() {
     assert_eq!(
         event.message,
         "detached, not resolved: volume cam-pv-50g of pod cam/cam1-78b6fc6bc8-cjsw5 detached by umount (pid \
-         30001), after one refused attempt, and was still held by glusterfs (pid 94549) with an open file"
+         30001), after one refused attempt, and is still held by glusterfs (pid 94549) with an open file"
     );
     assert_eq!(event.holders.as_ref().unwrap()[0].pid, 94_549);
     let asked = |request: &&Request| matches!(request, Request::StillHeld { .. });
@@ -143,7 +143,7 @@ fn a_mount_that_is_gone_is_resolved_and_who_has_a_copy_of_it_is_named() {
     assert_eq!(event.incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
     assert!(
         event.message.ends_with(
-            "at 20:11:41 UTC held by glusterfs (pid 94549) with an open file, which served a volume of pod \
+            "at 20:11:41 UTC held by glusterfs (pid 94549) with an open file, which serves a volume of pod \
              cam/web-fddf96444-stxpf; its file system stayed mounted in the mount namespace of tail (pid 977)"
         ),
         "{}",
@@ -194,14 +194,14 @@ fn a_file_server_that_is_stopped_is_let_go_on_where_the_kernel_shows_whose_it_is
     };
     let (summary, step, _) = told(|id, path| served(id, path, ServerState::Stopped, true));
     assert!(
-        summary.ends_with("; the file server of that mount, glusterfs (pid 17), was stopped"),
+        summary.ends_with("; the file server of that mount, glusterfs (pid 17), is stopped"),
         "{summary}"
     );
     let step = step.unwrap();
     assert_eq!((step.command.as_str(), step.process.unwrap().pid), ("kill -CONT 17", 17));
     let (summary, step, _) = told(|id, path| served(id, path, ServerState::Stopped, false));
     assert!(
-        summary.ends_with("; what was likely the file server of that mount, glusterfs (pid 17), was stopped"),
+        summary.ends_with("; what is likely the file server of that mount, glusterfs (pid 17), is stopped"),
         "{summary}"
     );
     assert_eq!(step, None);

@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use super::known::Known;
 use crate::clock::MS;
 use crate::escape::name;
-use crate::event::past::past;
 use crate::event::wording::{
     holders_phrase, mount_point_phrase, owner_phrase, pod_label, repeated_actor_phrase, users,
 };
@@ -47,7 +46,7 @@ impl Sentence {
 
 /// `at 12:00:03 UTC held by etcd (pid 7) with an open file`: who holds something may let go, or end, at any time after that.
 pub(super) fn told_at(clock: WallClock, seen: BootNs, held: &str) -> String {
-    past(&format!("at {} {held}", clock.time_of_day(seen)))
+    format!("at {} {held}", clock.time_of_day(seen))
 }
 
 /// Whose volume a holder serves.

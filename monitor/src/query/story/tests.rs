@@ -149,6 +149,32 @@ fn a_cause_stands_before_its_effect_and_the_link_is_no_surer_than_either_end() {
 }
 
 #[test]
+fn a_cause_is_marked_where_it_has_ended_otherwise_than_its_effect() {
+    let of = |lost: Option<CloseReason>, stale: Option<CloseReason>| {
+        let mut history = gateway_lost();
+        for view in &mut history.incidents {
+            let reason = if view.incident.id == "lost" { lost } else { stale };
+            (view.incident.close_reason, view.incident.closed) = (reason, reason.map(|_| time(50)));
+        }
+        told(&history, "lijiaob/etcd1-0").verdict.sentence
+    };
+    let (lost, because) = ("pod lijiaob/etcd1-0 lost its gateway ", ", likely because: ");
+    let cause = "the CNI DEL of the old sandbox ";
+    let (resolved, detached) = (Some(CloseReason::Resolved), Some(CloseReason::Detached));
+    for (sentence, begin, then) in [
+        (of(None, resolved), lost.to_owned(), format!("{because}resolved: {cause}")),
+        (of(resolved, resolved), format!("resolved: {lost}"), format!("{because}{cause}")),
+        (
+            of(resolved, detached),
+            format!("resolved: {lost}"),
+            format!("{because}detached, not resolved: {cause}"),
+        ),
+    ] {
+        assert!(sentence.starts_with(&begin) && sentence.contains(&then), "{sentence}");
+    }
+}
+
+#[test]
 fn the_story_has_its_events_in_order_with_what_explains_them_and_without_noise() {
     let story = told(&gateway_lost(), "lijiaob/etcd1-0");
     let steps: Vec<(u64, bool)> = story.steps.iter().map(|step| (step.seq, step.roles.is_empty())).collect();
@@ -172,6 +198,7 @@ fn trouble_that_is_over_says_so() {
     let story = told(&volume_busy(), "lijiaob/etcd1-0");
     assert_eq!((story.verdict.open, story.verdict.until.clone()), (false, Some(time(40))));
     assert_eq!(story.verdict.close_reason, Some(CloseReason::Resolved));
+    assert_eq!(story.verdict.sentence, format!("resolved: {}", story.incidents[0].summary));
     assert!(story.advice.is_empty());
     assert!(story.steps[0].roles.contains(&Role::Holder) && story.steps[0].roles.contains(&Role::Target));
     assert!(story.unseen.iter().any(|unseen| unseen.what == Missing::Daemon), "no state, so no daemon");

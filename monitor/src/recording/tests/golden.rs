@@ -14,7 +14,7 @@ use crate::core::{Core, Output, Resume, assert_same};
 use crate::diagnose::kind;
 use crate::observation::{Fact, Observation};
 use crate::render::Pretty;
-use crate::tests::schema::assert_in_past_tense;
+use crate::tests::schema::assert_is_marked;
 
 pub(in crate::recording) fn fixtures() -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
@@ -31,7 +31,7 @@ fn answer(recording: &[u8]) -> (String, Summary) {
     let pretty = Pretty { colour: false, zone: TimeZone::UTC };
     let mut text = String::new();
     let summary = replay(recording, None, |event| {
-        assert_in_past_tense(&event);
+        assert_is_marked(&event);
         if let Some(incident) = &event.incident {
             assert!(kind(&incident.kind).unwrap().severities.contains(&incident.severity), "{incident:?}");
         }

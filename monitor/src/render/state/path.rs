@@ -2,7 +2,9 @@
 
 use crate::core::state::{Hop, KnownBy, MadeBy, NodeState, PodStatus};
 use crate::escape;
+use crate::query::history::standing;
 use crate::query::record::timestamp;
+use crate::render::incident::headline;
 use crate::render::paragraph::Paragraphs;
 use crate::render::time::Clock;
 use crate::render::{Pretty, Style, escaped, wrap};
@@ -51,7 +53,9 @@ pub fn pod(state: &NodeState, pod: &PodStatus, pretty: &Pretty, clock: &Clock) -
         page.line("");
         let label = format!("open  {} ", escaped(&incident.kind));
         let painted = pretty.paint(Style::Red, &label);
-        page.put_behind(MARGIN, &label, &painted, None, &escaped(&incident.summary));
+        let lull = state.lulls.iter().find(|lull| lull.id == incident.id);
+        let standing = standing(None, None, lull.map(|lull| lull.since.as_str()), None);
+        page.put_behind(MARGIN, &label, &painted, None, &headline(standing, &incident.summary));
         page.put(MARGIN + 6, Some(Style::Dim), &format!("kevtmon why {}", escaped(&incident.id)));
     }
     page.text

@@ -31,7 +31,6 @@ fn who_deleted_the_route_is_named_and_the_deletion_is_evidence() {
     assert_eq!((actor.pid, actor.confidence), (4_711, Confidence::Certain));
     let told = node.events.iter().find(|event| event.kind == Kind::RouteDeleted).unwrap();
     assert_eq!(incident.evidence, [told.seq]);
-    assert_eq!(crate::event::past::present(&crate::event::past::past(&incident.summary)), [""; 0]);
 }
 
 #[test]

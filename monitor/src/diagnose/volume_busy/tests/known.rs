@@ -28,7 +28,7 @@ fn holds(event: &Event) -> Vec<u32> {
     event.holders.iter().flatten().map(|holder| holder.pid).collect()
 }
 
-const HELD: &str = "held by glusterfs (pid 94549) with an open file, which served a volume of pod \
+const HELD: &str = "held by glusterfs (pid 94549) with an open file, which serves a volume of pod \
                     cam/web-fddf96444-stxpf";
 
 #[test]

@@ -41,7 +41,7 @@ fn a_volume_that_stays_mounted_once_no_container_runs_is_found_without_a_refused
         node.incidents().into_iter().map(|(_, incident)| incident).rfind(|it| it.kind == KIND).unwrap();
     assert_eq!(closed.close_reason, Some(CloseReason::Resolved));
     assert!(
-        closed.summary.contains(" was still mounted, though no container of the pod had run for 180 s: at ")
+        closed.summary.contains(" is still mounted, though no container of the pod has run for 180 s: at ")
     );
 }
 
@@ -217,7 +217,7 @@ fn a_stopped_file_server_of_a_volume_that_stays_mounted_is_told_and_may_go_on() 
     node.observe(pods_seen(vec![cam_remains(true)]));
     node.run_for(181 * S);
     let incident = &busy(&node)[0];
-    let words = "; the file server of that mount, glusterfs (pid 17), was stopped";
+    let words = "; the file server of that mount, glusterfs (pid 17), is stopped";
     assert!(incident.summary.ends_with(words), "{}", incident.summary);
     assert!(incident.advice.iter().any(|step| step.command == "kill -CONT 17"), "{:?}", incident.advice);
     assert_eq!(node.last_incident().mount.as_ref().unwrap().servers[0].pid, 17);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::event::Confidence;
 
-const GLUSTERFS: &str = "held by glusterfs (pid 94549) with an open file, which served a volume of pod \
+const GLUSTERFS: &str = "held by glusterfs (pid 94549) with an open file, which serves a volume of pod \
                          cam/web-fddf96444-stxpf";
 
 /// Another process is in the volume.
