@@ -95,9 +95,9 @@ impl CloseReason {
         match self {
             Self::Resolved => "resolved",
             Self::Detached => "detached, not resolved",
-            Self::SubjectGone => "over, for what it happened to is gone",
-            Self::LikelyGone => "likely over, for what it likely happened to is gone",
-            Self::Expired => "not heard of any more",
+            Self::SubjectGone => "closed (target removed)",
+            Self::LikelyGone => "closed (target probably removed)",
+            Self::Expired => "expired (no further updates)",
         }
     }
 }

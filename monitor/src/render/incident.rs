@@ -65,9 +65,9 @@ pub(super) fn course(
     let reason = match why {
         Some(CloseReason::Resolved) => ", resolved",
         Some(CloseReason::Detached) => ", detached",
-        Some(CloseReason::SubjectGone) => ", what it happened to is gone",
-        Some(CloseReason::LikelyGone) => ", what it likely happened to is gone",
-        Some(CloseReason::Expired) => ", not heard of again",
+        Some(CloseReason::SubjectGone) => ", target removed",
+        Some(CloseReason::LikelyGone) => ", target probably removed",
+        Some(CloseReason::Expired) => ", no further updates",
         None => "",
     };
     let lasted = span(closed.duration_since(opened));

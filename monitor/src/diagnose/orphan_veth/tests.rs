@@ -146,12 +146,8 @@ fn a_pair_that_is_still_as_it_was_made_is_one_too() {
 #[test]
 fn a_namespace_that_nothing_seems_to_keep_is_possibly_kept_by_a_socket() {
     for (netns, confidence, words) in [
-        (
-            Some(ETCD),
-            Confidence::Certain,
-            "held by nothing that was found: possibly by an open socket of it, or a",
-        ),
-        (None, Confidence::Likely, "held by nothing that was found: possibly by an open socket of it, or a"),
+        (Some(ETCD), Confidence::Certain, "no holder found: possibly held by an open socket of it, or a"),
+        (None, Confidence::Likely, "no holder found: possibly held by an open socket of it, or a"),
         (Some(HOST), Confidence::Certain, "and both of its ends are in the network namespace of the host"),
     ] {
         let mut node = started(node(CALI), vec![etcd_sandbox()]);

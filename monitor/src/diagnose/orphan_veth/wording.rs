@@ -56,7 +56,7 @@ pub(super) fn summary(
         keepers.push(format!("{} more", rest.len()));
     }
     text.push_str(&match keepers.is_empty() {
-        true => format!(", held by nothing that was found: possibly by {UNLISTED}"),
+        true => format!(", no holder found: possibly held by {UNLISTED}"),
         false => format!(", held by {}", keepers.join(" and ")),
     });
     text
