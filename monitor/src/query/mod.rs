@@ -12,9 +12,9 @@ pub mod current;
 pub mod doctor;
 pub mod down;
 pub mod filter;
+pub mod group;
 pub mod history;
 pub mod key;
-pub mod likeness;
 pub mod lull;
 mod namespace;
 

@@ -11,9 +11,9 @@ use super::Record;
 use super::coverage::{Coverage, Missing, Unseen};
 use super::current;
 use super::down;
+use super::group;
 use super::history::{IncidentView, standing};
 use super::key::keys;
-use super::likeness;
 
 use super::record::timestamp;
 use super::stale::Stale;
@@ -158,7 +158,7 @@ pub struct Step {
     episodes: Vec<String>,
     /// What it has in common with its repetitions.
     #[serde(skip)]
-    likeness: String,
+    group: String,
     #[serde(skip)]
     weight: u8,
 }
@@ -332,7 +332,7 @@ fn step(record: &Record, parts: &Parts<'_>) -> Step {
         actor: event.actor.as_deref().cloned(),
         repeated: None,
         episodes,
-        likeness: likeness::likeness(event, &record.kind),
+        group: group::group_key(event, &record.kind),
         weight: if explains { 4 } else { severity_weight },
     }
 }
@@ -345,14 +345,14 @@ fn folded(steps: Vec<Step>) -> Vec<Step> {
     let mut alike: BTreeMap<String, Alike> = BTreeMap::new();
     let (mut last_kind, mut kinds) = (String::new(), 0);
     for step in steps {
-        if likeness::run(&last_kind) != likeness::run(&step.kind) {
+        if group::run(&last_kind) != group::run(&step.kind) {
             alike.clear();
         }
         if last_kind != step.kind {
             last_kind.clone_from(&step.kind);
             kinds += 1;
         }
-        let like = format!("{:?}/{:?}/{}", step.episodes, step.roles, step.likeness);
+        let like = format!("{:?}/{:?}/{}", step.episodes, step.roles, step.group);
         let at = told.len();
         let Some(known) = alike.get_mut(&like) else {
             alike.insert(like, Alike { first: at, last: None, kinds });

@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::Transcript;
 use crate::event::Event;
-use crate::query::likeness::likeness;
+use crate::query::group::group_key;
 use crate::query::record::timestamp;
 
 /// Runs of like events that are told apart.
@@ -29,7 +29,7 @@ pub struct Fold<E> {
 /// Like events.
 #[derive(Debug)]
 struct Run<E> {
-    likeness: String,
+    group: String,
     kind: String,
     last_time: Timestamp,
     pending: Option<Pending<E>>,
@@ -64,9 +64,9 @@ impl<E: Deref<Target = Event>> Fold<E> {
             text.push_str(&self.transcript.paragraph(&event, kind, &when(&event)));
             return text;
         }
-        let likeness = likeness(&event, kind);
+        let group = group_key(&event, kind);
         let gap = self.gap;
-        let run = self.runs.iter_mut().find(|run| run.likeness == likeness);
+        let run = self.runs.iter_mut().find(|run| run.group == group);
         if let Some(run) = run.filter(|run| time.duration_since(run.last_time) <= gap) {
             run.last_time = run.last_time.max(time);
             let count = run.pending.take().map_or(0, |pending| pending.count);
@@ -75,12 +75,12 @@ impl<E: Deref<Target = Event>> Fold<E> {
         }
         text.push_str(&self.flush(&when));
         // An event that was held back is older, and ends nothing.
-        self.runs.retain(|run| run.likeness != likeness && time.duration_since(run.last_time) <= gap);
+        self.runs.retain(|run| run.group != group && time.duration_since(run.last_time) <= gap);
         if self.runs.len() >= RUNS_MAX {
             self.runs.remove(0);
         }
         text.push_str(&self.transcript.paragraph(&event, kind, &when(&event)));
-        self.runs.push(Run { likeness, kind: kind.to_owned(), last_time: time, pending: None });
+        self.runs.push(Run { group, kind: kind.to_owned(), last_time: time, pending: None });
         text
     }
 

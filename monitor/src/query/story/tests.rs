@@ -309,7 +309,7 @@ fn holders_that_nothing_rules_out_are_said_until_a_scan_has_read_everything() {
 #[test]
 fn a_long_story_keeps_what_weighs_most() {
     let mut events: Vec<Event> = (1..=300)
-        .map(|seq| chatter(seq, Kind::ContainerStarted, Severity::Info, &format!("{seq} started")))
+        .map(|seq| chatter(seq, Kind::LinkChanged, Severity::Info, &format!("veth {seq} changed")))
         .collect();
     events[4] = history::event(5);
     let story = told(&Memory::of(events), "lijiaob/etcd1-0");

@@ -23,7 +23,7 @@ fn a_volume_that_stays_mounted_once_no_container_runs_is_found_without_a_refused
     assert_eq!(
         incident.summary,
         "volume cam-pv-50g (kubernetes.io/glusterfs) of pod cam/cam1-78b6fc6bc8-cjsw5 is still mounted, though no container \
-         of the pod has run for 180 s: at 20:03:01 UTC held by glusterfs (pid 94549) with an open file, which served a volume of pod \
+         of the pod has run for 180 s: at 20:03:01 UTC held by glusterfs (pid 94549) with an open file, which serves a volume of pod \
          0b7a2f50-9d1c-4a3e-8f6d-2c5b1e0a9d84"
     );
     let is_look = |step: &Advice| step.risk == Risk::Read;
