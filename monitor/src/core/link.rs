@@ -275,11 +275,12 @@ impl Core {
         };
         let what = link.kind.as_deref().unwrap_or("link");
         let is_on_host = link.netns == self.settings.host_netns;
-        let owner = if is_on_host { owner_phrase(&target) } else { place_phrase(&target, link.netns) };
-        // The namespace that it leads to is not the one that it is in.
-        let owner = match owner.strip_prefix(" in ").filter(|_| is_on_host) {
-            Some(there) => format!(" with its other end in {there}"),
-            None => owner,
+        let has_owner = target.pod.is_some() || target.container.is_some();
+        let owner = match target_label(&target) {
+            // The namespace that it leads to is not the one that it is in.
+            Some(there) if is_on_host && !has_owner => format!(" with its other end in {there}"),
+            _ if is_on_host => owner_phrase(&target),
+            _ => place_phrase(&target, link.netns),
         };
         let by = by(actor.as_ref());
         let message = format!("{what} {}{owner} {verb}{by}", name(&link.ifname));
