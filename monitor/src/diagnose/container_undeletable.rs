@@ -33,7 +33,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     title: "A container cannot be removed",
     meaning: "Something uses its directory or its mounts, often a copy of the mount in the namespace of a service or of \
              another container.",
-    remedy: "End or restart who holds it, as the incident names it; the runtime removes the container then.",
+    remedy: "End or restart the holder that the incident names; the runtime removes the container then.",
     severities: &[Severity::Warning],
     counted: "refused attempts",
     thresholds: THRESHOLDS,

@@ -34,9 +34,9 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "host-local no longer reserves the address of a living pod for it",
     meaning: "host-local gives an address to nobody as long as there is a file of its name. That of a pod which lives and has the \
-             address is gone, or is another sandbox's: a CNI DEL freed it, somebody removed the file, or its directory was \
-             emptied. Two pods with one address come of it.",
-    remedy: "Restart the pod, so that it gets another address; until then no pod should be started. Look who freed it: \
+             address is gone, or is another sandbox's: a CNI DEL freed it, the file was removed, or its directory was \
+             emptied. Two pods may get one address.",
+    remedy: "Restart the pod, so that it gets another address; until then no pod should be started. Find what freed it: \
              scripts that clean up /var/lib/cni/networks by a list of containers often do.",
     severities: &[Severity::Warning],
     counted: "observations",

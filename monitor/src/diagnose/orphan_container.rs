@@ -32,7 +32,7 @@ pub(super) const KIND: &str = "orphan-container";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "A container is there whose pod sandbox is gone",
+    title: "A container remains though its pod sandbox is gone",
     meaning: "Kubelets of about 1.18 to 1.23 refuse to start while such a container exists and their runtime does not \
              remember the sandbox.",
     remedy: "Remove the container by the command of the advice, then see who removed the sandbox alone.",

@@ -44,7 +44,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     title: "A pod's veth device is left on the node though its pod is gone",
     meaning: "The network of the pod was not taken down, or something keeps its network namespace alive: a process, an open \
              file or a mount. Routes and addresses that belong to the device may be in the way of newer pods.",
-    remedy: "End who keeps the namespace, as the incident names them; the device goes with it. Do not delete a device by its \
+    remedy: "End what keeps the namespace, as the incident names it; the device goes with it. Do not delete a device by its \
              name: the next pod of that name has one of the same name.",
     severities: &[Severity::Warning],
     counted: "observations",

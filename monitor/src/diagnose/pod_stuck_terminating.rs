@@ -35,7 +35,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     title: "A pod has ended and something of it is left on the node",
     meaning: "A volume is still mounted, a process still in its control group, a CNI DEL fails, or a process that was \
              killed waits in the kernel; so the pod stays in Terminating.",
-    remedy: "The incident says which of these it is and by whom; begin there.",
+    remedy: "The incident says which of these it is, and which process did it; begin there.",
     severities: &[Severity::Warning],
     counted: "observations",
     thresholds: THRESHOLDS,

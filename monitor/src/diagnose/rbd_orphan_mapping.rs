@@ -24,8 +24,8 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A Ceph RBD image is mapped on this node though no pod uses it",
     meaning: "Either the pod that used it has gone and something still has the image mounted or open, or it was never unmapped, \
-             or somebody has mapped it by hand. A pod on another node may wait for it, if the image is locked.",
-    remedy: "End who holds the device, as the incident names them, unmount it there, then unmap it; only then look at its lock.",
+             or it was mapped by hand. A pod on another node may wait for it, if the image is locked.",
+    remedy: "End the holder of the device that the incident names, unmount it there, then unmap it; only then look at its lock.",
     severities: &[Severity::Warning],
     counted: "observations",
     thresholds: THRESHOLDS,

@@ -23,7 +23,7 @@ pub(super) const KIND: &str = "spec-hash-storm";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "Containers of many pods were made anew because their hash differs",
+    title: "Containers of many pods were recreated because their hash differs",
     meaning: "A kubelet of another version computes other hashes of the same specifications and restarts all containers of \
              the node.",
     remedy: "Nothing is wrong with the pods. Drain nodes before the next update of the kubelet across such a version.",

@@ -43,7 +43,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     title: "A pod's volume cannot be unmounted",
     meaning: "The unmount is refused because a process, another mount or the kernel uses the volume, so the pod stays in \
              Terminating. Another copy of the mount in a container refuses nothing by itself.",
-    remedy: "End or restart who holds it: the incident names holders, `kevtmon holders PATH` shows who does now. A lazy \
+    remedy: "End or restart the holder: the incident names it, `kevtmon holders PATH` shows the present ones. A lazy \
              unmount only hides it.",
     severities: &[Severity::Info, Severity::Warning, Severity::Critical],
     counted: "refused attempts",

@@ -248,11 +248,11 @@ impl Answers {
         subscription: &Subscription,
     ) -> Result<Vec<Arc<str>>, Response> {
         let backlog = Backlog {
-            memory: Arc::clone(&self.memory),
+            newest: self.memory.newest(),
             older: self.older.clone(),
             node: self.identity.node.clone(),
+            boot_id: self.memory.boot_id().to_owned(),
             after,
-            first_seq: subscription.first_seq,
             last_seq: subscription.last_seq,
         };
         backlog.await_commit().await;

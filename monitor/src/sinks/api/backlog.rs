@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use super::memory::Memory;
+use super::memory::Snapshot;
 use crate::event::{Kind, SCHEMA, Severity};
 use crate::query::filter::{EventFilter, MAX_LIMIT, Order};
 use crate::query::history::{Found, History, HistoryError, Layered, LiveHistory};
@@ -29,13 +29,13 @@ const COMMIT_CHECK: Duration = Duration::from_millis(50);
 
 /// What is asked for, and where it is found.
 pub(super) struct Backlog {
-    pub(super) memory: Arc<Memory>,
+    /// The newest events, as they were when the stream of new ones began.
+    pub(super) newest: Snapshot,
     pub(super) older: Option<Arc<dyn LiveHistory>>,
     pub(super) node: String,
+    pub(super) boot_id: String,
     /// The last number that the reader has.
     pub(super) after: u64,
-    /// The oldest number in the memory.
-    pub(super) first_seq: u64,
     /// The newest number before the stream of new events.
     pub(super) last_seq: u64,
 }
@@ -56,7 +56,9 @@ impl Backlog {
             loop {
                 let older = Arc::clone(older);
                 match spawn_blocking(move || older.extent()).await {
-                    Ok(Ok(extent)) if extent.last_seq + 1 < self.first_seq => sleep(COMMIT_CHECK).await,
+                    Ok(Ok(extent)) if extent.last_seq + 1 < self.newest.first_seq() => {
+                        sleep(COMMIT_CHECK).await
+                    }
                     _ => return,
                 }
             }
@@ -65,14 +67,14 @@ impl Backlog {
     }
 
     fn needs_store(&self) -> bool {
-        self.first_seq > self.after + 1
+        self.newest.first_seq() > self.after + 1
     }
 
     /// The events as JSON, and what stands for those that are missing, in order.
     pub(super) fn lines(self, filter: EventFilter) -> Result<Vec<Arc<str>>, HistoryError> {
         // One view of the store for the events and for the numbers it has.
         let older = self.older.as_ref().filter(|_| self.needs_store()).and_then(|older| older.snapshot());
-        let newest: &dyn History = &*self.memory;
+        let newest: &dyn History = &self.newest;
         let (found, more) = match older.as_deref() {
             Some(older) => self.search(&Layered::new(newest, older), filter)?,
             None => self.search(newest, filter)?,
@@ -83,13 +85,13 @@ impl Backlog {
             gaps.push(Gap { first: self.after + 1, last: begin - 1 });
         }
         if self.needs_store() {
+            let first_seq = self.newest.first_seq();
             let after = begin.map_or(self.after, |begin| begin - 1);
-            let mut known = match &older {
-                Some(older) => older.numbers(self.memory.boot_id(), after, self.first_seq)?,
+            let known = match &older {
+                Some(older) => older.numbers(&self.boot_id, after, first_seq)?,
                 None => BTreeSet::new(),
             };
-            known.extend(self.memory.numbers(self.memory.boot_id(), after, self.first_seq)?);
-            gaps.extend(holes(&known, after, self.first_seq).filter(|gap| !is_accounted_for(*gap, &found)));
+            gaps.extend(holes(&known, after, first_seq).filter(|gap| !is_accounted_for(*gap, &found)));
         }
         Ok(self.merge(found, limited(gaps)))
     }
@@ -102,7 +104,7 @@ impl Backlog {
     ) -> Result<(Vec<Found>, bool), HistoryError> {
         let mut filter = EventFilter {
             after: Some(self.after),
-            boot_id: Some(self.memory.boot_id().to_owned()),
+            boot_id: Some(self.boot_id.clone()),
             order: Order::Newest,
             limit: MAX_LIMIT,
             ..filter
@@ -148,7 +150,7 @@ impl Backlog {
             "schema": SCHEMA,
             "time": format!("{:.9}", Timestamp::now()),
             "seq": last,
-            "boot_id": self.memory.boot_id(),
+            "boot_id": self.boot_id,
             "node": self.node,
             "kind": Kind::EventsLost,
             "severity": Severity::Warning,

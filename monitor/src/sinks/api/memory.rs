@@ -6,7 +6,7 @@
 //!
 //! It is a ring in front of the store, which keeps events longer and shares its room fairly among those who caused them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -20,7 +20,8 @@ use crate::query::filter::{EventFilter, IncidentFilter, Position};
 use crate::query::history::{Extent, Found, History, HistoryError, IncidentView, Page};
 use crate::query::record::{Record, timestamp};
 
-/// Most events: what a storm brings between two commits of the store, and what a reader may be behind.
+/// Most events: so far a reader may be behind. A storm brings more between two commits of the store; until the next one, a second
+/// later, queries lack the rest.
 const EVENTS: usize = 4096;
 /// Most bytes of their JSON.
 const BYTES: usize = 2 << 20;
@@ -79,8 +80,6 @@ pub(super) struct Subscription {
     pub(super) changed: watch::Receiver<()>,
     /// Number of the newest event before the subscription.
     pub(super) last_seq: u64,
-    /// Number of the oldest event from which on the memory has all.
-    pub(super) first_seq: u64,
 }
 
 /// The next result for a reader.
@@ -166,8 +165,7 @@ impl Memory {
         let reader = Arc::new(Reader { filter, position, cut: AtomicBool::new(false), connection });
         inner.readers.push(Arc::downgrade(&reader));
         let last_seq = inner.last_seq;
-        let first_seq = inner.recent.front().map_or(last_seq + 1, |kept| kept.position.seq);
-        Some(Subscription { reader, changed: self.changed.subscribe(), last_seq, first_seq })
+        Some(Subscription { reader, changed: self.changed.subscribe(), last_seq })
     }
 
     /// What a reader has not read yet, up to about so many bytes.
@@ -274,11 +272,18 @@ impl Memory {
     /// The memory as it is at this moment, with a copy of the model.
     pub(super) fn snapshot(&self, state: NodeState) -> Snapshot {
         let inner = self.lock();
-        let kept = inner.recent.iter().cloned().collect();
         let incidents = inner.incidents.values().map(|(_, view)| Arc::clone(view)).collect();
-        let extent = self.extent_of(&inner);
-        drop(inner);
-        Snapshot { kept, incidents, extent, state }
+        Snapshot { incidents, state: Some(state), ..self.events_of(&inner) }
+    }
+
+    /// The events as they are at this moment: what is evicted later is still there.
+    pub(super) fn newest(&self) -> Snapshot {
+        self.events_of(&self.lock())
+    }
+
+    fn events_of(&self, inner: &Inner) -> Snapshot {
+        let kept = inner.recent.iter().cloned().collect();
+        Snapshot { kept, incidents: Vec::new(), extent: self.extent_of(inner), state: None }
     }
 
     /// Waits until it has the event of this number, or the daemon stops.
@@ -317,12 +322,6 @@ impl History for Memory {
         Ok(Page::cut(found, filter))
     }
 
-    fn numbers(&self, boot_id: &str, after: u64, before: u64) -> Result<BTreeSet<u64>, HistoryError> {
-        let inner = self.lock();
-        let numbers = inner.recent.iter().map(|kept| kept.position.seq).filter(|_| boot_id == self.boot_id);
-        Ok(numbers.filter(|seq| (after + 1..before).contains(seq)).collect())
-    }
-
     fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
         Ok(wanted_incidents(self.lock().incidents.values().map(|(_, view)| view), filter))
     }
@@ -337,7 +336,14 @@ pub(super) struct Snapshot {
     kept: Vec<Kept>,
     incidents: Vec<Arc<IncidentView>>,
     extent: Extent,
-    state: NodeState,
+    state: Option<NodeState>,
+}
+
+impl Snapshot {
+    /// Number of the oldest event from which on it has all.
+    pub(super) fn first_seq(&self) -> u64 {
+        self.kept.first().map_or(self.extent.last_seq + 1, |kept| kept.position.seq)
+    }
 }
 
 impl History for Snapshot {
@@ -359,7 +365,7 @@ impl History for Snapshot {
     }
 
     fn state(&self) -> Result<Option<NodeState>, HistoryError> {
-        Ok(Some(self.state.clone()))
+        Ok(self.state.clone())
     }
 }
 

@@ -56,6 +56,20 @@ fn it_holds_so_many_events_and_bytes_and_no_more() {
 }
 
 #[test]
+fn what_was_newest_is_still_there_when_it_is_evicted() {
+    let memory = memory();
+    push(&memory, &history::event(1));
+    let newest = memory.newest();
+    (2..=2 + EVENTS as u64).for_each(|seq| push(&memory, &history::event(seq)));
+    assert_eq!((newest.first_seq(), memory.newest().first_seq()), (1, 3));
+    let found = |history: &dyn History| {
+        let filter = EventFilter { seqs: vec![1], ..EventFilter::default() };
+        history.events(&filter).unwrap().events.len()
+    };
+    assert_eq!((found(&newest), found(&memory)), (1, 0));
+}
+
+#[test]
 fn open_incidents_outlive_closed_ones_and_the_events() {
     let memory = memory();
     for number in 0..2 * INCIDENTS as u64 {
@@ -111,7 +125,7 @@ fn a_reader_gets_what_it_wants_from_then_on() {
     push(&memory, &history::event(1));
     let filter = EventFilter { kinds: vec!["mount.busy".into()], ..EventFilter::default() };
     let mut subscription = memory.subscribe(filter, Arc::default()).unwrap();
-    assert_eq!((subscription.first_seq, subscription.last_seq), (1, 1));
+    assert_eq!((memory.newest().first_seq(), subscription.last_seq), (1, 1));
     assert_eq!(memory.next(&subscription.reader, usize::MAX), Next::Wait);
     push(&memory, &history::event(2));
     push(&memory, &history::numbered(3, crate::tests::sample::busy()));
