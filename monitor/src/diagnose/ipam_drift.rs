@@ -33,7 +33,7 @@ pub(super) const KIND: &str = "ipam-drift";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "host-local no longer reserves the address of a living pod for it",
-    meaning: "host-local gives an address to nobody as long as there is a file of its name. That of a pod which lives and has the \
+    meaning: "host-local gives out no address that has a file of its name. That of a pod which lives and has the \
              address is gone, or is another sandbox's: a CNI DEL freed it, the file was removed, or its directory was \
              emptied. Two pods may get one address.",
     remedy: "Restart the pod, so that it gets another address; until then no pod should be started. Find what freed it: \
@@ -60,7 +60,7 @@ const CALLS_MAX: usize = 256;
 const CALLS_KEPT: BootNs = 600 * SECOND;
 
 thresholds! {
-    /// An address that host-local has freed though a pod that lives has it is told after this time.
+    /// An address that host-local has freed though a living pod has it is reported after this time.
     AFTER = "ipam_drift_seconds", default 30, Unit::Seconds;
 }
 

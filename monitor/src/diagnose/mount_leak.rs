@@ -38,7 +38,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
 };
 
 thresholds! {
-    /// A mount that is left in another mount namespace is told after this time: it may go at once, with what ends.
+    /// A mount that is left in another mount namespace is reported after this time: it may go at once, with what ends.
     AFTER = "mount_leak_seconds", default 10, Unit::Seconds;
 }
 

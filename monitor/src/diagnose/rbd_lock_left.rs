@@ -39,7 +39,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
 };
 
 thresholds! {
-    /// A lock on a Ceph RBD image that was taken on this node is told when the image has not been mapped here for this time: it
+    /// A lock on a Ceph RBD image that was taken on this node is reported when the image has not been mapped here for this time: it
     /// is taken before the image is mapped, and removed after that was unmapped.
     AFTER = "rbd_lock_left_seconds", default 300, Unit::Seconds;
 }

@@ -35,7 +35,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
 };
 
 thresholds! {
-    /// A Ceph RBD image that is mapped on this node and that no pod uses is told after this time: the kubelet maps it before it
+    /// A Ceph RBD image that is mapped on this node and that no pod uses is reported after this time: the kubelet maps it before it
     /// starts a pod, and unmaps it after the end of one.
     AFTER = "rbd_orphan_mapping_seconds", default 300, Unit::Seconds;
 }

@@ -45,7 +45,7 @@ const PODS_MAX: usize = 1024;
 const QUIET: BootNs = 600 * SECOND;
 
 thresholds! {
-    /// Containers of at least this many pods, made anew with other spec hashes, are a storm.
+    /// Containers of at least this many pods, recreated with other spec hashes, are a storm.
     PODS = "spec_hash_storm_pods", default 3, Unit::Count;
     /// They are one only within this time.
     WINDOW = "spec_hash_storm_seconds", default 120, Unit::Seconds;
