@@ -59,7 +59,7 @@ pub(super) fn of_daemon(report: &DaemonReport, node: &Node) -> Vec<Part> {
         parts.push(missing.because("it has not come up yet", "", ""));
     }
     if !has(READERS) {
-        parts.push(Part::ok(READERS, "no process hangs whoever reads its files").required());
+        parts.push(Part::ok(READERS, "no process hangs its readers").required());
     }
     parts.push(match &report.pins[..] {
         [] => Part::ok("self-pins", "kevtmon keeps no mount and no namespace of others"),

@@ -96,7 +96,7 @@ async fn sources(config: &Config, node: &Node) -> Vec<Part> {
     }
     parts.push(match judge::source(&status, node) {
         part if part.state == Condition::Ok => {
-            Part { found: Some("no process hangs whoever reads its files".to_owned()), ..part }
+            Part { found: Some("no process hangs its readers".to_owned()), ..part }
         }
         part => part,
     });
