@@ -171,7 +171,10 @@ mod tests {
     /// A deletion in the namespace, of which another container and pod than before is said to be the owner.
     fn deletion(seq: u64, pod: Option<&str>) -> Event {
         let mut event = event(seq);
-        event.neighbor.as_mut().unwrap().netns = NUMBER;
+        let neighbor = event.neighbor.as_mut().unwrap();
+        // Those of other entries would be one group.
+        (neighbor.netns, neighbor.gateway) = (NUMBER, Some(true));
+        neighbor.address = [10, 9, 0, u8::try_from(seq).unwrap()].into();
         event.message = format!("number {seq}");
         event.actor = None;
         let target = event.target.as_mut().unwrap();

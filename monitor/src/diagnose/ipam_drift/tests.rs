@@ -109,8 +109,8 @@ fn an_address_that_was_freed_though_its_pod_lives_is_told_until_it_is_reserved_a
     let (_, incident) = *node.incidents().last().unwrap();
     assert_eq!(
         incident.summary,
-        "address 10.88.0.5 was no longer reserved for pod lijiaob/etcd1-0, which still had it (eth0): network cbr0 of \
-         host-local was free to give it to another pod"
+        "address 10.88.0.5 is no longer reserved for pod lijiaob/etcd1-0, which still has it (eth0): network cbr0 of \
+         host-local may give it to another pod"
     );
 }
 

@@ -268,7 +268,7 @@ fn a_mount_that_is_only_likely_the_busy_one_resolves_nothing_when_it_goes() {
         node.run_for(61 * S);
         let event = node.last_incident();
         assert_eq!(event.incident.as_ref().unwrap().close_reason, Some(CloseReason::LikelyGone));
-        assert!(event.message.starts_with("likely over, "), "{}", event.message);
+        assert!(event.message.starts_with("closed (target probably removed): "), "{}", event.message);
         assert_eq!(node.core.deadline(), None);
     }
 }

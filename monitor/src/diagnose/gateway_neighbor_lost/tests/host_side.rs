@@ -299,8 +299,8 @@ fn an_end_that_alone_forwards_nothing_is_mended_alone() {
 #[test]
 fn what_was_mended_was_not_ruled_out() {
     type Step<'a> = &'a dyn Fn(&mut TestNode);
-    let up = "its host end cali9118ebbb10b was up";
-    let answers = "proxy_arp was on for its host end cali9118ebbb10b";
+    let up = "its host end cali9118ebbb10b is up";
+    let answers = "proxy_arp is on for its host end cali9118ebbb10b";
     let cases: [(Step<'_>, Step<'_>, &str, &str); 2] = [
         (&|node| switch_proxy(node, ETCD, false), &|node| switch_proxy(node, ETCD, true), answers, up),
         (

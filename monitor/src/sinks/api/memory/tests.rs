@@ -60,7 +60,7 @@ fn what_was_newest_is_still_there_when_it_is_evicted() {
     let memory = memory();
     push(&memory, &history::event(1));
     let newest = memory.newest();
-    (2..=2 + EVENTS as u64).for_each(|seq| push(&memory, &history::event(seq)));
+    (2..=2 + EVENTS as u64).for_each(|seq| memory.push(&history::event(seq), "{}".into()));
     assert_eq!((newest.first_seq(), memory.newest().first_seq()), (1, 3));
     let found = |history: &dyn History| {
         let filter = EventFilter { seqs: vec![1], ..EventFilter::default() };
