@@ -24,12 +24,15 @@ const OUTSIDE: [(&str, &str); 12] = [
 ];
 
 /// What of it is only data.
-const DATA: [&str; 6] = [
+const DATA: [&str; 9] = [
     "std::net::IpAddr",
     "std::net::Ipv4Addr",
     "std::net::Ipv6Addr",
     "std::net::AddrParseError",
     "crate::clock::BootNs",
+    "crate::clock::MS",
+    "crate::clock::NS_PER_TICK",
+    "crate::clock::SECOND",
     "nix::errno",
 ];
 
