@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::advice::{InNetns, advice, set_up};
+use super::advice::{InNetns, advice};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, seconds};
@@ -143,15 +143,11 @@ impl Mismatch {
         let calls = ["kevtmon", "events", "--kind", "cni.finished", "--container", id];
         let mut steps =
             vec![advice(form::SHOW_CALLS, "list the CNI calls for the sandbox, with their results", &calls)];
-        let is_of_host = self.netns == context.node.host_netns;
-        let inside = InNetns::of(context, self.netns, &context.node.target(self.netns));
+        let Some(inside) = InNetns::of(context, self.netns, &context.node.target(self.netns)) else {
+            return steps;
+        };
         for act in self.harm.iter().filter(|act| act.effect == Effect::SetDown && act.lasts(context)) {
-            let text = format!("set {} up again", name(&act.ifname));
-            if is_of_host {
-                steps.push(set_up(&act.ifname, &text));
-            } else if let Some(inside) = &inside {
-                steps.push(inside.set_up(&act.ifname, &text));
-            }
+            steps.push(inside.set_up(&act.ifname, &format!("set {} up again", name(&act.ifname))));
         }
         steps
     }

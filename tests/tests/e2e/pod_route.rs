@@ -240,6 +240,6 @@ fn where_the_node_has_no_default_route_no_route_matches_the_address_of_a_pod() {
         assert!(found.text("/message").contains(": no route matches"), "{found}");
         mend();
         let closed = resolved(&mut daemon, found.text("/incident/id"));
-        assert!(closed.text("/message").contains("no route matched"), "{closed}");
+        assert!(closed.text("/message").contains(": no route matches"), "{closed}");
     }
 }
