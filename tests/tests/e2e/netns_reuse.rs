@@ -5,7 +5,6 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::container::Container;
-use kevtmon_tests::containerd::{Containerd, CriPod};
 use kevtmon_tests::daemon::launch;
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
@@ -97,45 +96,6 @@ mod alone {
             };
             let wrong: Vec<Event> = daemon.events().into_iter().filter(of_former).collect();
             assert!(wrong.is_empty(), "round {round}: {wrong:?}");
-        }
-    }
-
-    #[test]
-    fn nothing_during_the_add_of_a_pod_is_of_the_pod_that_had_its_number_of_a_namespace() {
-        const ROUNDS: usize = 3;
-        let containerd = Containerd::start();
-        let mut daemon = launch().runtime(containerd.runtime()).start();
-        let of = |id: &str, kind: &'static str| {
-            let id = id.to_owned();
-            move |event: &Event| event.kind() == kind && event.text("/target/container/id") == id
-        };
-        for round in 0..ROUNDS {
-            let former = containerd.run_pod();
-            let (number, sandbox) = (former.netns().inum(), former.sandbox().to_owned());
-            daemon.wait_for("the former pod", of(&sandbox, "container.started"));
-            former.remove();
-            daemon.wait_for("its end", of(&sandbox, "container.removed"));
-            let before = daemon.events().len();
-            // The kernel frees the number some time after the namespace has ended.
-            let mut others = Vec::new();
-            let next = loop {
-                let next = containerd.run_pod();
-                if next.netns().inum() == number {
-                    break next;
-                }
-                others.push(next);
-                assert!(others.len() < 10, "round {round}: the number is given again");
-            };
-            daemon.wait_for("the next pod", of(next.sandbox(), "container.started"));
-            let is_of_former = |event: &Event| {
-                event.is_in(number)
-                    && event.has("/target/pod/sandbox_id")
-                    && event.text("/target/pod/sandbox_id") == sandbox
-            };
-            let since = daemon.events().split_off(before);
-            let wrong: Vec<Event> = since.into_iter().filter(is_of_former).collect();
-            assert!(wrong.is_empty(), "round {round}: {wrong:?}");
-            others.into_iter().chain([next]).for_each(CriPod::remove);
         }
     }
 }
