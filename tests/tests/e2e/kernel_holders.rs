@@ -78,7 +78,7 @@ fn a_loop_device_whose_file_is_below_the_mount_and_not_on_it_holds_nothing() {
     assert_eq!(named.expect("it has a file").trim(), point.join("disk").to_string_lossy());
     let told = held(mount.point());
     // What other daemons have in flight may be on any mount.
-    let is_told = |holder: &&serde_json::Value| holder["access"] != "in-flight";
+    let is_told = |holder: &&Value| holder["access"] != "in-flight";
     assert_eq!(told["holders"].as_array().map(|all| all.iter().filter(is_told).count()), Some(0), "{told}");
     assert!(mount.umount().status.success(), "nothing holds it");
 }
