@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::advice::{InNetns, advice};
+use super::advice::{InNetns, advice, set_up};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, seconds};
@@ -143,11 +143,12 @@ impl Mismatch {
         let calls = ["kevtmon", "events", "--kind", "cni.finished", "--container", id];
         let mut steps =
             vec![advice(form::SHOW_CALLS, "list the CNI calls for the sandbox, with their results", &calls)];
-        let Some(inside) = InNetns::of(context, self.netns, &context.node.target(self.netns)) else {
-            return steps;
-        };
+        let is_of_host = self.netns == context.node.host_netns;
+        let inside = InNetns::of(context, self.netns, &context.node.target(self.netns));
         for act in self.harm.iter().filter(|act| act.effect == Effect::SetDown && act.lasts(context)) {
-            steps.push(inside.set_up(&act.ifname, &format!("set {} up again", name(&act.ifname))));
+            let text = format!("set {} up again", name(&act.ifname));
+            let step = inside.as_ref().map(|inside| inside.set_up(&act.ifname, &text));
+            steps.extend(if is_of_host { Some(set_up(&act.ifname, &text)) } else { step });
         }
         steps
     }

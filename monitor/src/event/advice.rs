@@ -130,7 +130,8 @@ pub mod form {
         REPLACE_ENTRY = "replace-entry", Restart,
             "nsenter -t PID -n ip neigh replace ADDRESS lladdr MAC nud permanent dev INTERFACE",
             ["gateway-neighbor-lost"];
-        SET_UP = "set-up", Restart, "ip link set INTERFACE up", ["gateway-neighbor-lost", "pod-route-missing", "pod-neighbor-unreachable"];
+        SET_UP = "set-up", Restart, "ip link set INTERFACE up",
+            ["gateway-neighbor-lost", "pod-route-missing", "pod-neighbor-unreachable", "cni-netns-mismatch"];
         SET_UP_INSIDE = "set-up-inside", Restart, "nsenter -t PID -n ip link set dev INTERFACE up",
             ["gateway-neighbor-lost", "pod-neighbor-unreachable", "cni-netns-mismatch"];
         SET_SYSCTL = "set-sysctl", Restart, "sysctl -w SETTING", ["gateway-neighbor-lost"];

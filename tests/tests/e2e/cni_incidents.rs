@@ -12,11 +12,13 @@ use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::patience::wait_until;
+use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::uuid;
-use kevtmon_tests::process::{Finished, Running, attempt_with_input, idle};
+use kevtmon_tests::process::{Finished, Running, attempt_with_input, idle, run};
 use kevtmon_tests::unique;
 
 const MISMATCH: &str = "cni-netns-mismatch";
@@ -194,10 +196,12 @@ fn a_del_that_leads_into_the_network_of_another_sandbox_is_told_as_long_as_that_
 fn a_del_that_leads_into_the_network_of_the_host_is_told_at_once() {
     let dockerd = Dockerd::shared();
     let scratch = Scratch::without_mounts();
-    // Debian's would take down an interface of the host.
-    let plugin = scratch.path().join("plugin");
+    // Debian's would take down an interface of the host that others need.
+    let [plugin, harmful] = ["plugin", "harmful"].map(|name| scratch.path().join(name));
+    let pod = Pod::new();
+    let harm = format!("#!/bin/sh\nip link set {} down\nexit 0\n", pod.host_end());
     let mut old = Sandbox::start(dockerd);
-    let scripts = [("plugin", kevtmon_tests::cni_call::OK)];
+    let scripts = [("plugin", kevtmon_tests::cni_call::OK), ("harmful", &harm)];
     let mut daemon = plugins_and(&scratch, &scripts, "").joining(dockerd.runtime()).start();
     old.container.end(&["kill"]);
     let of_host = Running::spawn(&mut idle());
@@ -215,8 +219,22 @@ fn a_del_that_leads_into_the_network_of_the_host_is_told_at_once() {
         assert!(summary.ends_with(&expected), "{summary}");
     }
     let id = old.id().to_owned();
-    let opened = daemon.events().iter().filter(|event| is_opened(event, MISMATCH, &id)).count();
-    assert_eq!(opened, 1, "the second call is of the same incident");
+    let opened: Vec<Event> =
+        daemon.events().into_iter().filter(|event| is_opened(event, MISMATCH, &id)).collect();
+    assert_eq!(opened.len(), 1, "the second call is of the same incident");
+
+    // Another plugin soon after would be one more of the same call.
+    let ended = |daemon: &Daemon| {
+        let of_it = |event: &&Event| event.kind() == "cni.finished" && event.text("/cni/container_id") == id;
+        daemon.events().iter().filter(of_it).count()
+    };
+    eventually!(ended(&daemon) == 2, "both calls have ended");
+    let _ = finished(old.call(&harmful, "DEL", &netns)).succeeded("DEL");
+    let _ = carry_out(&daemon, opened[0].text("/incident/id"), "cni-netns-mismatch/set-up");
+    let shown = run(&format!("ip -oneline link show dev {}", pod.host_end())).stdout;
+    assert!(shown.contains(",UP"), "{shown}");
+    wait_for_incident(&mut daemon, "incident.closed", MISMATCH, &id)
+        .expect("/incident/close_reason", "resolved");
 }
 
 #[test]

@@ -389,7 +389,8 @@ fn a_process_below_a_cover_is_no_holder_of_it_and_not_to_be_ended() {
     let opened = wait_for(&mut daemon, "incident.opened", mount.point());
     for event in [&busy, &opened] {
         assert!(event.text("/message").contains(&format!("(pid {})", above.pid())), "{event}");
-        assert!(!event.to_string().contains(&below.pid().to_string()), "{event}");
+        assert!(!event.text("/message").contains(&format!("(pid {})", below.pid())), "{event}");
+        assert!(!users(event).contains(&u64::from(below.pid())), "{event}");
     }
 }
 

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::container::Container;
+use kevtmon_tests::containerd::Containerd;
 use kevtmon_tests::daemon::launch;
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
@@ -27,6 +28,26 @@ fn prepared(pid: u32, pod: &Pod, words: &str) -> Running {
         let process = Running::spawn(command.args(["-c", &script]).stdin(Stdio::piped()));
         Some(process).filter(|process| process.pid() == pid)
     })
+}
+
+/// Waits until the kernel gives this number to the next namespace of whatever type: all have numbers of one series, the lowest
+/// first. What is lower is held by the processes that are returned.
+fn lowest_free(number: u64) -> Vec<Running> {
+    let uts = |pid: u32| {
+        let link = std::fs::read_link(format!("/proc/{pid}/ns/uts")).ok()?;
+        link.to_str()?.strip_prefix("uts:[")?.strip_suffix(']')?.parse::<u64>().ok()
+    };
+    let own = uts(std::process::id());
+    let mut holding = Vec::new();
+    wait_until("the number is free", || {
+        let process = Running::spawn(Command::new("unshare").args(["--uts", "sleep", "1000000"]));
+        let has = wait_until("it has a namespace", || uts(process.pid()).filter(|has| Some(*has) != own));
+        if has < number {
+            holding.push(process);
+        }
+        (has == number).then_some(())
+    });
+    holding
 }
 
 /// Where others make namespaces, a number is given to one of theirs.
@@ -96,6 +117,44 @@ mod alone {
             };
             let wrong: Vec<Event> = daemon.events().into_iter().filter(of_former).collect();
             assert!(wrong.is_empty(), "round {round}: {wrong:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_during_the_add_of_a_pod_is_of_the_pod_that_had_its_number_of_a_namespace() {
+        let containerd = Containerd::start();
+        let mut daemon = launch().runtime(containerd.runtime()).start();
+        let of = |id: &str, kind: &'static str| {
+            let id = id.to_owned();
+            move |event: &Event| event.kind() == kind && event.text("/target/container/id") == id
+        };
+        for round in 0..3 {
+            let former = containerd.run_pod();
+            let (number, sandbox) = (former.netns().inum(), former.sandbox().to_owned());
+            daemon.wait_for("the former pod", of(&sandbox, "container.started"));
+            former.remove();
+            daemon.wait_for("its end", of(&sandbox, "container.removed"));
+            let before = daemon.events().len();
+            let _holding = lowest_free(number);
+            let next = containerd.run_pod();
+            assert_eq!(next.netns().inum(), number, "round {round}");
+            daemon.wait_for("the next pod", of(next.sandbox(), "container.started"));
+            let is_there = |event: &Event| {
+                let places = ["link", "link/peer", "address", "neighbor", "route"];
+                places.iter().any(|place| event.number(&format!("/{place}/netns")) == Some(number))
+            };
+            wait_until("its interface is reported", || {
+                daemon.events().into_iter().skip(before).find(is_there)
+            });
+            let is_of_former = |event: &Event| {
+                event.text("/target/pod/sandbox_id") == sandbox
+                    || event.text("/target/container/id") == sandbox
+            };
+            let since = daemon.events().split_off(before);
+            let wrong: Vec<Event> =
+                since.into_iter().filter(|event| is_there(event) && is_of_former(event)).collect();
+            assert!(wrong.is_empty(), "round {round}: {wrong:?}");
+            next.remove();
         }
     }
 }
