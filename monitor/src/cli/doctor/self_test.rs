@@ -12,7 +12,7 @@ use crate::error_chain::chain;
 use crate::event::Event;
 use crate::observation::NsInum;
 use crate::query::doctor::{DaemonReport, Step};
-use crate::query::filter::EventFilter;
+use crate::query::filter::{EventFilter, MAX_LIMIT, Order};
 use crate::query::history::{History, HistoryError};
 use crate::self_test::{ARGUMENT, Done, NEIGHBOR};
 use crate::sources::procfs::Proc;
@@ -145,22 +145,37 @@ fn see(remote: &Remote, expected: &Expected<'_>) -> Step {
 }
 
 fn wait_for(remote: &Remote, expected: &Expected<'_>) -> Result<Option<Event>, HistoryError> {
-    let filter = EventFilter {
-        kinds: vec![expected.kind.to_owned()],
-        after: Some(expected.after),
-        ..EventFilter::default()
-    };
     let until = expected.began + EVENT;
     loop {
-        let page = remote.events(&filter)?;
-        let events = page.events.iter().filter_map(|found| serde_json::from_str::<Event>(&found.line).ok());
-        if let Some(event) = events.into_iter().find(|event| (expected.fits)(event)) {
+        if let Some(event) = find(remote, expected)? {
             return Ok(Some(event));
         }
         if Instant::now() >= until {
             return Ok(None);
         }
         thread::park_timeout(PAUSE);
+    }
+}
+
+/// Looks through all pages: on a busy node the newest one is full of what others do.
+fn find(history: &impl History, expected: &Expected<'_>) -> Result<Option<Event>, HistoryError> {
+    let mut filter = EventFilter {
+        kinds: vec![expected.kind.to_owned()],
+        after: Some(expected.after),
+        order: Order::Oldest,
+        limit: MAX_LIMIT,
+        ..EventFilter::default()
+    };
+    loop {
+        let page = history.events(&filter)?;
+        let events = page.events.iter().filter_map(|found| serde_json::from_str::<Event>(&found.line).ok());
+        if let Some(event) = events.into_iter().find(|event| (expected.fits)(event)) {
+            return Ok(Some(event));
+        }
+        filter.cursor = page.next;
+        if filter.cursor.is_none() {
+            return Ok(None);
+        }
     }
 }
 
@@ -229,5 +244,32 @@ impl Drop for Worker {
         // It may have ended already. Its namespaces end with it, soon after.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::history::{Memory, event};
+
+    #[test]
+    fn an_event_is_found_among_very_many_of_its_kind() {
+        let many = Memory::of((1..=3 * MAX_LIMIT as u64).map(event));
+        let kind = event(1).kind.name();
+        let found = |seq| {
+            let fits = move |event: &Event| event.seq == seq;
+            let expected = Expected {
+                what: DELETION,
+                kind,
+                after: 5,
+                began: Instant::now(),
+                lack: None,
+                fits: &fits,
+                is_worker: &|_| true,
+            };
+            find(&many, &expected).unwrap().map(|event| event.seq)
+        };
+        assert_eq!([6, 1_500, 3_000].map(found), [Some(6), Some(1_500), Some(3_000)]);
+        assert_eq!([5, 3_001].map(found), [None, None]);
     }
 }
