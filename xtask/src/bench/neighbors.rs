@@ -74,7 +74,7 @@ pub(super) fn neighbors(binary: &Path) -> Result<()> {
     );
     eprintln!("           ip monitor neigh printed {heard} of {} changes", 2 * NEIGHBORS * ROUNDS);
     eprintln!(
-        "           all accounted for and the model right {} after the last change; private memory at most {:.1} MiB",
+        "           all accounted for and the model right {} after the last change; private memory after a round {:.1} MiB at most",
         seconds(spread(&mut behind)),
         spread(&mut memory).2
     );
