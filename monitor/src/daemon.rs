@@ -19,34 +19,29 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thiserror::Error;
-use tokio::sync::{broadcast, mpsc};
-use tokio::time::{Instant, interval, sleep, sleep_until};
-
-use crate::clock::{at_beat, boot_now, realtime_offset_ns};
-use crate::config::{Config, NODE_NAME, STATE_DIR};
-use crate::core::{Core, Output};
-use crate::event::{Event, Kind, LastParties};
-use crate::holders::worker::{Limits, Scanner};
-use crate::holders::{self, rbd as rbd_uses};
-use crate::metrics::{Metrics, MetricsError};
-use crate::observation::{Fact, NsInum, Observation, SourceStatus};
-use crate::privilege;
-use crate::recording::recorder::{Record, RecordError, Recorder};
-use crate::settings::{EventRate, Settings};
-use crate::sinks::api::{ApiError, Memory, Question};
-use crate::sinks::health::Health;
-use crate::sinks::prometheus::HttpError;
-use crate::sinks::{self, Context, Running, Sinks, StartError};
-use crate::sources::kubelet::{KubeletFinder, ROOTS};
-use crate::sources::netlink::NetlinkError;
-use crate::sources::procfs::Proc;
-use crate::sources::procfs::own::Own;
-use crate::sources::procfs::readers::Readers;
-use crate::sources::{Barrier, Sender, bpf, observed_now, pod_remains};
-use crate::store::{self, PreviousRun};
-use crate::web_config::WatchedConfig;
-
+use kevtmon_core::diagnose::KINDS;
+use kevtmon_core::{Core, Output};
+use kevtmon_event::{Event, Kind, LastParties};
+use kevtmon_history::recording::recorder::{Record, RecordError, Recorder};
+use kevtmon_history::store::{self, PreviousRun};
+use kevtmon_holders::rbd as rbd_uses;
+use kevtmon_holders::worker::{Limits, Scanner};
+use kevtmon_metrics::{IncidentSeries, Metrics, MetricsError};
+use kevtmon_observation::{Fact, NsInum, Observation, SourceStatus};
+use kevtmon_server::sinks::api::{ApiError, Memory, Question};
+use kevtmon_server::sinks::health::Health;
+use kevtmon_server::sinks::prometheus::HttpError;
+use kevtmon_server::sinks::{self, Context, Running, Sinks, StartError};
+use kevtmon_server::web_config::WatchedConfig;
+use kevtmon_sources::beat::at_beat;
+use kevtmon_sources::kubelet::{KubeletFinder, ROOTS};
+use kevtmon_sources::netlink::NetlinkError;
+use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::own::Own;
+use kevtmon_sources::procfs::readers::Readers;
+use kevtmon_sources::{Barrier, Sender, observed_now, pod_remains};
+use kevtmon_types::clock::{boot_now, realtime_offset_ns};
+use kevtmon_types::settings::{EventRate, Settings};
 use lanes::Touched;
 use programs::Reading;
 use reload::Reload;
@@ -56,6 +51,12 @@ use starts::Starts;
 pub use starts::is_own;
 use startup::{Servers, Sources, own_files, resume, start_recorder};
 use surroundings::{own_cgroups, own_mounts};
+use thiserror::Error;
+use tokio::sync::{broadcast, mpsc};
+use tokio::time::{Instant, interval, sleep, sleep_until};
+
+use crate::config::{Config, NODE_NAME, STATE_DIR};
+use crate::privilege;
 
 /// Capacity of the core's queue of observations; beyond that the kernel buffers.
 const QUEUE: usize = 4096;
@@ -142,7 +143,7 @@ pub async fn run(
 ) -> Result<(), DaemonError> {
     let own = Own::default().with_directories(own_files(&config, &options));
     let private_mntns = own.private_mntns();
-    let metrics = Arc::new(Metrics::new(options.version, options.revision, own.clone())?);
+    let metrics = Arc::new(metrics(&options, own.clone())?);
     let (tx, mut rx) = mpsc::channel(QUEUE);
     // First, so that a port in use is reported before any program is loaded.
     let Servers { health, memory, boot_id, questions, _open } =
@@ -176,7 +177,7 @@ pub async fn run(
         sources: sources.names(&metrics, &sink_sources),
     };
     let (recorder, unrecorded) = start_recorder(&config, options.record.as_ref(), &metrics, &tx)?;
-    let scanner = holders::worker::spawn(readers.clone(), tx.clone(), Limits::default())
+    let scanner = kevtmon_holders::worker::spawn(readers.clone(), tx.clone(), Limits::default())
         .map_err(|source| DaemonError::Start { what: "the holder scan", source })?;
     let (netns_tx, netns_rx) = mpsc::channel(NETNS_QUEUE);
     let (barriers, barriers_rx) = mpsc::channel(1);
@@ -237,8 +238,8 @@ struct Daemon {
     observations: Sender,
     readers: Readers,
     /// What the kernel programs know of the model; `None` without programs.
-    lanes: Option<bpf::Lanes>,
-    plugins: Option<bpf::Plugins>,
+    lanes: Option<kevtmon_probe::Lanes>,
+    plugins: Option<kevtmon_probe::Plugins>,
     /// Takes processes that may be kubelets or runtimes; the next, containers that their runtimes are asked about.
     components: Option<mpsc::Sender<u32>>,
     /// Takes pods whose processes are to be listed.
@@ -443,6 +444,15 @@ impl Daemon {
         self.sinks.finish(DRAIN);
         ended
     }
+}
+
+/// The metrics, with the series that are there before the first incident: not those of kinds that take a source that is off.
+fn metrics(options: &Options, own: Own) -> Result<Metrics, MetricsError> {
+    let metrics = Metrics::new(options.version, options.revision, own)?;
+    let always = KINDS.into_iter().filter(|kind| !kind.is_optional);
+    let series = always.map(|kind| IncidentSeries { kind: kind.name, severities: kind.severities });
+    metrics.export_zero_incidents(series);
+    Ok(metrics)
 }
 
 /// Whether an observation can change the gauges of the model.

@@ -13,21 +13,19 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use nix::unistd::geteuid;
-use thiserror::Error;
-
-pub use crate::capabilities::Capability;
-use crate::capabilities::{
+pub use kevtmon_sources::capabilities::Capability;
+use kevtmon_sources::capabilities::{
     self, BPF, CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, NET_ADMIN, NET_BIND_SERVICE, NET_BROADCAST, PERFMON,
     SETPCAP, SYS_ADMIN, SYS_PTRACE, SYS_RESOURCE, SYSLOG,
 };
-use crate::error_chain::chain;
-use crate::sources::procfs::Proc;
-use crate::sources::procfs::own::Own;
-use crate::sources::procfs::readers::unless_it_hangs;
-
+use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::own::Own;
+use kevtmon_sources::procfs::readers::unless_it_hangs;
+use kevtmon_types::error_chain::chain;
+use nix::unistd::geteuid;
 pub use take_over::StateDirectory;
 use take_over::Why;
+use thiserror::Error;
 
 mod filter;
 mod take_over;
@@ -335,9 +333,9 @@ impl Confinement {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use kevtmon_sources::capabilities::mask;
 
-    use crate::capabilities::mask;
+    use super::*;
 
     #[test]
     fn root_has_everything() {

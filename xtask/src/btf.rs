@@ -17,10 +17,10 @@ use crate::workspace;
 mod reduce;
 
 /// Where the tests look for it.
-const KEPT: &str = "monitor/src/sources/bpf/btf/kernels";
+const KEPT: &str = "monitor/crates/probe/src/btf/kernels";
 
 /// Where the daemon names what it reads.
-const READERS: &str = "monitor/src/sources/bpf";
+const READERS: &str = "monitor/crates/probe/src";
 
 /// The first 8 bytes of type information, of a version and a header that has not changed since 4.18.
 const HEADER: [u8; 8] = [0x9f, 0xeb, 1, 0, 24, 0, 0, 0];

@@ -15,9 +15,10 @@ use crate::ebpf::ebpf;
 use crate::static_link::is_static;
 use crate::workspace;
 
-/// The daemon's executable, and the package that links it.
+/// The daemon's executable, and its package.
 pub(crate) const DAEMON: &str = "kevtmon";
-pub(crate) const PROGRAM: &str = "kevtmon-program";
+/// Its libraries that no other one of them needs.
+const LIBRARIES: [&str; 3] = ["kevtmon-holders", "kevtmon-render", "kevtmon-server"];
 
 const LIBRARY_MISSING: &str = "if the linker missed a library: a static executable needs the static C library (libc6-dev has it on \
                                Debian, glibc-static is a package of its own on Fedora)";
@@ -44,12 +45,14 @@ pub(crate) fn build(options: &Options) -> Result<PathBuf> {
 /// The daemon as it is run from a checkout and tested, at target/debug/kevtmon.
 pub(crate) fn daemon() -> Result<PathBuf> {
     eprintln!("xtask: building the daemon; the first time this takes five to eight minutes");
-    // Its library needs no kernel programs: it is compiled while their compiler is installed.
+    // Its libraries need no kernel programs: they are compiled while their compiler is installed.
     std::thread::scope(|scope| {
-        let library =
-            scope.spawn(|| workspace::check(workspace::cargo("build").args(["--package", DAEMON, "--lib"])));
+        let libraries = scope.spawn(|| {
+            let packages = LIBRARIES.iter().flat_map(|name| ["--package", name]);
+            workspace::check(workspace::cargo("build").args(packages))
+        });
         ebpf()?;
-        library.join().unwrap_or_else(|panic| resume_unwind(panic))
+        libraries.join().unwrap_or_else(|panic| resume_unwind(panic))
     })?;
     link_program(&[], "debug")
 }
@@ -66,7 +69,7 @@ pub(crate) fn release() -> Result<PathBuf> {
 /// Builds the daemon's program, and links it from where cargo puts it into the directory of its profile.
 fn link_program(arguments: &[&str], directory: &str) -> Result<PathBuf> {
     let mut cargo = workspace::cargo("build");
-    cargo.args(["--package", PROGRAM]).args(arguments);
+    cargo.args(["--package", DAEMON]).args(arguments);
     workspace::check(&mut cargo).context(LIBRARY_MISSING)?;
     let built = workspace::target().join(host_triple()?).join(directory).join(DAEMON);
     if !is_static(&built)? {

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::build::{DAEMON, PROGRAM, host_triple};
+use crate::build::{DAEMON, host_triple};
 use crate::ebpf::ebpf;
 use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::{self, Privilege, Step};
@@ -43,7 +43,7 @@ pub(crate) fn build(target: &str, release: bool) -> Result<PathBuf> {
     architecture.prepare(Privilege::of_this_user())?;
     ebpf()?;
     let mut cargo = architecture.cargo("build");
-    cargo.args(["--package", PROGRAM, "--target", target]);
+    cargo.args(["--package", DAEMON, "--target", target]);
     if release {
         cargo.arg("--release");
     }
@@ -67,7 +67,7 @@ pub(crate) fn check(target: &str) -> Result<()> {
         return Ok(());
     }
     architecture.prepare(Privilege::of_this_user())?;
-    workspace::check(architecture.cargo("check").args(["--package", PROGRAM, "--target", target]))
+    workspace::check(architecture.cargo("check").args(["--package", DAEMON, "--target", target]))
 }
 
 /// Why it cannot be built for a target without more being installed than a library of Rust's or of C; None if it can.

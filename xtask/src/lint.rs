@@ -1,18 +1,12 @@
-//! `cargo xtask lint`: formatting, clippy for host and kernel code, and the house rules that no compiler checks.
+//! `cargo xtask lint`: formatting, clippy for host and kernel code, and words that are not used.
 
-mod files;
-mod imports;
-mod purity;
-mod rules;
-mod source;
+mod words;
 
 use std::process::Stdio;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
-use self::files::File;
-use self::rules::Finding;
 use crate::cross;
 use crate::ebpf;
 use crate::setup::{self, Privilege, Step};
@@ -34,10 +28,8 @@ enum Check {
     Programs,
     /// That the daemon compiles for arm64
     Arm64,
-    /// The house rules that no compiler checks
-    Rules,
-    /// Which module of the daemon imports which, what is pure, and who reads /proc
-    Imports,
+    /// Words for which there is a standard term
+    Words,
     /// Those of them that compile nothing
     Quick,
 }
@@ -49,11 +41,8 @@ impl Check {
             Self::Clippy => clippy(),
             Self::Programs => clippy_of_programs(),
             Self::Arm64 => cross::check(cross::CHECKED),
-            Self::Rules => report("house rules", &files::read_all()?, &[rules::check]),
-            Self::Imports => {
-                report("imports", &files::read_all()?, &[imports::check, purity::check, rules::proc_paths])
-            }
-            Self::Quick => all(&[Self::Format, Self::Rules, Self::Imports]),
+            Self::Words => words::check(),
+            Self::Quick => all(&[Self::Format, Self::Words]),
         }
     }
 
@@ -63,21 +52,19 @@ impl Check {
             Self::Clippy => "clippy",
             Self::Programs => "clippy of the kernel programs",
             Self::Arm64 => "the daemon for arm64",
-            Self::Rules => "house rules",
-            Self::Imports => "imports",
+            Self::Words => "words",
             Self::Quick => "what compiles nothing",
         }
     }
 }
 
 /// What runs when no check is named.
-const DEFAULT: [Check; 6] =
-    [Check::Format, Check::Clippy, Check::Programs, Check::Arm64, Check::Rules, Check::Imports];
+const DEFAULT: [Check; 5] = [Check::Format, Check::Clippy, Check::Programs, Check::Arm64, Check::Words];
 
 /// Runs the requested checks; an error names those that failed.
 pub(crate) fn lint(options: &Options) -> Result<()> {
     match options.check {
-        Some(check @ (Check::Rules | Check::Imports)) => return check.run(),
+        Some(check @ Check::Words) => return check.run(),
         Some(check) => {
             ensure_components()?;
             return check.run();
@@ -131,20 +118,6 @@ fn clippy_of_programs() -> Result<()> {
     ]);
     cargo.arg("--target-dir").arg(workspace::target().join("bpf-lint"));
     workspace::check(cargo.args(["--", "--deny", "warnings"]))
-}
-
-/// Shows what the rules find.
-fn report(name: &str, files: &[File], rules: &[fn(&File) -> Vec<Finding>]) -> Result<()> {
-    let findings: Vec<Finding> =
-        files.iter().flat_map(|file| rules.iter().flat_map(|rule| rule(file))).collect();
-    for finding in &findings {
-        eprintln!("{finding}");
-    }
-    if !findings.is_empty() {
-        bail!("{} broken", findings.len());
-    }
-    eprintln!("xtask: {name}: {} files, nothing broken", files.len());
-    Ok(())
 }
 
 fn ensure_components() -> Result<()> {

@@ -133,7 +133,7 @@ pub(crate) fn daemon() -> Result<PathBuf> {
 /// `cargo test` of the tests beside the code.
 fn unit_tests() -> Result<Command> {
     let mut cargo = workspace::cargo("test");
-    cargo.args(["--workspace", "--lib", "--bin", "xtask"]);
+    cargo.args(["--workspace", "--lib", "--bin", "kevtmon", "--bin", "xtask"]);
     Ok(cargo)
 }
 
@@ -154,7 +154,7 @@ fn unit(names: &[String]) -> Result<()> {
         }
     }
     // What is slow waits for other threads or processes.
-    let width = Width { batches: 1, threads: 4 };
+    let width = Width { batches: 2, threads: 3 };
     let mut out = io::stderr();
     suite::run(batches, width, &mut out).conclude(&mut out)
 }

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use jiff::Timestamp;
+use kevtmon_history::recording::bundle::{BundleError, bundle, is_recorded};
+use kevtmon_history::recording::create_private;
+use kevtmon_history::recording::format::Writer;
+use kevtmon_server::client::Remote;
 
-use super::client::remote::Remote;
 use super::{exit, fail, remark};
 use crate::config::{Config, Overrides, STATE_DIR};
-use crate::recording::bundle::{BundleError, bundle, is_recorded};
-use crate::recording::create_private;
-use crate::recording::format::Writer;
 
 /// Time for a running daemon to write the window of an incident that has just opened.
 const WINDOW_TIMEOUT: Duration = Duration::from_secs(2);

@@ -7,20 +7,20 @@ use std::path::PathBuf;
 
 use clap::Args;
 use jiff::tz::TimeZone;
+use kevtmon_history::query::doctor::{Condition, DoctorReport, Part};
+use kevtmon_probe::cost;
+use kevtmon_render::Pretty;
+use kevtmon_server::client::{Remote, RemoteError};
+use kevtmon_server::sinks::api::SOCKET;
+use kevtmon_sources::kernel::KernelFacts;
+use kevtmon_sources::procfs::own::Own;
+use kevtmon_types::build_info;
+use kevtmon_types::error_chain::chain;
+use kevtmon_types::escape::to_json;
 
-use super::client::remote::{Remote, RemoteError};
 use super::{exit, fail};
-use crate::build_info;
 use crate::config::{Config, Overrides, REQUIRE_EBPF};
-use crate::error_chain::chain;
-use crate::escape::to_json;
 use crate::privilege::Lacks;
-use crate::query::doctor::{Condition, DoctorReport, Part};
-use crate::render::{self, Pretty};
-use crate::sinks::api::SOCKET;
-use crate::sources::bpf::cost;
-use crate::sources::kernel::KernelFacts;
-use crate::sources::procfs::own::Own;
 
 mod judge;
 mod self_test;
@@ -139,7 +139,7 @@ impl DoctorArgs {
             false => {
                 let is_plain = std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
                 let colour = io::stdout().is_terminal() && !is_plain;
-                render::doctor::text(report, &Pretty { colour, zone: TimeZone::system() })
+                kevtmon_render::doctor::text(report, &Pretty { colour, zone: TimeZone::system() })
             }
         };
         out.write_all(text.as_bytes()).and_then(|()| out.flush())

@@ -8,26 +8,25 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use clap::Args;
+use kevtmon_core::held::{Held, Known, View};
+use kevtmon_core::state::NodeState;
+use kevtmon_holders::{Caller, ScanRequest, Whose};
+use kevtmon_observation::{HolderReport, KubeletFacts};
+use kevtmon_probe::BpfConfig;
+use kevtmon_probe::iterators::Iterators;
+use kevtmon_sources::kubelet::{KubeletFinder, ROOTS};
+use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::own::Own;
+use kevtmon_sources::procfs::readers::{Readers, Unread};
+use kevtmon_types::error_chain::chain;
+use kevtmon_types::escape::{name, to_json};
+use kevtmon_types::regular_file;
+use kevtmon_types::settings::Cmdline;
 
 use super::client::ClientArgs;
 use super::{exit, fail, remark};
 use crate::config::{Config, Overrides};
-use crate::core::held::{Held, Known, View};
-use crate::core::state::NodeState;
-use crate::error_chain::chain;
-use crate::escape::{name, to_json};
-use crate::holders::{self, Caller, ScanRequest, Whose};
-use crate::observation::{HolderReport, KubeletFacts};
 use crate::privilege;
-use crate::regular_file;
-use crate::render;
-use crate::settings::Cmdline;
-use crate::sources::bpf::iterators::Iterators;
-use crate::sources::bpf::{self, BpfConfig};
-use crate::sources::kubelet::{KubeletFinder, ROOTS};
-use crate::sources::procfs::Proc;
-use crate::sources::procfs::own::Own;
-use crate::sources::procfs::readers::{Readers, Unread};
 
 mod leaks;
 
@@ -69,7 +68,6 @@ pub struct HoldersArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "clap would show it in the help")]
     pub client: ClientArgs,
 }
 
@@ -186,7 +184,7 @@ impl HoldersArgs {
         let scanned = runtime.block_on(async {
             let initial = match self.here {
                 true => Ok(Some((caller.mntns, Whose::Caller))),
-                false => holders::initial_namespace(&readers, NAMESPACE).await,
+                false => kevtmon_holders::initial_namespace(&readers, NAMESPACE).await,
             };
             let known = initial.as_ref().ok().copied().flatten();
             let (mntns, whose) = known.unwrap_or((caller.mntns, Whose::Caller));
@@ -213,7 +211,7 @@ impl HoldersArgs {
                 near_suffices: self.near,
             };
             let iterators = lister.and_then(|lister| lister.join().ok().flatten());
-            let mut report = holders::ask((&readers, iterators.as_ref()), request, SCAN).await;
+            let mut report = kevtmon_holders::ask((&readers, iterators.as_ref()), request, SCAN).await;
             if known.is_none() {
                 let why = initial.err().map_or_else(
                     || "the mount namespace of process 1 may not be read".to_owned(),
@@ -234,7 +232,7 @@ impl HoldersArgs {
     fn print(&self, held: &Held) -> Result<(), Failure> {
         let text = match self.json {
             true => format!("{}\n", to_json(held).map_err(Failure::Json)?),
-            false => render::holders::text(held, &users(Path::new("/etc/passwd"))),
+            false => kevtmon_render::holders::text(held, &users(Path::new("/etc/passwd"))),
         };
         let mut out = io::stdout().lock();
         out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::Write)
@@ -248,7 +246,7 @@ impl HoldersArgs {
         }
         if !held.holders_complete {
             if held.mount.is_none() {
-                for missing in render::holders::missing(held) {
+                for missing in kevtmon_render::holders::missing(held) {
                     remark(&format!("{}: {missing}", name(&held.path)));
                 }
             }
@@ -267,7 +265,7 @@ fn lister(config: &Config) -> Option<JoinHandle<Option<Iterators>>> {
     let is_worth_it = || Proc::default().pids().is_ok_and(|pids| pids.len() >= MANY);
     (config.iterators && is_worth_it()).then(|| {
         thread::spawn(move || {
-            let loaded = bpf::load_iterators(&config);
+            let loaded = kevtmon_probe::load_iterators(&config);
             loaded.inspect_err(|reason| tracing::debug!(reason, "reads every process")).ok()
         })
     })

@@ -12,13 +12,12 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
+use kevtmon_types::names::names;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use thiserror::Error;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::{LevelFilter, ParseError};
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
-
-use crate::names::names;
 
 names! {
     /// Format of the logs.

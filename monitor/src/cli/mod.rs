@@ -6,9 +6,8 @@ use std::io::{self, Write as _};
 use std::sync::LazyLock;
 
 use clap::{Parser, Subcommand};
-
-use crate::build_info::{VERSION, revision};
-use crate::error_chain::chain;
+use kevtmon_types::build_info::{VERSION, revision};
+use kevtmon_types::error_chain::chain;
 
 pub mod bundle;
 pub mod client;
@@ -69,10 +68,8 @@ pub enum Command {
     /// hooks do not work, 77 a capability is missing that the daemon cannot do without.
     Doctor(DoctorArgs),
     #[command(flatten)]
-    #[expect(missing_docs, reason = "clap would show it in the help")]
     Query(query::Query),
     #[command(flatten)]
-    #[expect(missing_docs, reason = "clap would show it in the help")]
     Reference(reference::Reference),
 }
 
@@ -124,13 +121,13 @@ fn remark(text: &str) {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use kevtmon_history::recording::recorder::Record;
+    use kevtmon_server::sinks::api::SOCKET;
+    use kevtmon_server::sinks::listen::LISTEN;
+    use kevtmon_server::sinks::stdout::Format;
 
     use super::*;
     use crate::config::{DEFAULT_FILE, STATE_DIR};
-    use crate::recording::recorder::Record;
-    use crate::sinks::api::SOCKET;
-    use crate::sinks::listen::LISTEN;
-    use crate::sinks::stdout::Format;
 
     fn run(args: &[&str]) -> Result<RunArgs, (u8, String)> {
         let line = ["kevtmon", "run"].iter().chain(args).copied();

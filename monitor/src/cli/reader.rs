@@ -3,29 +3,20 @@
 
 use std::ffi::OsString;
 
+use kevtmon_sources::procfs::readers::{self, Entry};
+
 use super::exit;
-use crate::holders;
 use crate::self_test;
-use crate::sources;
-use crate::sources::procfs::readers::{self, Entry};
 
 /// Does the work of such a process if these are its arguments, the program's name first; then returns the exit code.
-pub fn run_if_asked(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
-    let first = args.nth(1)?;
-    if first == self_test::ARGUMENT {
+pub fn run_if_asked(mut args: impl Iterator<Item = OsString> + Clone) -> Option<u8> {
+    if args.clone().nth(1)? == self_test::ARGUMENT {
         self_test::work();
         return Some(exit::OK);
     }
-    if first != readers::ARGUMENT {
-        return None;
-    }
-    let background = args.next().is_some_and(|second| second == readers::BACKGROUND);
+    let jobs: Vec<Entry> =
+        kevtmon_sources::jobs().chain(kevtmon_probe::jobs()).chain(kevtmon_holders::jobs()).collect();
     // Nobody reads a message: the daemon says that a reader failed.
-    let served = readers::serve(&jobs(), background);
+    let served = readers::serve_if_asked(&mut args, &jobs)?;
     Some(if served.is_ok() { exit::OK } else { exit::FAILED })
-}
-
-/// Every job.
-fn jobs() -> Vec<Entry> {
-    sources::jobs().chain(holders::jobs()).collect()
 }

@@ -7,13 +7,12 @@ use std::path::PathBuf;
 
 use clap::{CommandFactory, Subcommand};
 use clap_complete::Shell;
+use kevtmon_server::sinks::listen::WEB_CONFIG;
+use kevtmon_server::web_config::WebConfig;
+use kevtmon_types::error_chain::chain;
 
 use super::{Cli, exit};
 use crate::config::{self, Config, Overrides};
-use crate::error_chain::chain;
-use crate::event;
-use crate::sinks::listen::WEB_CONFIG;
-use crate::web_config::WebConfig;
 
 /// Reference commands.
 #[derive(Debug, Subcommand)]
@@ -55,7 +54,7 @@ impl Reference {
     pub fn run(&self) -> u8 {
         let mut text = Vec::new();
         match self {
-            Self::Schema => text = format!("{:#}\n", event::schema().to_value()).into_bytes(),
+            Self::Schema => text = format!("{:#}\n", kevtmon_event::schema().to_value()).into_bytes(),
             Self::Completions { shell } => {
                 clap_complete::generate(*shell, &mut Cli::command(), "kevtmon", &mut text);
             }

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use jiff::tz::TimeZone;
+use kevtmon_history::recording::replay::{ReplayError, Summary, replay};
+use kevtmon_render::Pretty;
+use kevtmon_server::sinks::json;
+use kevtmon_types::error_chain::chain;
+use kevtmon_types::regular_file;
 
 use super::{exit, fail, remark};
 use crate::config::{Config, Overrides};
-use crate::error_chain::chain;
-use crate::recording::replay::{ReplayError, Summary, replay};
-use crate::regular_file;
-use crate::render::Pretty;
-use crate::sinks::json;
 
 /// Size of reads and writes, in bytes.
 const CHUNK: usize = 256 * 1024;

@@ -6,24 +6,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use kevtmon_history::recording;
+use kevtmon_history::recording::recorder::{Record, RecordError};
+use kevtmon_history::store;
+use kevtmon_server::sinks::api::SOCKET;
+use kevtmon_server::sinks::listen::WEB_CONFIG;
+use kevtmon_server::sinks::stdout::Format;
+use kevtmon_server::web_config::{WatchedConfig, WebConfigError};
+use kevtmon_sources::procfs::own::Own;
+use kevtmon_types::allocator;
+use kevtmon_types::build_info;
+use kevtmon_types::error_chain::chain;
 use tokio::task::LocalSet;
 
 use super::logging::{self, LogFormat};
 use super::{exit, fail};
-use crate::allocator;
-use crate::build_info;
 use crate::config::{Config, Overrides, RuntimeSpec, Runtimes, SOCKETS, STATE_DIR, runtime_choices};
 use crate::daemon::{self, DaemonError, Options};
-use crate::error_chain::chain;
 use crate::privilege::{self, StateDirectory, Writes};
-use crate::recording;
-use crate::recording::recorder::{Record, RecordError};
-use crate::sinks::api::SOCKET;
-use crate::sinks::listen::WEB_CONFIG;
-use crate::sinks::stdout::Format;
-use crate::sources::procfs::own::Own;
-use crate::store;
-use crate::web_config::{WatchedConfig, WebConfigError};
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]

@@ -3,15 +3,14 @@
 use std::ops::Range;
 use std::path::Path;
 
+use kevtmon_types::position::Position;
+use kevtmon_types::position::{hint, nearest};
+use kevtmon_types::settings::setting::invalid;
+use kevtmon_types::settings::{Description, Values};
 use serde::Deserialize as _;
 use thiserror::Error as ThisError;
 use toml::de::{DeString, DeTable, DeValue, ValueDeserializer};
 use toml::{Spanned, Value};
-
-pub use crate::position::Position;
-use crate::position::{hint, nearest};
-use crate::settings::setting::invalid;
-use crate::settings::{Description, Values};
 
 /// What is wrong with the text of a file.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]

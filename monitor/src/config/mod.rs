@@ -9,24 +9,26 @@ use std::io::{self, IsTerminal, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use kevtmon_core::diagnose;
+use kevtmon_event::Severity;
+use kevtmon_history::{recording, store};
+use kevtmon_server::sinks::listen::{Addresses, LISTEN, WEB_CONFIG};
+use kevtmon_server::sinks::stdout::{FORMAT, Format, MIN_SEVERITY};
+use kevtmon_server::sinks::{api, journald, listen, stdout};
+use kevtmon_sources::{cni, ipam, kubelet, logs, rbd};
+use kevtmon_types::regular_file;
+use kevtmon_types::settings::{
+    CMDLINE, Description, Policy, Setting, Stored, Thresholds, Valid, Values, settings,
+};
 use nix::unistd::gethostname;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
-
-use crate::event::Severity;
-use crate::regular_file;
-use crate::settings::{CMDLINE, Description, Policy, Setting, Stored, Thresholds, Valid, Values, settings};
-use crate::sinks::listen::{Addresses, LISTEN, WEB_CONFIG};
-use crate::sinks::stdout::{FORMAT, Format, MIN_SEVERITY};
-use crate::sinks::{api, journald, listen, stdout};
-use crate::sources::{bpf, cni, ipam, kubelet, logs, rbd};
-use crate::{diagnose, recording, store};
 
 mod file;
 mod print;
 pub mod runtime;
 
-pub use file::{FileError, Position};
+pub use file::FileError;
 pub use print::{default_file, effective_file};
 pub use runtime::{RuntimeSpec, RuntimeSpecError, Runtimes, SOCKETS, choices as runtime_choices};
 
@@ -53,7 +55,7 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
     [
         SETTINGS,
         api::SETTINGS,
-        crate::settings::SETTINGS,
+        kevtmon_types::settings::SETTINGS,
         stdout::SETTINGS,
         journald::SETTINGS,
         listen::SETTINGS,
@@ -69,8 +71,8 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
     ])
     .flatten()
     .copied()
-    .chain(bpf::settings::descriptions())
-    .chain(crate::settings::event_rates::SETTINGS.iter().copied())
+    .chain(kevtmon_probe::settings::descriptions())
+    .chain(kevtmon_types::settings::event_rates::SETTINGS.iter().copied())
     .chain(thresholds)
     .chain([store::settings::SETTINGS, recording::settings::SETTINGS].into_iter().flatten().copied())
     .collect()

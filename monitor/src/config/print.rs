@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use kevtmon_types::settings::{Description, Values};
 use serde::ser::{Serialize, Serializer};
 use toml::Value;
 
 use super::{Config, Environment, Overrides, descriptions, merge};
-use crate::settings::{Description, Values};
 
 /// Width of comments.
 const WIDTH: usize = 100;

@@ -3,12 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use kevtmon_sources::runtime::{RuntimeKind, RuntimeSocket};
+use kevtmon_types::settings::settings;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 use thiserror::Error as ThisError;
-
-use crate::settings::settings;
-use crate::sources::runtime::{RuntimeKind, RuntimeSocket};
 
 settings! { "runtime":
     /// Container runtimes: "auto", "none", or a list such as ["docker=/run/docker.sock", "cri=/run/crio/crio.sock"].

@@ -2,10 +2,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
+use kevtmon_core::diagnose;
+use kevtmon_history::recording::settings::FlightLimits;
+use kevtmon_types::settings;
+
 use super::*;
-use crate::diagnose;
-use crate::recording::settings::FlightLimits;
-use crate::settings;
 
 fn environment() -> Environment {
     Environment { host_name: Some("host".into()), ..Environment::default() }

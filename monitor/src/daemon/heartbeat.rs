@@ -1,12 +1,13 @@
 //! What the daemon does every few seconds, whatever happens.
 
+use kevtmon_core::Benign;
+use kevtmon_metrics::IgnoredRefusals;
+use kevtmon_observation::{Fact, Observation, Source};
+use kevtmon_sources::observed_now;
+use kevtmon_types::allocator::{self, StormDetector};
+use kevtmon_types::clock::{boot_now, realtime_offset_ns};
+
 use super::{CLOCK_STEP_NS, Daemon};
-use crate::allocator::{self, StormDetector};
-use crate::clock::{boot_now, realtime_offset_ns};
-use crate::core::Benign;
-use crate::metrics::IgnoredRefusals;
-use crate::observation::{Fact, Observation, Source};
-use crate::sources::observed_now;
 
 /// What a start or a storm leaves to be done, such as the first reconciliations and commits, is over after so many heartbeats:
 /// half a minute.

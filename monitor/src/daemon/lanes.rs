@@ -1,8 +1,9 @@
 //! Keeps the kernel programs informed of the namespaces that the model knows.
 
+use kevtmon_observation::{Fact, NsInum};
+use kevtmon_sources::cni::BIN_DIRS;
+
 use super::Daemon;
-use crate::observation::{Fact, NsInum};
-use crate::sources::cni::BIN_DIRS;
 
 /// Which namespaces an observation may change for the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

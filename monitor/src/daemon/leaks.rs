@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use kevtmon_event::{Confidence, Event, LeakedMount};
+use kevtmon_holders::leaks::{self, Remembered};
+use kevtmon_observation::BootNs;
+use kevtmon_types::clock::realtime_offset_ns;
 
 use super::Daemon;
-use crate::clock::realtime_offset_ns;
-use crate::event::{Confidence, Event, LeakedMount};
-use crate::holders::leaks::{self, Remembered};
-use crate::observation::BootNs;
 
 impl Daemon {
     /// `previous`: the incidents that the run before left open.
@@ -50,8 +50,9 @@ fn remembered(leak: &LeakedMount, told: BootNs) -> Option<Remembered> {
 
 #[cfg(test)]
 mod tests {
+    use kevtmon_observation::{MountIdentity, Propagation};
+
     use super::*;
-    use crate::observation::{MountIdentity, Propagation};
 
     #[test]
     fn who_had_a_mount_when_it_was_told_had_it_then() {
@@ -84,7 +85,7 @@ mod tests {
         let event = Event {
             time: "1970-01-01T00:00:12.000000001Z".into(),
             leaks: Some(vec![leak]),
-            ..crate::tests::sample::deletion()
+            ..kevtmon_testing::sample::deletion()
         };
         let told: Vec<BootNs> = of_event(&event, 2_000_000_000).map(|one| one.told).collect();
         assert_eq!(told, [10_000_000_001]);

@@ -10,14 +10,14 @@ use std::future::pending;
 use std::pin::pin;
 use std::time::Duration;
 
+use kevtmon_observation::{
+    Fact, LladdrAct, NeighborCause, NeighborChange, NeighborKey, NeighborOp, Observation, Source,
+};
+use kevtmon_sources::{Barrier, observed_now};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
 use super::{Daemon, QUEUE};
-use crate::observation::{
-    Fact, LladdrAct, NeighborCause, NeighborChange, NeighborKey, NeighborOp, Observation, Source,
-};
-use crate::sources::{Barrier, observed_now};
 
 /// Observations that wait while messages are read: more come only when messages and records come in masses.
 const HELD_MAX: usize = 4 * QUEUE;
@@ -197,8 +197,9 @@ fn is_act(observation: &Observation) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kevtmon_observation::{TaskFacts, TaskKey, TaskPlace};
+
     use super::*;
-    use crate::observation::{TaskFacts, TaskKey, TaskPlace};
 
     fn held(bytes: usize) -> Held {
         let task = TaskFacts {

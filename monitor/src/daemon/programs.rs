@@ -1,21 +1,21 @@
 //! Loads the eBPF programs that the configuration selects, and reads their records until shutdown.
 
+use kevtmon_observation::{Fact, Loss, NsInum};
+use kevtmon_probe::{BpfConfig, BpfSource, LoadedHooks};
+use kevtmon_sources::procfs::readers::Readers;
+use kevtmon_sources::{Barrier, Sender, observed_now};
+use kevtmon_types::error_chain::chain;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::starts::Starts;
 use super::{Daemon, DaemonError};
 use crate::config::{Config, REQUIRE_EBPF};
-use crate::error_chain::chain;
-use crate::observation::{Fact, Loss, NsInum};
-use crate::sources::bpf::{self, BpfConfig, BpfSource, LoadedHooks};
-use crate::sources::procfs::readers::Readers;
-use crate::sources::{Barrier, Sender, observed_now};
 
 /// Attaches every hook at the best rung that configuration, kernel and the starts before this one allow.
 pub(super) fn load_hooks(config: &Config, log: bool, starts: &Starts) -> Result<LoadedHooks, DaemonError> {
     let withheld = starts.withheld();
-    let hooks = bpf::load(&BpfConfig { withheld, ..BpfConfig::from_values(config.values(), log) });
+    let hooks = kevtmon_probe::load(&BpfConfig { withheld, ..BpfConfig::from_values(config.values(), log) });
     if config.get(&REQUIRE_EBPF) {
         check_required(&hooks)?;
     }
@@ -65,7 +65,7 @@ impl Daemon {
         host_netns: NsInum,
         tx: &Sender,
     ) -> Option<Reading> {
-        self.metrics.export_zero_losses(bpf::loss_reasons());
+        self.metrics.export_zero_losses(kevtmon_probe::loss_reasons());
         let reading = hooks.programs.map(|mut programs| {
             self.lanes = programs.take_lanes();
             self.plugins = programs.take_plugins();
@@ -79,7 +79,7 @@ impl Daemon {
             self.acts = Some(acts);
             Reading::start(programs, self.readers.clone(), host_netns, tx.clone(), barriers)
         });
-        self.observe(observed_now(Fact::Source(bpf::iterators::status(&hooks.iterators))));
+        self.observe(observed_now(Fact::Source(kevtmon_probe::iterators::status(&hooks.iterators))));
         match hooks.iterators {
             Ok(iterators) => self.scanner.set_iterators(iterators),
             Err(reason) => {

@@ -3,13 +3,13 @@
 use std::future::pending;
 use std::time::Duration;
 
+use kevtmon_observation::{Fact, SourceKind, SourceStatus};
+use kevtmon_sources::observed_now;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, timeout_at};
 
 use super::Daemon;
 use crate::config::Config;
-use crate::observation::{Fact, SourceKind, SourceStatus};
-use crate::sources::observed_now;
 
 /// The configuration among the sources of `daemon.*` events.
 const CONFIGURATION: &str = "configuration";

@@ -1,11 +1,12 @@
 //! What the core wants to know: each request goes to the source that can answer it, and nothing is waited for.
 
+use kevtmon_holders::rbd as rbd_uses;
+use kevtmon_holders::{DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest};
+use kevtmon_observation::{Fact, Request};
+use kevtmon_sources::runtime::{checkpoint, still_runs};
+use kevtmon_sources::{cni, components, netlink, observed_now, pod_remains};
+
 use super::Daemon;
-use crate::holders::rbd as rbd_uses;
-use crate::holders::{DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest};
-use crate::observation::{Fact, Request};
-use crate::sources::runtime::{checkpoint, still_runs};
-use crate::sources::{cni, components, netlink, observed_now, pod_remains};
 
 impl Daemon {
     pub(super) fn handle_request(&mut self, request: Request) {

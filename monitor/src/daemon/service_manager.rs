@@ -15,10 +15,9 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process;
 use std::time::Duration;
 
+use kevtmon_event::{Event, Kind};
 use nix::time::{ClockId, clock_gettime};
 use tokio::time::Interval;
-
-use crate::event::{Event, Kind};
 
 /// Longest status that is shown, in bytes.
 const STATUS: usize = 400;
@@ -149,9 +148,10 @@ fn address(socket: &OsStr) -> io::Result<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
+    use kevtmon_event::Severity;
+    use kevtmon_testing::sample;
+
     use super::*;
-    use crate::event::Severity;
-    use crate::tests::sample;
 
     fn received(listener: &UnixDatagram) -> String {
         let mut buffer = [0; 1024];

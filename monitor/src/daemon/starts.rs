@@ -10,10 +10,11 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use kevtmon_probe::hooks::CRASH_LOOP;
+use kevtmon_sources::procfs::readers::unless_it_hangs;
+use kevtmon_types::regular_file;
+
 use crate::config::{Config, REQUIRE_EBPF, STATE_DIR};
-use crate::regular_file;
-use crate::sources::bpf::hooks::CRASH_LOOP;
-use crate::sources::procfs::readers::unless_it_hangs;
 
 /// Name of the file in the state directory.
 const FILE: &str = "starts";

@@ -1,7 +1,7 @@
 //! What the daemon cannot do or see well because of the namespaces in which it was started.
 
-use crate::observation::{NsInum, SourceKind, SourceStatus};
-use crate::sources::procfs::cgroups;
+use kevtmon_observation::{NsInum, SourceKind, SourceStatus};
+use kevtmon_sources::procfs::cgroups;
 
 /// What it means that the daemon runs in a mount namespace of its own that has copies of the host's mounts.
 pub(super) fn own_mounts(mntns: NsInum) -> SourceStatus {

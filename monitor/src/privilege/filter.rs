@@ -171,8 +171,9 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
 
+    use kevtmon_testing::alone::alone;
+
     use super::*;
-    use crate::tests::alone::alone;
 
     /// The errno of a call with these arguments; 0 if it succeeds.
     fn errno(call: libc::c_long, arguments: [libc::c_long; 3]) -> i32 {

@@ -13,13 +13,12 @@ use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::process;
 
+use network::{Network, RequestError};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-
-use network::{Network, RequestError};
 
 /// First argument of such a process.
 pub const ARGUMENT: &str = "self-test-worker";
@@ -95,7 +94,7 @@ fn serve(steps: &mut impl BufRead, out: &mut impl Write) {
         let line = serde_json::to_string(done).unwrap_or_default();
         writeln!(out, "{line}").and_then(|()| out.flush()).is_ok()
     };
-    let failed = |error: &WorkError| Done::Failed { reason: crate::error_chain::chain(error) };
+    let failed = |error: &WorkError| Done::Failed { reason: kevtmon_types::error_chain::chain(error) };
     let mut prepared = match Prepared::new() {
         Ok(prepared) => prepared,
         Err(error) => {

@@ -4,12 +4,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kevtmon_core::diagnose;
+use kevtmon_event::Kind;
+use kevtmon_testing::schema::errors;
+use kevtmon_types::settings::Thresholds;
 use serde_json::Value;
-
-use super::schema::errors;
-use crate::diagnose;
-use crate::event::Kind;
-use crate::settings::Thresholds;
 
 /// What is read of a README, and of a cell of a table.
 const README_LINES: usize = 200;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::diagnose::{IncidentKind, KINDS};
-use crate::settings::{Description as _, Unit};
+use kevtmon_core::diagnose::{IncidentKind, KINDS};
+use kevtmon_types::settings::{Description as _, Unit};
 
 /// The text of the document.
 fn text() -> String {

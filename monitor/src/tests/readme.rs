@@ -1,9 +1,8 @@
 //! The first screen of README.md against what kevtmon says and knows.
 
+use kevtmon_core::diagnose;
+use kevtmon_types::settings::Thresholds;
 use serde_json::Value;
-
-use crate::diagnose;
-use crate::settings::Thresholds;
 
 const README: &str = include_str!("../../../README.md");
 /// Recordings of real failures, replayed by the tests.

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::build::{self, DAEMON};
+use crate::build;
 use crate::ebpf::ebpf;
 use crate::setup::{find_program, search_path};
 use crate::workspace;
@@ -30,7 +30,7 @@ pub(super) fn store() -> Result<()> {
 /// The benchmark of the daemon's package that loads a store, built as the daemon is.
 fn load() -> Result<Command> {
     let mut cargo = workspace::cargo("bench");
-    cargo.args(["--quiet", "--package", DAEMON, "--bench", "store"]);
+    cargo.args(["--quiet", "--package", "kevtmon-server", "--bench", "store"]);
     Ok(cargo)
 }
 

@@ -13,9 +13,9 @@ use crate::workspace;
 const TOOL: (&str, &str) = ("cargo-cyclonedx", "0.5.9");
 /// The version of the format: the newest that the tool writes.
 const FORMAT: &str = "1.5";
-/// Directories with a manifest, next to each of which the tool writes.
-const MEMBERS: [&str; 6] =
-    ["monitor", "monitor/program", "monitor-ebpf", "tests", "xtask", "xtask/packaging"];
+/// Directories with a manifest, next to each of which the tool writes; and one with directories of that kind.
+const MEMBERS: [&str; 5] = ["monitor", "monitor-ebpf", "tests", "xtask", "xtask/packaging"];
+const LIBRARIES: &str = "monitor/crates";
 
 /// Writes that of the daemon into a directory; returns the file.
 pub(super) fn write(into: &Path, time: u64) -> Result<PathBuf> {
@@ -38,12 +38,15 @@ pub(super) fn write(into: &Path, time: u64) -> Result<PathBuf> {
 /// Moves the file of the daemon, and deletes those of the other packages.
 fn take(root: &Path, name: &str, target: &Path) -> Result<()> {
     let mut found = false;
-    for member in MEMBERS {
-        let file = root.join(member).join(name);
+    let daemon = root.join("monitor");
+    let libraries =
+        fs::read_dir(root.join(LIBRARIES)).into_iter().flatten().flatten().map(|entry| entry.path());
+    for member in MEMBERS.iter().map(|member| root.join(member)).chain(libraries) {
+        let file = member.join(name);
         if !file.exists() {
             continue;
         }
-        if member == "monitor/program" {
+        if member == daemon {
             let text =
                 fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
             // Our own packages are named by their paths; where this checkout lies is nobody's concern.
@@ -68,21 +71,26 @@ mod tests {
         let manifest = fs::read_to_string(workspace::root().join("Cargo.toml")).expect("a manifest");
         let members = manifest.lines().find_map(|line| line.strip_prefix("members = ")).expect("members");
         let members: Vec<String> = serde_json::from_str(members).expect("a list");
-        assert_eq!(members, MEMBERS);
+        let libraries = format!("{LIBRARIES}/*");
+        let mut expected = MEMBERS.to_vec();
+        expected.insert(1, &libraries);
+        assert_eq!(members, expected);
     }
 
     #[test]
     fn the_file_of_the_daemon_is_taken_and_those_of_others_go() {
         let scratch = tempfile::tempdir().expect("temporary directory");
-        for member in ["monitor/program", "xtask"] {
+        for member in ["monitor", "monitor/crates/core", "xtask"] {
             fs::create_dir_all(scratch.path().join(member)).expect("create directory");
             let text = format!("path+file://{}/{member}#kevtmon@0.1.0", scratch.path().display());
             fs::write(scratch.path().join(member).join("a.json"), text).expect("write");
         }
         let target = scratch.path().join("sbom");
         take(scratch.path(), "a.json", &target).expect("it is taken");
-        assert_eq!(fs::read_to_string(&target).expect("read"), "path+file:///monitor/program#kevtmon@0.1.0");
-        assert!(!scratch.path().join("xtask/a.json").exists());
+        assert_eq!(fs::read_to_string(&target).expect("read"), "path+file:///monitor#kevtmon@0.1.0");
+        for member in ["monitor/crates/core", "xtask"] {
+            assert!(!scratch.path().join(member).join("a.json").exists());
+        }
         assert!(take(scratch.path(), "a.json", &target).is_err());
     }
 }

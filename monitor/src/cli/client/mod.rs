@@ -7,23 +7,22 @@ use std::path::PathBuf;
 use clap::Args;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use kevtmon_core::state::NodeState;
+use kevtmon_history::query::filter::IncidentFilter;
+use kevtmon_history::query::history::{Extent, History, HistoryError, IncidentView};
+use kevtmon_history::query::stale;
+use kevtmon_history::query::why::{self, Outcome};
+use kevtmon_history::recording::offline_state::{OfflineStateError, offline_state};
+use kevtmon_render::time::Clock;
+use kevtmon_server::client::Remote;
+use kevtmon_server::sinks::api::SOCKET;
+use kevtmon_types::error_chain::chain;
 
 use crate::config::{Config, Overrides, STATE_DIR};
-use crate::core::state::NodeState;
-use crate::error_chain::chain;
-use crate::query::filter::IncidentFilter;
-use crate::query::history::{Extent, History, HistoryError, IncidentView};
-use crate::query::stale;
-use crate::query::why::{self, Outcome};
-use crate::recording::offline_state::{OfflineStateError, offline_state};
-use crate::render::time::Clock;
-use crate::sinks::api::SOCKET;
 
 pub mod offline;
-pub mod remote;
 
 use offline::offline;
-use remote::Remote;
 
 /// Where the daemon's socket and files are.
 #[derive(Debug, Clone, Default, Args)]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use crate::query::History;
-use crate::store::{Archive, StoreError};
+use kevtmon_history::query::History;
+use kevtmon_history::store::{Archive, StoreError};
 
 /// Opens the event store in a state directory.
 ///

@@ -1,13 +1,14 @@
 //! From what was found to parts of the report: how each is, what is lost, how to get it. Nothing is looked at here.
 
-use crate::observation::{SourceKind, SourceStatus};
+use kevtmon_history::query::doctor::{Condition, DaemonReport, Part};
+use kevtmon_observation::{SourceKind, SourceStatus};
+use kevtmon_probe::cost::{Cost, ProgramCost};
+use kevtmon_probe::hooks::{CRASH_LOOP, HOOKS, SWITCHED_OFF};
+use kevtmon_probe::iterators;
+use kevtmon_server::sinks::ENDED;
+use kevtmon_sources::kernel::{CONFIDENTIALITY, Cgroups, KernelFacts};
+
 use crate::privilege::{Confinement, Lacks};
-use crate::query::doctor::{Condition, DaemonReport, Part};
-use crate::sinks::ENDED;
-use crate::sources::bpf::cost::{Cost, ProgramCost};
-use crate::sources::bpf::hooks::{CRASH_LOOP, HOOKS, SWITCHED_OFF};
-use crate::sources::bpf::iterators;
-use crate::sources::kernel::{CONFIDENTIALITY, Cgroups, KernelFacts};
 
 /// The source that is needed besides /proc.
 pub(super) const NETLINK: &str = "netlink";

@@ -7,15 +7,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cli::client::remote::Remote;
-use crate::error_chain::chain;
-use crate::event::Event;
-use crate::observation::NsInum;
-use crate::query::doctor::{DaemonReport, Step};
-use crate::query::filter::{EventFilter, MAX_LIMIT, Order};
-use crate::query::history::{History, HistoryError};
+use kevtmon_event::Event;
+use kevtmon_history::query::doctor::{DaemonReport, Step};
+use kevtmon_history::query::filter::{EventFilter, MAX_LIMIT, Order};
+use kevtmon_history::query::history::{History, HistoryError};
+use kevtmon_observation::NsInum;
+use kevtmon_server::client::Remote;
+use kevtmon_sources::procfs::Proc;
+use kevtmon_types::error_chain::chain;
+
 use crate::self_test::{ARGUMENT, Done, NEIGHBOR};
-use crate::sources::procfs::Proc;
 
 /// Longest wait for each step of the process that acts.
 const STEP: Duration = Duration::from_secs(10);
@@ -250,7 +251,7 @@ impl Drop for Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::history::{Memory, event};
+    use crate::test_support::memory::{Memory, event};
 
     #[test]
     fn an_event_is_found_among_very_many_of_its_kind() {

@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 
+use kevtmon_history::query::doctor::DaemonReport;
+use kevtmon_observation::{SourceKind, SourceStatus};
+use kevtmon_probe::cost::{Cost, ProgramCost};
+use kevtmon_probe::hooks::{CRASH_LOOP, HOOKS, SWITCHED_OFF};
+use kevtmon_probe::iterators;
+use kevtmon_sources::kernel::Cgroups;
+
 use super::judge::{of_daemon, of_node, source};
 use super::*;
-use crate::observation::{SourceKind, SourceStatus};
-use crate::query::doctor::DaemonReport;
-use crate::sources::bpf::cost::{Cost, ProgramCost};
-use crate::sources::bpf::hooks::{CRASH_LOOP, HOOKS, SWITCHED_OFF};
-use crate::sources::bpf::iterators;
-use crate::sources::kernel::Cgroups;
 
 fn node() -> Node {
     let kernel = KernelFacts {
@@ -188,7 +189,7 @@ fn of_a_daemon_that_still_starts_not_all_works_yet() {
     assert!(netlink.required && netlink.state == Condition::Unknown, "{netlink:?}");
     let version = "1 (a)".to_owned();
     let answer = DoctorReport { works: false, version, daemon: Some(starting), parts, self_test: Vec::new() };
-    let text = render::doctor::text(&answer, &Pretty { colour: false, zone: TimeZone::UTC });
+    let text = kevtmon_render::doctor::text(&answer, &Pretty { colour: false, zone: TimeZone::UTC });
     assert!(text.starts_with("kevtmon 1 (a): the daemon is still starting\n"), "{text}");
     let ready = report(vec![SourceStatus::up(SourceKind::Netlink, "netlink")]);
     let parts = of_daemon(&ready, &node());
@@ -201,7 +202,7 @@ fn of_a_daemon_that_still_starts_not_all_works_yet() {
 fn a_sink_that_has_ended_is_not_said_to_come_back() {
     let down = |reason: &str| source(&SourceStatus::down(SourceKind::Sink, "stdout", reason), &node());
     assert!(down("No space left on device").remedy.unwrap().contains("tried again"));
-    let ended = down(&format!("{}: Broken pipe", crate::sinks::ENDED));
+    let ended = down(&format!("{}: Broken pipe", kevtmon_server::sinks::ENDED));
     assert!(ended.state == Condition::Failed && ended.remedy.unwrap().contains("restart"));
 }
 

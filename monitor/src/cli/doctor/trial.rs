@@ -5,22 +5,22 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use kevtmon_history::query::doctor::{Condition, Part};
+use kevtmon_history::store::{FILE, Limits};
+use kevtmon_observation::{SourceKind, SourceStatus};
+use kevtmon_probe::BpfConfig;
+use kevtmon_sources::kubelet::{KubeletFinder, ROOTS};
+use kevtmon_sources::netlink::{NetlinkConfig, NetlinkSource};
+use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::readers::Readers;
+use kevtmon_sources::runtime::{Options, RuntimeSocket, default_sockets};
+use kevtmon_types::error_chain::chain;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::statvfs::statvfs;
 
 use super::judge::{self, NETLINK, Node};
 use crate::config::{Config, Runtimes, SOCKETS, STATE_DIR};
-use crate::error_chain::chain;
-use crate::observation::{SourceKind, SourceStatus};
-use crate::query::doctor::{Condition, Part};
-use crate::sources::bpf::{self, BpfConfig};
-use crate::sources::kubelet::{KubeletFinder, ROOTS};
-use crate::sources::netlink::{NetlinkConfig, NetlinkSource};
-use crate::sources::procfs::Proc;
-use crate::sources::procfs::readers::Readers;
-use crate::sources::runtime::{Options, RuntimeSocket, default_sockets};
-use crate::store::{FILE, Limits};
 
 /// Longest look at all processes.
 const LOOK: Duration = Duration::from_secs(5);
@@ -70,11 +70,11 @@ fn hooks(config: &Config, node: &Node) -> (Vec<Part>, bool) {
                     tracing::debug!(%errno, "tracefs may stay mounted");
                 }
             }
-            let loaded = bpf::load(&wanted);
+            let loaded = kevtmon_probe::load(&wanted);
             let lacks_programs =
                 loaded.failure.is_some() || loaded.statuses.iter().any(|it| it.lacks_programs());
             let statuses = loaded.statuses.iter().map(|it| it.source_status());
-            let statuses = statuses.chain([bpf::iterators::status(&loaded.iterators)]);
+            let statuses = statuses.chain([kevtmon_probe::iterators::status(&loaded.iterators)]);
             (statuses.collect::<Vec<_>>(), lacks_programs)
         };
         scope.spawn(load).join()

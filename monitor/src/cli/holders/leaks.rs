@@ -6,22 +6,22 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use kevtmon_core::held::Known;
+use kevtmon_core::leak::{LeftMounts, left_mounts};
+use kevtmon_core::state::NodeState;
+use kevtmon_event::{LeakedMount, Unreadable};
+use kevtmon_history::query::filter::IncidentFilter;
+use kevtmon_holders::leaks::{OnDemand, UnreadProcess, look_once};
+use kevtmon_sources::kubelet::{KubeletFinder, ROOTS};
+use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::own::Own;
+use kevtmon_sources::procfs::readers::Readers;
+use kevtmon_types::escape::to_json;
+
 use super::{Failure, HoldersArgs, KUBELETS, SCAN};
 use crate::cli::{exit, remark};
 use crate::config::{Config, Overrides};
-use crate::core::held::Known;
-use crate::core::leak::{LeftMounts, left_mounts};
-use crate::core::state::NodeState;
-use crate::escape::to_json;
-use crate::event::{LeakedMount, Unreadable};
-use crate::holders::leaks::{OnDemand, UnreadProcess, look_once};
 use crate::privilege;
-use crate::query::filter::IncidentFilter;
-use crate::render;
-use crate::sources::kubelet::{KubeletFinder, ROOTS};
-use crate::sources::procfs::Proc;
-use crate::sources::procfs::own::Own;
-use crate::sources::procfs::readers::Readers;
 
 /// Longest wait for a daemon, after the look.
 const DAEMON: Duration = Duration::from_secs(2);
@@ -92,7 +92,7 @@ impl HoldersArgs {
     fn print_leaks(&self, left: &LeftMounts) -> Result<(), Failure> {
         let text = match self.json {
             true => format!("{}\n", to_json(left).map_err(Failure::Json)?),
-            false => render::leaks::text(left),
+            false => kevtmon_render::leaks::text(left),
         };
         let mut out = std::io::stdout().lock();
         out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::Write)
@@ -116,8 +116,9 @@ fn unreadable(found: &OnDemand) -> Vec<Unreadable> {
 
 #[cfg(test)]
 mod tests {
+    use kevtmon_observation::MountCopies;
+
     use super::*;
-    use crate::observation::MountCopies;
 
     #[test]
     fn a_process_that_could_not_be_read_is_not_read_for_its_name() {

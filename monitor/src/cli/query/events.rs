@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use jiff::Timestamp;
+use kevtmon_event::Event;
+use kevtmon_history::query::filter::{self, DEFAULT_LIMIT, EventFilter, MAX_LIMIT, Order};
+use kevtmon_history::query::history::{Found, HistoryError};
+use kevtmon_history::query::record::{Record, timestamp};
+use kevtmon_history::query::time;
+use kevtmon_render::time::Clock;
+use kevtmon_server::client::Remote;
+use kevtmon_types::error_chain::chain;
+use kevtmon_types::escape::json;
 
 use super::{ClientArgs, Failure, Output, Source, parsed};
-use crate::cli::client::remote::Remote;
 use crate::cli::exit;
-use crate::error_chain::chain;
-use crate::escape::json;
-use crate::event::Event;
-use crate::query::filter::{self, DEFAULT_LIMIT, EventFilter, MAX_LIMIT, Order};
-use crate::query::history::{Found, HistoryError};
-use crate::query::record::{Record, timestamp};
-use crate::query::time;
-use crate::render::time::Clock;
 
 /// First pause before reconnecting; doubles each time.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -59,7 +59,6 @@ pub struct EventsArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "clap would show it in the help")]
     pub client: ClientArgs,
 }
 

@@ -1,11 +1,11 @@
 //! `incidents`: open incidents, and closed ones.
 
 use clap::Args;
+use kevtmon_history::query::filter::{self, IncidentFilter};
+use kevtmon_render::incident;
 
 use super::{ClientArgs, Failure, Output, parsed, processes};
 use crate::cli::exit;
-use crate::query::filter::{self, IncidentFilter};
-use crate::render::incident;
 
 /// Arguments of `incidents`.
 #[derive(Debug, Default, Args)]
@@ -26,7 +26,6 @@ pub struct IncidentsArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "clap would show it in the help")]
     pub client: ClientArgs,
 }
 

@@ -7,16 +7,16 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use clap::Subcommand;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
+use kevtmon_event::Event;
+use kevtmon_history::query::history::{Extent, HistoryError};
+use kevtmon_render::time::Clock;
+use kevtmon_render::{Fold, Pretty, Transcript};
+use kevtmon_server::client::RemoteError;
+use kevtmon_types::error_chain::chain;
+use kevtmon_types::escape::to_json;
 
-use super::client::remote::RemoteError;
 use super::client::{ClientArgs, Source, StateError, Unreachable};
 use super::exit;
-use crate::error_chain::chain;
-use crate::escape::to_json;
-use crate::event::Event;
-use crate::query::history::{Extent, HistoryError};
-use crate::render::time::Clock;
-use crate::render::{Fold, Pretty, Transcript};
 
 mod events;
 mod incidents;
@@ -38,7 +38,7 @@ const FOLD_GAP: SignedDuration = SignedDuration::from_secs(60);
 
 /// What standard output is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Terminal {
+pub enum Terminal {
     /// A file, or a pipe to another program.
     None,
     /// A terminal that is to show no colours.
@@ -75,13 +75,7 @@ impl Query {
     }
 
     /// Answers; returns the exit code.
-    pub(crate) fn execute(
-        &self,
-        clock: Clock,
-        terminal: Terminal,
-        out: &mut dyn Write,
-        err: &mut dyn Write,
-    ) -> u8 {
+    pub fn execute(&self, clock: Clock, terminal: Terminal, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
         match self.client().connect(err) {
             Ok(source) => self.answer_from(&source, clock, terminal, out, err),
             Err(Unreachable) => exit::QUERY,

@@ -5,8 +5,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::event::{Advice, NamedProcess};
-use crate::sources::procfs::Proc;
+use kevtmon_event::{Advice, NamedProcess};
+use kevtmon_sources::procfs::Proc;
 
 /// A file of another process can hang for as long as that one likes. What is not known by then is not shown.
 const LOOK: Duration = Duration::from_secs(1);
@@ -64,8 +64,9 @@ fn is_current(proc: &Proc, process: &NamedProcess) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kevtmon_event::{ProcessLink, Risk};
+
     use super::*;
-    use crate::event::{ProcessLink, Risk};
 
     fn step(pid: u32, seen_ns: u64) -> Advice {
         let process = Some(NamedProcess { pid, seen_ns: seen_ns.to_string(), links: Vec::new() });

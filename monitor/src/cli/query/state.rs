@@ -1,14 +1,13 @@
 //! `state`: the model of this node, as it is or as it was recorded last, or the network of one pod.
 
 use clap::Args;
+use kevtmon_core::state::{NodeState, PodStatus};
+use kevtmon_history::query::stale::Stale;
 use serde::Serialize;
 
 use super::{ClientArgs, Failure, Output};
 use crate::cli::client::Source;
 use crate::cli::exit;
-use crate::core::state::{NodeState, PodStatus};
-use crate::query::stale::Stale;
-use crate::render;
 
 /// The model, and why it may be otherwise by now.
 #[derive(Serialize)]
@@ -32,7 +31,6 @@ pub struct StateArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "clap would show it in the help")]
     pub client: ClientArgs,
 }
 
@@ -59,13 +57,13 @@ impl StateArgs {
             return Ok(exit::OK);
         }
         let text = match self.pod {
-            None => render::state::text(&state, stale.as_ref(), &output.pretty, &output.clock),
+            None => kevtmon_render::state::text(&state, stale.as_ref(), &output.pretty, &output.clock),
             Some(_) => {
-                let head = render::state::head(&state, stale.as_ref(), &output.pretty, &output.clock);
+                let head = kevtmon_render::state::head(&state, stale.as_ref(), &output.pretty, &output.clock);
                 let paths = state
                     .pods
                     .iter()
-                    .map(|pod| render::state::pod(&state, pod, &output.pretty, &output.clock));
+                    .map(|pod| kevtmon_render::state::pod(&state, pod, &output.pretty, &output.clock));
                 [head].into_iter().chain(paths).collect::<Vec<_>>().join("\n")
             }
         };
@@ -102,8 +100,8 @@ fn restrict(state: &mut NodeState, word: &str) {
     state.namespaces.retain(|namespace| netns.contains(&namespace.netns));
     let ids: Vec<_> = state.pods.iter().flat_map(|pod| pod.containers.iter().cloned()).collect();
     state.containers.retain(|container| ids.contains(&container.container.id));
-    let is_of_one = |of: Option<&crate::event::Target>| {
-        let pod = of.and_then(crate::event::Target::confirmed_pod);
+    let is_of_one = |of: Option<&kevtmon_event::Target>| {
+        let pod = of.and_then(kevtmon_event::Target::confirmed_pod);
         pod.is_some_and(|pod| state.pods.iter().any(|known| known.pod.uid == pod.uid))
     };
     state.suspected.retain(|suspected| is_of_one(suspected.target.as_ref()));
@@ -111,8 +109,8 @@ fn restrict(state: &mut NodeState, word: &str) {
 
 #[cfg(test)]
 mod tests {
+
     use super::*;
-    use crate::query::subject;
 
     #[test]
     fn a_pod_is_named_by_its_name_with_or_without_namespace_or_by_its_uid() {
@@ -123,7 +121,7 @@ mod tests {
             ("c/web", &[]),
             ("we", &[]),
         ] {
-            let mut state = subject::tests::state();
+            let mut state = crate::test_support::node_state::state();
             restrict(&mut state, word);
             let found: Vec<&str> = state.pods.iter().map(|pod| pod.pod.uid.as_str()).collect();
             assert_eq!(found, uids, "{word}");

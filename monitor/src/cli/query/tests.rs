@@ -1,16 +1,17 @@
 //! Text and JSON output, to the letter. The clock is fixed; the history is a list.
 
 use jiff::tz;
+use kevtmon_core::state::{ContainerStatus, Counts};
+use kevtmon_event::{Container, Event, Kind, Shared};
+use kevtmon_history::query::history::IncidentView;
+use kevtmon_observation::{SourceKind, SourceStatus};
+use kevtmon_testing::sample;
 
 use super::*;
-use crate::core::state::{ContainerStatus, Counts};
-use crate::event::{Container, Event, Kind, Shared};
-use crate::observation::{SourceKind, SourceStatus};
-use crate::query::history::IncidentView;
-use crate::query::story::tests::{gateway_lost, volume_busy};
-use crate::query::subject;
-use crate::tests::history::{Memory, event, incident, numbered, time};
-use crate::tests::sample;
+use crate::test_support::memory::{Memory, event, incident, numbered, time};
+use crate::test_support::stories::{gateway_lost, volume_busy};
+
+mod daemon;
 
 struct Said {
     code: u8,
@@ -58,7 +59,7 @@ fn incidents_read_well() {
     let memory = || {
         let mut closed = incident("b", 30);
         (closed.closed, closed.count, closed.found_at_start) = (Some(time(90)), 3, true);
-        closed.close_reason = Some(crate::event::CloseReason::SubjectGone);
+        closed.close_reason = Some(kevtmon_event::CloseReason::SubjectGone);
         gateway_lost().with_incident(closed)
     };
     let all = Query::Incidents(IncidentsArgs { all: true, ..IncidentsArgs::default() });
@@ -79,7 +80,7 @@ fn incidents_read_well() {
 fn incidents_are_narrowed_down_by_kind_pod_and_severity() {
     let (mut open, mut other) = (gateway_lost_view(), gateway_lost_view());
     (open.incident.id, other.incident.id) = ("its".into(), "other".into());
-    (other.incident.kind, other.incident.severity) = ("volume-busy".into(), crate::event::Severity::Warning);
+    (other.incident.kind, other.incident.severity) = ("volume-busy".into(), kevtmon_event::Severity::Warning);
     other.target = None;
     let memory = || Memory::default().with_view(open.clone()).with_view(other.clone());
     let ids = |args: IncidentsArgs| {
@@ -117,7 +118,7 @@ fn gateway_lost_view() -> IncidentView {
 
 #[test]
 fn the_state_reads_well() {
-    let mut state = subject::tests::state();
+    let mut state = crate::test_support::node_state::state();
     state.sources = vec![
         SourceStatus::down(SourceKind::Runtime, "docker:/run/docker.sock", "no socket"),
         SourceStatus { rung: Some("tp_btf".into()), ..SourceStatus::up(SourceKind::Hook, "hook.neighbor") },
@@ -148,7 +149,7 @@ fn the_state_reads_well() {
     let memory = || Memory::default().with_state(state.clone());
     golden(&answer(memory(), &Query::State(StateArgs::default())), "state.txt");
     let json = answer(memory(), &Query::State(StateArgs { json: true, ..StateArgs::default() }));
-    assert_eq!(serde_json::from_str::<crate::core::state::NodeState>(&json.out).unwrap(), state);
+    assert_eq!(serde_json::from_str::<kevtmon_core::state::NodeState>(&json.out).unwrap(), state);
     let of_pod = |pod: &str| Query::State(StateArgs { pod: Some(pod.into()), ..StateArgs::default() });
     let one = answer(memory(), &of_pod("a/web"));
     assert!(one.out.contains("pod a/web") && !one.out.contains("b/web"), "{}", one.out);
@@ -192,7 +193,7 @@ fn events_are_the_newest_hundred_or_all_since_a_moment() {
 #[test]
 fn an_event_is_shown_in_local_time_with_its_age_and_a_newer_kind_by_its_message() {
     let mut strange =
-        serde_json::to_value(numbered(60, sample::daemon(crate::event::Severity::Info))).unwrap();
+        serde_json::to_value(numbered(60, sample::daemon(kevtmon_event::Severity::Info))).unwrap();
     strange["kind"] = "disk.full".into();
     strange["message"] = "the disk\u{1b}[2J is full".into();
     let memory = Memory::of_lines([serde_json::to_string(&event(1)).unwrap(), strange.to_string()]);
@@ -311,7 +312,7 @@ fn the_examples_of_the_manual_are_what_the_commands_write() {
     let event: Event = serde_json::from_str(event).unwrap();
     let incident: IncidentView = serde_json::from_str(incident).unwrap();
     assert_eq!((&event.boot_id, &vec![event.seq]), (&incident.boot_id, &incident.incident.evidence));
-    let state: crate::core::state::NodeState = serde_json::from_str(state).unwrap();
+    let state: kevtmon_core::state::NodeState = serde_json::from_str(state).unwrap();
     assert_eq!(state.pods[0].pod.uid, incident.target.as_ref().unwrap().pod.as_ref().unwrap().uid);
     let memory = Memory::of_lines([line]).with_view(incident).with_state(state);
     let json = Query::Why(WhyArgs { word: "lijiaob/etcd1-0".into(), json: true, ..WhyArgs::default() });

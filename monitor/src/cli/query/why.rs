@@ -1,11 +1,11 @@
 //! `why`: the story of one subject, from its causes to what could not be seen.
 
 use clap::Args;
+use kevtmon_history::query::why::Outcome;
+use kevtmon_render::{escaped, story};
 
 use super::{ClientArgs, Failure, Output, processes};
 use crate::cli::exit;
-use crate::query::why::Outcome;
-use crate::render::{escaped, story};
 
 /// Arguments of `why`.
 #[derive(Debug, Default, Args)]
@@ -18,7 +18,6 @@ pub struct WhyArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "clap would show it in the help")]
     pub client: ClientArgs,
 }
 

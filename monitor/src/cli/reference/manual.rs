@@ -11,12 +11,12 @@ use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 use jiff::Timestamp;
+use kevtmon_server::sinks::api::SOCKET;
+use kevtmon_types::build_info::VERSION;
 use thiserror::Error;
 
 use super::super::Cli;
-use crate::build_info::VERSION;
 use crate::config::{DEFAULT_FILE, STATE_DIR};
-use crate::sinks::api::SOCKET;
 
 /// By which a build that can be repeated gets its time.
 const TIME: &str = "SOURCE_DATE_EPOCH";

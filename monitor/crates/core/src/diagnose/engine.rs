@@ -1,0 +1,462 @@
+//! Runs the diagnoses and keeps the lifecycle of incidents: opened, updated, closed.
+//!
+//! Input: events, changes of the model, time. Output: changes of incidents to emit, and requests. A finding about an
+//! open incident updates it and never opens a second one; an incident that the previous run left open is resumed
+//! without another `incident.opened`.
+
+use std::collections::BTreeMap;
+
+use kevtmon_event::{CloseReason, Event, Incident, Kind, Severity, WallClock};
+use kevtmon_observation::{BootNs, NeighborKey, Request};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+use super::advice::is_offered;
+use super::finding::{Finding, Findings, IncidentObjects, Report};
+use super::flapping::{Flapping, Lull, is_own_doing};
+use super::identity::{IdGenerator, IncidentId};
+use super::incidents::{Incidents, OpenIncident, Recount};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
+use crate::node::view::NodeView;
+
+/// A change of an incident, to be emitted as an event.
+#[derive(Debug, Clone, PartialEq)]
+pub struct IncidentChange {
+    /// `incident.opened`, `incident.updated` or `incident.closed`.
+    pub kind: Kind,
+    /// Time of the change.
+    pub at: BootNs,
+    /// The incident after the change.
+    pub incident: Incident,
+    /// The objects of its event.
+    pub objects: IncidentObjects,
+}
+
+/// Why a saved state could not be restored.
+#[derive(Debug, Error)]
+pub enum RestoreError {
+    /// A diagnosis cannot read its saved state.
+    #[error("cannot read the saved state of diagnosis {kind}")]
+    Diagnosis {
+        /// Kind of its incidents.
+        kind: &'static str,
+        /// The cause.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// The saved state of an engine.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    now: BootNs,
+    ready: Option<BootNs>,
+    incidents: Incidents,
+    unclaimed: Vec<IncidentId>,
+    discarded: u64,
+    flapping: Flapping,
+    /// The state of each diagnosis, by the kind of its incidents.
+    diagnoses: BTreeMap<String, Value>,
+}
+
+/// All diagnoses and the incidents that they found.
+#[derive(Debug)]
+pub struct Engine {
+    diagnoses: Vec<Box<dyn Diagnosis>>,
+    ids: IdGenerator,
+    boot_id: String,
+    now: BootNs,
+    clock: WallClock,
+    ready: Option<BootNs>,
+    incidents: Incidents,
+    /// Resumed incidents that no diagnosis recognizes, such as those of another version; closed once ready.
+    unclaimed: Vec<IncidentId>,
+    flapping: Flapping,
+    findings: Findings,
+    changes: Vec<IncidentChange>,
+    requests: Vec<Request>,
+    discarded: u64,
+}
+
+impl Engine {
+    /// An engine without incidents.
+    #[must_use]
+    pub fn new(diagnoses: Vec<Box<dyn Diagnosis>>, node: &str, boot_id: &str) -> Self {
+        Self {
+            diagnoses,
+            ids: IdGenerator::new(node, boot_id),
+            boot_id: boot_id.to_owned(),
+            now: 0,
+            clock: WallClock::default(),
+            ready: None,
+            incidents: Incidents::default(),
+            unclaimed: Vec::new(),
+            flapping: Flapping::default(),
+            findings: Findings::default(),
+            changes: Vec::new(),
+            requests: Vec::new(),
+            discarded: 0,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn replace_diagnoses(&mut self, diagnoses: Vec<Box<dyn Diagnosis>>) {
+        self.diagnoses = diagnoses;
+    }
+
+    /// Saves the state. All changes and requests must have been taken before.
+    ///
+    /// # Errors
+    /// Never in practice, as of [`Diagnosis::save`].
+    pub fn save(&self) -> Result<Saved, serde_json::Error> {
+        let saved = |diagnosis: &dyn Diagnosis| Ok((diagnosis.kind().to_owned(), diagnosis.save()?));
+        Ok(Saved {
+            now: self.now,
+            ready: self.ready,
+            incidents: self.incidents.clone(),
+            unclaimed: self.unclaimed.clone(),
+            discarded: self.discarded,
+            flapping: self.flapping.clone(),
+            diagnoses: self
+                .diagnoses
+                .iter()
+                .map(|diagnosis| saved(diagnosis.as_ref()))
+                // Of one that has nothing to save there is nothing to restore.
+                .filter(|saved| saved.as_ref().map_or(true, |(_, state)| *state != Value::Object(Map::new())))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Restores the state. A diagnosis without saved state starts empty.
+    ///
+    /// # Errors
+    /// When a diagnosis cannot read its saved state.
+    pub fn restore(&mut self, mut saved: Saved) -> Result<(), RestoreError> {
+        for diagnosis in &mut self.diagnoses {
+            let kind = diagnosis.kind();
+            if let Some(saved) = saved.diagnoses.remove(kind) {
+                diagnosis.restore(saved).map_err(|source| RestoreError::Diagnosis { kind, source })?;
+            }
+        }
+        self.now = saved.now;
+        self.ready = saved.ready;
+        self.incidents = saved.incidents;
+        self.unclaimed = saved.unclaimed;
+        self.discarded = saved.discarded;
+        self.flapping = saved.flapping;
+        Ok(())
+    }
+
+    /// Sets the offset of the wall clock.
+    pub fn set_clock(&mut self, clock: WallClock) {
+        self.clock = clock;
+    }
+
+    /// Continues to count the episodes of incidents that earlier runs in this boot closed.
+    pub fn resume_episodes(&mut self, last: Vec<(String, u32)>) {
+        for (id, episode) in last {
+            if let Some(id) = IncidentId::parse(&id) {
+                self.incidents.note_episode(id, episode);
+            }
+        }
+    }
+
+    /// Resumes the open incidents of the previous run; `events` holds the newest event of each.
+    pub fn resume(&mut self, node: &NodeView<'_>, events: Vec<Event>) {
+        for event in events {
+            let Some(incident) = event.incident.as_deref().cloned() else { continue };
+            let Some(id) = IncidentId::parse(&incident.id) else { continue };
+            let over = incident.closed.is_some() || event.boot_id != self.boot_id;
+            if over || self.incidents.open.len() >= CAPACITY {
+                continue;
+            }
+            let context = Context {
+                now: self.now,
+                clock: self.clock,
+                node,
+                incidents: &self.incidents,
+                ready: self.ready,
+            };
+            let subject = self
+                .diagnoses
+                .iter_mut()
+                .find(|diagnosis| diagnosis.kind() == incident.kind)
+                .and_then(|diagnosis| diagnosis.resume(&context, &event))
+                .filter(|subject| self.ids.id(&incident.kind, subject) == id);
+            if subject.is_none() {
+                self.unclaimed.push(id);
+            }
+            let open =
+                OpenIncident::resumed(incident, subject.unwrap_or_default(), IncidentObjects::of(&event));
+            self.incidents.open.insert(id, open);
+        }
+    }
+
+    /// Passes an event to the diagnoses.
+    pub fn event(&mut self, node: &NodeView<'_>, at: BootNs, event: &Event) {
+        self.run(node, at, |diagnosis, context, findings| diagnosis.event(context, event, findings));
+    }
+
+    /// Passes a change of the model to the diagnoses that is no event.
+    pub fn change(&mut self, node: &NodeView<'_>, at: BootNs, change: &ModelChange<'_>) {
+        if *change == ModelChange::Ready {
+            self.ready.get_or_insert(at);
+            for id in std::mem::take(&mut self.unclaimed) {
+                self.close(id, CloseReason::Expired, None);
+            }
+        }
+        self.run(node, at, |diagnosis, context, findings| diagnosis.change(context, change, findings));
+    }
+
+    /// When every source had reported.
+    #[must_use]
+    pub fn ready(&self) -> Option<BootNs> {
+        self.ready
+    }
+
+    /// Lets the diagnoses act on elapsed time.
+    pub fn tick(&mut self, node: &NodeView<'_>, at: BootNs) {
+        self.run(node, at, |diagnosis, context, findings| diagnosis.tick(context, findings));
+        while let Some(id) = self.flapping.take_due(self.now) {
+            self.end(id, CloseReason::Resolved);
+        }
+    }
+
+    /// When the next tick is due at the latest.
+    #[must_use]
+    pub fn deadline(&self) -> Option<BootNs> {
+        let deadlines = self.diagnoses.iter().filter_map(|diagnosis| diagnosis.deadline());
+        deadlines.chain(self.flapping.deadline()).min()
+    }
+
+    /// Removes and returns the changes of incidents since the last call.
+    pub fn take_changes(&mut self) -> Vec<IncidentChange> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Removes and returns the requests since the last call.
+    pub fn take_requests(&mut self) -> Vec<Request> {
+        std::mem::take(&mut self.requests)
+    }
+
+    /// What would open incidents if it lasts, as the model shows it.
+    #[must_use]
+    pub fn suspected(&self, node: &NodeView<'_>) -> Vec<Suspicion> {
+        let context =
+            Context { now: self.now, clock: self.clock, node, incidents: &self.incidents, ready: self.ready };
+        self.diagnoses.iter().flat_map(|diagnosis| diagnosis.suspected(&context)).collect()
+    }
+
+    /// The open incidents that are over for the moment.
+    #[must_use]
+    pub fn lulls(&self) -> Vec<Lull> {
+        self.flapping.lulls(self.clock)
+    }
+
+    /// How often the open incidents have been seen by now.
+    #[must_use]
+    pub fn recounts(&self) -> Vec<Recount> {
+        self.incidents.iter().filter_map(|open| open.recount(self.clock)).collect()
+    }
+
+    /// Closes the incidents that are over for the moment: nobody will see whether that lasts.
+    pub fn stop(&mut self, at: BootNs) {
+        self.now = self.now.max(at);
+        self.flapping.take_all().into_iter().for_each(|id| self.end(id, CloseReason::Resolved));
+    }
+
+    /// What the next run is to know besides open incidents.
+    #[must_use]
+    pub fn kept(&self) -> Vec<(NeighborKey, Value)> {
+        self.diagnoses.iter().flat_map(|diagnosis| diagnosis.kept()).collect()
+    }
+
+    /// The open incidents.
+    #[must_use]
+    pub fn incidents(&self) -> &Incidents {
+        &self.incidents
+    }
+
+    /// Number of findings that were discarded because a limit was reached.
+    #[must_use]
+    pub fn discarded(&self) -> u64 {
+        self.discarded
+    }
+
+    /// A line of a log is quoted for an open incident, by the event of this number.
+    pub fn quote(&mut self, at: BootNs, kind: &str, subject: &str, seq: u64) {
+        self.now = self.now.max(at);
+        let id = self.ids.id(kind, subject);
+        if let Some(open) = self.incidents.open.get_mut(&id) {
+            open.add_evidence(seq);
+            self.push_change(Kind::IncidentUpdated, id);
+        }
+    }
+
+    fn run(
+        &mut self,
+        node: &NodeView<'_>,
+        at: BootNs,
+        mut work: impl FnMut(&mut dyn Diagnosis, &Context<'_>, &mut Findings),
+    ) {
+        // A pending event is emitted up to half a second late, with its own time; `now` must not go back for it.
+        self.now = self.now.max(at);
+        for index in 0..self.diagnoses.len() {
+            let context = Context {
+                now: self.now,
+                clock: self.clock,
+                node,
+                incidents: &self.incidents,
+                ready: self.ready,
+            };
+            let diagnosis = &mut self.diagnoses[index];
+            work(diagnosis.as_mut(), &context, &mut self.findings);
+            if self.findings.items.is_empty() {
+                continue;
+            }
+            let kind = self.diagnoses[index].kind();
+            let mut items = std::mem::take(&mut self.findings.items);
+            items.drain(..).for_each(|finding| self.take(kind, finding));
+            self.findings.items = items;
+        }
+    }
+
+    fn take(&mut self, kind: &'static str, finding: Finding) {
+        debug_assert!(is_offered(kind, finding.advice()), "the table of forms has the kind");
+        match finding {
+            Finding::Report(report) => self.report(kind, *report),
+            Finding::Repeat(repeat) => {
+                let id = self.ids.id(kind, &repeat.subject);
+                if let Some(open) = self.incidents.open.get_mut(&id)
+                    && open.repeat(&repeat)
+                {
+                    self.push_change(Kind::IncidentUpdated, id);
+                }
+            }
+            Finding::Close { subject, reason, evidence, last } => {
+                let id = self.ids.id(kind, &subject);
+                if let (Some(last), Some(open)) = (last, self.incidents.open.get_mut(&id)) {
+                    open.conclude(last.0, last.1);
+                }
+                self.close(id, reason, evidence);
+            }
+            Finding::Restate { subject, summary } => {
+                let id = self.ids.id(kind, &subject);
+                if self.incidents.open.get_mut(&id).is_some_and(|open| open.restate(summary)) {
+                    self.push_change(Kind::IncidentUpdated, id);
+                }
+            }
+            Finding::Renew { subject, summary, confidence } => {
+                let id = self.ids.id(kind, &subject);
+                if self.incidents.open.get_mut(&id).is_some_and(|open| open.renew(summary, confidence)) {
+                    self.push_change(Kind::IncidentUpdated, id);
+                }
+            }
+            Finding::Link { effect, cause } => {
+                let (effect, cause) =
+                    (self.ids.id(effect.kind, &effect.subject), self.ids.id(cause.kind, &cause.subject));
+                if self.incidents.knows(cause)
+                    && let Some(open) = self.incidents.open.get_mut(&effect)
+                    && open.add_cause(cause)
+                {
+                    self.push_change(Kind::IncidentUpdated, effect);
+                }
+            }
+            Finding::Advise { subject, ruled_out, advice } => {
+                let (id, is_known) = (self.ids.id(kind, &subject), self.ready.is_some());
+                if let Some(open) = self.incidents.open.get_mut(&id)
+                    && open.advise(ruled_out, advice, is_known)
+                {
+                    self.push_change(Kind::IncidentUpdated, id);
+                }
+            }
+            Finding::Request(request) => self.requests.push(request),
+            Finding::Discarded => self.discarded += 1,
+        }
+    }
+
+    fn report(&mut self, kind: &'static str, mut report: Report) {
+        let id = self.ids.id(kind, &report.subject);
+        let causes: Vec<IncidentId> = std::mem::take(&mut report.caused_by)
+            .iter()
+            .map(|cause| self.ids.id(cause.kind, &cause.subject))
+            .filter(|cause| self.incidents.knows(*cause))
+            .collect();
+        if let Some(open) = self.incidents.open.get_mut(&id) {
+            let mut notable = false;
+            if self.flapping.resume(id) {
+                // What somebody else did is not lost among what the container does again and again.
+                notable = !is_own_doing(&report.objects);
+                open.begin_again(&report);
+            }
+            notable |= open.report(report, self.clock);
+            for cause in causes {
+                notable |= open.add_cause(cause);
+            }
+            if notable {
+                self.push_change(Kind::IncidentUpdated, id);
+            } else {
+                // Its objects may be others.
+                self.incidents.note_change(id);
+            }
+            return;
+        }
+        if self.incidents.open.len() >= CAPACITY || !self.incidents.has_room_for(&report.objects) {
+            self.discarded += 1;
+            return;
+        }
+        let episode = self.incidents.next_episode(id);
+        let mut open = OpenIncident::new((id, episode), kind, report, self.now, self.clock);
+        for cause in causes {
+            open.add_cause(cause);
+        }
+        self.incidents.open.insert(id, open);
+        self.push_change(Kind::IncidentOpened, id);
+    }
+
+    fn close(&mut self, id: IncidentId, reason: CloseReason, evidence: Option<u64>) {
+        let Some(open) = self.incidents.open.get_mut(&id) else { return };
+        if let Some(seq) = evidence {
+            open.add_evidence(seq);
+        }
+        if reason != CloseReason::Resolved || !self.flapping.holds(id, open.objects(), self.now) {
+            self.flapping.resume(id);
+            self.end(id, reason);
+        }
+    }
+
+    fn end(&mut self, id: IncidentId, reason: CloseReason) {
+        let Some(open) = self.incidents.close(id) else { return };
+        self.incidents.note_change(id);
+        let mut incident = open.incident(self.clock);
+        incident.close(self.clock.text(self.now), reason);
+        let objects = open.objects().clone();
+        self.changes.push(IncidentChange { kind: Kind::IncidentClosed, at: self.now, incident, objects });
+    }
+
+    fn push_change(&mut self, kind: Kind, id: IncidentId) {
+        self.incidents.note_change(id);
+        if let Some(open) = self.incidents.open.get(&id) {
+            let (incident, objects) = (open.incident(self.clock), open.objects().clone());
+            self.changes.push(IncidentChange { kind, at: self.now, incident, objects });
+        }
+    }
+}
+
+impl IncidentChange {
+    /// Severity of its event: a closed incident is a notice at most.
+    #[must_use]
+    pub fn severity(&self) -> Severity {
+        match self.kind {
+            Kind::IncidentClosed => self.incident.severity.min(Severity::Notice),
+            _ => self.incident.severity,
+        }
+    }
+
+    /// Message of its event.
+    #[must_use]
+    pub fn message(&self) -> String {
+        self.incident.message()
+    }
+}

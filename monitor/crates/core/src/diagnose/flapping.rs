@@ -1,0 +1,136 @@
+//! Incidents that a container opens and closes again and again by what it does to itself.
+//!
+//! Each opening and each end is an event that no budget limits, that is stored before others are told, and that has a
+//! recording made. So beyond a few a minute the end of such an incident is told once it has lasted.
+
+use std::collections::BTreeMap;
+
+use kevtmon_event::WallClock;
+use kevtmon_observation::BootNs;
+use kevtmon_types::bucket::{Buckets, Price};
+use kevtmon_types::clock::SECOND;
+use serde::{Deserialize, Serialize};
+
+use super::finding::IncidentObjects;
+use super::identity::IncidentId;
+use crate::node::charge::{is_by_itself, of_target};
+
+/// A container may have eight ends told at once, each of which it has back after this time.
+const INTERVAL: BootNs = 5 * SECOND;
+const OF_ONE_END: Price = Price { of_one: INTERVAL, of_all: 8 * INTERVAL };
+/// How long an end beyond that must last.
+const CALM: BootNs = 10 * SECOND;
+
+/// An open incident that is over for the moment; its end counts once it has lasted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lull {
+    /// Its id.
+    pub id: String,
+    /// Since when nothing is wrong, RFC 3339.
+    pub since: String,
+}
+
+/// Which ends have been told of late, and which are not told yet.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Flapping {
+    /// By container.
+    accounts: Buckets,
+    /// When the end of an incident will have lasted.
+    held: BTreeMap<IncidentId, BootNs>,
+}
+
+impl Flapping {
+    /// Whether the end of an incident is not to be told yet.
+    pub(super) fn holds(&mut self, id: IncidentId, objects: &IncidentObjects, now: BootNs) -> bool {
+        let Some(target) = objects.target.as_deref().filter(|_| is_own_doing(objects)) else { return false };
+        if self.accounts.take(&of_target(target), now, OF_ONE_END) {
+            return false;
+        }
+        self.held.insert(id, now.saturating_add(CALM));
+        true
+    }
+
+    /// Forgets that an incident is over; returns whether it was.
+    pub(super) fn resume(&mut self, id: IncidentId) -> bool {
+        self.held.remove(&id).is_some()
+    }
+
+    /// Removes and returns an incident whose end has lasted.
+    pub(super) fn take_due(&mut self, now: BootNs) -> Option<IncidentId> {
+        let id = self.held.iter().find(|(_, due)| **due <= now).map(|(id, _)| *id)?;
+        self.held.remove(&id);
+        Some(id)
+    }
+
+    /// Removes and returns all whose end is not told yet.
+    pub(super) fn take_all(&mut self) -> Vec<IncidentId> {
+        std::mem::take(&mut self.held).into_keys().collect()
+    }
+
+    /// The incidents whose end is not told yet.
+    pub(super) fn lulls(&self, clock: WallClock) -> Vec<Lull> {
+        let lull = |(id, due): (&IncidentId, &BootNs)| Lull {
+            id: id.text(),
+            since: clock.text(due.saturating_sub(CALM)),
+        };
+        self.held.iter().map(lull).collect()
+    }
+
+    /// When [`Self::take_due`] has something.
+    pub(super) fn deadline(&self) -> Option<BootNs> {
+        self.held.values().min().copied()
+    }
+}
+
+/// Whether it is what a container did to itself.
+pub(super) fn is_own_doing(objects: &IncidentObjects) -> bool {
+    let both = objects.actor.as_deref().zip(objects.target.as_deref());
+    both.is_some_and(|(actor, target)| is_by_itself(actor, target))
+}
+
+#[cfg(test)]
+mod tests {
+    use kevtmon_testing::sample;
+
+    use super::*;
+
+    /// What a container did to itself.
+    fn objects() -> IncidentObjects {
+        let mut event = sample::deletion();
+        let target = event.target.as_mut().unwrap();
+        target.pod = None;
+        event.actor.as_mut().unwrap().container = target.container.clone();
+        IncidentObjects::of(&event)
+    }
+
+    fn id(number: usize) -> IncidentId {
+        IncidentId::parse(&format!("{number:016x}")).unwrap()
+    }
+
+    #[test]
+    fn ends_that_a_container_causes_itself_are_told_a_few_times_and_then_once_they_last() {
+        let (mut flapping, objects) = (Flapping::default(), objects());
+        let held = (0..1000).filter(|number| flapping.holds(id(*number), &objects, 1));
+        assert_eq!(held.count(), 1000 - 8);
+        assert!(!flapping.resume(id(0)) && flapping.resume(id(999)) && !flapping.resume(id(999)));
+        let lulls = flapping.lulls(WallClock::default());
+        let first = Lull { id: id(8).text(), since: WallClock::default().text(1) };
+        assert_eq!((lulls.len(), &lulls[0]), (1000 - 9, &first), "they are over for now");
+        assert_eq!((flapping.deadline(), flapping.take_due(CALM)), (Some(CALM + 1), None));
+        assert_eq!(flapping.take_due(CALM + 1), Some(id(8)));
+        // One of each five seconds is told at once.
+        assert!(!flapping.holds(id(1), &objects, INTERVAL + 1));
+        assert!(flapping.holds(id(2), &objects, INTERVAL + 2));
+    }
+
+    #[test]
+    fn what_somebody_else_did_is_over_at_once() {
+        let mut flapping = Flapping::default();
+        let mut by_other = objects();
+        by_other.actor.as_mut().unwrap().container.as_mut().unwrap().id = "f".repeat(64);
+        let unknown = IncidentObjects { actor: None, ..objects() };
+        for number in 0..1000 {
+            assert!(!flapping.holds(id(number), &by_other, 1) && !flapping.holds(id(number), &unknown, 1));
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What is the same of all incidents of a kind.
+
+use kevtmon_event::Severity;
+use kevtmon_types::settings::{Threshold, Thresholds};
+
+use super::Diagnosis;
+
+/// A kind of incident, described once: lists of kinds, series, settings, the journal catalog and docs/incidents.md follow from it.
+#[derive(Debug)]
+pub struct IncidentKind {
+    /// As users filter and alert on it.
+    pub name: &'static str,
+    /// What is wrong, in one line.
+    pub title: &'static str,
+    /// What it means, and how it comes.
+    pub meaning: &'static str,
+    /// What to do.
+    pub remedy: &'static str,
+    /// Severities that it usually has: each has a series from the start, of which there is room for few. Others appear with the
+    /// first of them.
+    pub severities: &'static [Severity],
+    /// What its count counts, in the plural.
+    pub counted: &'static str,
+    /// Its settings.
+    pub thresholds: &'static [&'static Threshold],
+    /// What shows that it is over.
+    pub watched_by: Watch,
+    /// Whether it takes a source that is off unless the configuration names it: then there is no series before the first one.
+    pub is_optional: bool,
+    /// Makes the diagnosis that finds it.
+    pub(super) start: fn(&Thresholds) -> Box<dyn Diagnosis>,
+}
+
+/// A source that shows that an incident is over: while it is down, that is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watch {
+    /// Messages of rtnetlink.
+    Netlink,
+    /// The hook `exec`.
+    Executions,
+    /// The runtime of its container.
+    Runtime,
+    /// None alone.
+    None,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnose::{KINDS, kind};
+
+    #[test]
+    fn every_kind_is_explained_in_whole_sentences() {
+        for IncidentKind { name, title, meaning, remedy, .. } in KINDS {
+            assert!(!title.ends_with('.') && title.len() < 80, "{name}");
+            assert!(meaning.ends_with('.') && remedy.ends_with('.'), "{name}");
+        }
+        assert!(kind("no-such-kind").is_none());
+    }
+
+    #[test]
+    fn a_kind_is_that_of_its_diagnosis() {
+        for kind in KINDS {
+            assert_eq!((kind.start)(&Thresholds::default()).kind(), kind.name);
+        }
+    }
+
+    #[test]
+    fn forms_are_offered_by_kinds_that_there_are() {
+        let kinds = kevtmon_event::form::ALL.iter().flat_map(|form| form.kinds);
+        let unknown: Vec<_> = kinds.filter(|name| kind(name).is_none()).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+}

@@ -1,0 +1,301 @@
+//! Finds incidents: what is wrong now, since when, and why.
+//!
+//! Each kind of incident is one file and one line in [`KINDS`]. A diagnosis gets events, changes of the model and time,
+//! and reports [`Findings`]; the [`Engine`] turns them into incidents, gives those an id and decides when an event is
+//! emitted. Neither does I/O or reads a clock: what only I/O can find out is requested.
+
+use std::fmt::Debug;
+use std::net::IpAddr;
+
+use kevtmon_event::{Event, MountServer, Rbd, WallClock};
+use kevtmon_observation::{
+    BootNs, HostNeighbor, MountFacts, NeighborKey, NsInum, PodRoute, SandboxCheckpoint,
+};
+use kevtmon_types::clock::SECOND;
+use kevtmon_types::settings::{Threshold, Thresholds};
+use serde_json::Value;
+
+use crate::node::cni::Call;
+use crate::node::mounts::BusyMount;
+use crate::node::rbd_locks::LockCall;
+use crate::node::view::NodeView;
+
+/// `save` and `restore` of a diagnosis whose other fields than `thresholds` are its complete state.
+macro_rules! saved_without_thresholds {
+    () => {
+        fn save(&self) -> Result<serde_json::Value, serde_json::Error> {
+            serde_json::to_value(self)
+        }
+
+        fn restore(&mut self, saved: serde_json::Value) -> Result<(), serde_json::Error> {
+            let thresholds = self.thresholds.clone();
+            *self = Self { thresholds, ..serde_json::from_value(saved)? };
+            Ok(())
+        }
+    };
+}
+
+mod advice;
+mod cni_netns_mismatch;
+mod cni_teardown_failing;
+mod container_undeletable;
+mod duplicate_pod_ip;
+mod engine;
+mod finding;
+mod flapping;
+mod gateway_health;
+mod gateway_neighbor_lost;
+mod identity;
+mod incidents;
+mod ipam_drift;
+mod kind;
+mod kubelet_crash_loop;
+mod mount_leak;
+mod multi_pod_disruption;
+mod orphan_container;
+mod orphan_veth;
+mod pod_neighbor_unreachable;
+mod pod_network;
+mod pod_route_missing;
+mod pod_stuck_terminating;
+mod rbd_lock_left;
+mod rbd_locked_elsewhere;
+mod rbd_orphan_mapping;
+mod sandbox_crash_loop;
+mod spec_hash_storm;
+mod stale_cni_del;
+mod suspicion;
+mod timers;
+mod umount_hung;
+mod volume_busy;
+
+pub use engine::{Engine, IncidentChange, RestoreError, Saved};
+pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
+pub use flapping::Lull;
+pub use gateway_health::{GatewayHealth, gateway_health};
+pub use incidents::{Incidents, OpenIncident, Recount};
+pub use kind::{IncidentKind, Watch};
+pub use mount_leak::{Leak, Leaks};
+pub use orphan_veth::VethEnd;
+pub use rbd_orphan_mapping::{ImageUse, Usage};
+pub use sandbox_crash_loop::is_folded;
+pub use suspicion::Suspicion;
+pub use umount_hung::Waiting;
+pub use volume_busy::LEFT_VOLUME;
+
+/// Every kind, causes before their effects: a later diagnosis can link what an earlier one found in the same event. A stale CNI
+/// call is a cause only for what it did, so it comes behind that.
+pub const KINDS: [&IncidentKind; 22] = [
+    &cni_teardown_failing::SPEC,
+    &gateway_neighbor_lost::SPEC,
+    &orphan_veth::SPEC,
+    &ipam_drift::SPEC,
+    &duplicate_pod_ip::SPEC,
+    &pod_neighbor_unreachable::SPEC,
+    &pod_route_missing::SPEC,
+    &orphan_container::SPEC,
+    &volume_busy::SPEC,
+    &stale_cni_del::SPEC,
+    &cni_netns_mismatch::SPEC,
+    &kubelet_crash_loop::SPEC,
+    &spec_hash_storm::SPEC,
+    &sandbox_crash_loop::SPEC,
+    &umount_hung::SPEC,
+    &container_undeletable::SPEC,
+    &pod_stuck_terminating::SPEC,
+    &mount_leak::SPEC,
+    &rbd_orphan_mapping::SPEC,
+    &rbd_lock_left::SPEC,
+    &rbd_locked_elsewhere::SPEC,
+    // The cause of others, found in them.
+    &multi_pod_disruption::SPEC,
+];
+
+/// The kind of this name.
+#[must_use]
+pub fn kind(name: &str) -> Option<&'static IncidentKind> {
+    KINDS.into_iter().find(|kind| kind.name == name)
+}
+
+/// The thresholds of all kinds, in the order of the configuration file.
+pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
+    KINDS.into_iter().flat_map(|kind| kind.thresholds).copied()
+}
+
+fn seconds(seconds: u32) -> BootNs {
+    BootNs::from(seconds) * SECOND
+}
+
+/// Limit of faults that one diagnosis follows, and of open incidents.
+pub const CAPACITY: usize = 1024;
+
+/// An incident of the previous run does not escalate before every source has reported; its timer is postponed by this.
+pub const STARTUP_GRACE: BootNs = 5 * SECOND;
+
+/// The diagnoses, in the order of [`KINDS`].
+#[must_use]
+pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
+    KINDS.into_iter().map(|kind| (kind.start)(thresholds)).collect()
+}
+
+/// Finds one kind of incident.
+pub trait Diagnosis: Debug + Send {
+    /// The kind of its incidents, as users filter and alert on it.
+    fn kind(&self) -> &'static str;
+
+    /// An event was emitted; the model includes it already.
+    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings);
+
+    /// Something changed that is no event.
+    fn change(&mut self, _seen: &Context<'_>, _change: &ModelChange<'_>, _findings: &mut Findings) {}
+
+    /// A deadline may have passed.
+    fn tick(&mut self, _seen: &Context<'_>, _findings: &mut Findings) {}
+
+    /// What would open incidents if it lasts.
+    fn suspected(&self, _seen: &Context<'_>) -> Vec<Suspicion> {
+        Vec::new()
+    }
+
+    /// What it suspects of gateways and the next run of the daemon is to know, in its own form.
+    fn kept(&self) -> Vec<(NeighborKey, Value)> {
+        Vec::new()
+    }
+
+    /// When the next tick is due.
+    fn deadline(&self) -> Option<BootNs> {
+        None
+    }
+
+    /// Resumes an incident of this kind that the previous run left open, and returns its subject. `event` is the newest
+    /// event of the incident.
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String>;
+
+    /// Saves its state, without the thresholds.
+    ///
+    /// # Errors
+    /// Never in practice: all saved maps have string keys or are written as lists of pairs.
+    fn save(&self) -> Result<Value, serde_json::Error>;
+
+    /// Restores its state.
+    ///
+    /// # Errors
+    /// When the saved state cannot be read.
+    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error>;
+}
+
+/// What a diagnosis can read.
+#[derive(Debug, Clone, Copy)]
+pub struct Context<'a> {
+    /// Current time; never goes back.
+    pub now: BootNs,
+    /// Converts the times of events.
+    pub clock: WallClock,
+    /// The model.
+    pub node: &'a NodeView<'a>,
+    /// The open incidents.
+    pub incidents: &'a Incidents,
+    /// When every source had reported; `None` during start-up.
+    pub ready: Option<BootNs>,
+}
+
+/// A change that diagnoses are notified of besides events.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ModelChange<'a> {
+    /// A snapshot of a network namespace was applied.
+    Netns(NsInum),
+    /// The entry of a gateway in a network namespace was resolved, which is no event.
+    Resolved(NsInum),
+    /// A network namespace was destroyed.
+    NetnsGone(NsInum),
+    /// An interface of a network namespace got or lost an address.
+    Addresses(NsInum),
+    /// It was looked where the other ends of these veth devices of the host are.
+    VethPeers(&'a [VethEnd]),
+    /// The neighbor entries of the host's namespace that are not resolved were looked at.
+    HostNeighbors(&'a [HostNeighbor]),
+    /// The kernel was asked by which routes the host reaches addresses of pods.
+    PodRoutes {
+        /// The id of the request.
+        id: u64,
+        /// Those to which the route does not lead by their interfaces.
+        elsewhere: &'a [PodRoute],
+    },
+    /// A route of the host to one address alone was added or deleted.
+    HostRoute {
+        /// The address.
+        address: IpAddr,
+        /// Whether it was added.
+        is_there: bool,
+    },
+    /// What the previous run suspected of a gateway, of whose namespace a snapshot was applied.
+    Suspected(&'a Value),
+    /// A container was added, changed or removed.
+    Container(&'a str),
+    /// It was found where `CNI_NETNS` of a CNI call led to.
+    CniNetns(&'a Call),
+    /// A CNI call has ended, which is the event of this number.
+    CniFinished(&'a Call, u64),
+    /// A container appeared that is a sandbox, or claims to be one.
+    SandboxMade(&'a str),
+    /// Kubelets and runtimes were looked for.
+    Components,
+    /// The processes that unmount something and wait in the kernel.
+    Unmounters(&'a [Waiting]),
+    /// Pods that have a directory were looked at.
+    PodRemains,
+    /// Who uses a volume that is mounted though its pod is over, by the id of the request.
+    LeftVolume {
+        /// The id.
+        id: u64,
+        /// The mount that was found at its path.
+        mount: Option<&'a MountFacts>,
+        /// Who holds that.
+        found: &'a IncidentObjects,
+        /// Who serves it, a FUSE file system.
+        servers: &'a [MountServer],
+        /// Whether nobody was found who does.
+        unserved: bool,
+    },
+    /// Mounts of containers and pods that are left in other namespaces were looked for.
+    MountCopies(&'a Leaks),
+    /// What host-local has written down of addresses has changed.
+    Ipam,
+    /// The Ceph RBD images that are mapped, all of them.
+    RbdImages(&'a [Rbd]),
+    /// Who uses them was looked for.
+    RbdUses(&'a [ImageUse]),
+    /// A call of `rbd` has succeeded that takes or removes a lock.
+    RbdLock(&'a LockCall),
+    /// The mount namespaces or root directories of kubelets are others.
+    Kubelets,
+    /// A snapshot of all containers of a runtime was applied.
+    Runtime,
+    /// A runtime no longer answers, or does again.
+    RuntimeAvailability,
+    /// Every source has reported its status.
+    Ready,
+    /// Which of the sandboxes that were asked for have a checkpoint.
+    SandboxCheckpoints(&'a [SandboxCheckpoint]),
+    /// An unmount was refused again, without an event.
+    Refused(&'a BusyMount),
+    /// Because of that it was looked again whether those hold the mount still who did.
+    HoldersChecked {
+        /// The mount.
+        mount: &'a BusyMount,
+        /// When all of them were seen; `None` where that is not known.
+        seen: Option<BootNs>,
+    },
+    /// An unmount of the path of a busy mount succeeded, and whether that very mount is gone is not known.
+    UmountUndetermined {
+        /// The mount.
+        mount: &'a BusyMount,
+        /// Why not.
+        reason: &'a str,
+    },
+    /// A busy mount is gone, and how was not observed.
+    MountGone(&'a BusyMount),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! One actor disrupts the network of several pods within a short time: a restarted network service, a script, an agent that
+//! tears down what it does not know.
+//!
+//! It is found in the open incidents of single pods, which name the actor, and is their cause. Processes that one process
+//! started as the same program are one actor: a script runs `ip` anew for each pod. A process is told from a later one with its
+//! id by its start; where that is not known, the incident is only likely.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use effects::{Effect, Effects};
+use kevtmon_event::wording::{actor_phrase, repeated_actor_phrase};
+use kevtmon_event::{Actor, CloseReason, Confidence, Event, Severity, Shared, form, identity};
+use kevtmon_observation::BootNs;
+use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use serde::{Deserialize, Serialize};
+
+use super::advice::advice;
+use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
+use super::{
+    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, gateway_neighbor_lost, pod_route_missing,
+    seconds,
+};
+
+mod effects;
+#[cfg(test)]
+mod tests;
+
+/// As users filter and alert on it.
+pub(super) const KIND: &str = "multi-pod-disruption";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "One actor has disrupted the network of several pods",
+    meaning: "A network service that was restarted, a script or an agent took away what the network of these pods needs; each \
+             of them has an incident of its own, of which this one is the cause.",
+    remedy: "Find out why the actor did it, and stop that first; then restore the pods as their incidents advise.",
+    severities: &[Severity::Warning],
+    counted: "pods",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Netlink,
+    is_optional: false,
+    start: |thresholds| Box::new(MultiPodDisruption::new(thresholds)),
+};
+
+/// Incidents whose actor did something to the network of a pod. The actor of others holds or calls something.
+const EFFECTS: [&str; 2] = [gateway_neighbor_lost::KIND, pod_route_missing::KIND];
+/// Pods that a summary names.
+const NAMED: usize = 8;
+
+thresholds! {
+    /// The networks of this number of pods, disrupted by one actor, are one incident.
+    PODS = "multi_pod_disruption_pods", default 3, Unit::Count;
+    /// If they were disrupted within this time.
+    WINDOW = "multi_pod_disruption_seconds", default 10, Unit::Seconds;
+}
+
+/// What one actor did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Disruption {
+    /// When the first and the last pod was hit.
+    first: BootNs,
+    last: BootNs,
+    /// The pods, by uid.
+    pods: BTreeMap<String, String>,
+    /// The number of pods that was told last; of a resumed one it may be of pods that are not known.
+    told: u64,
+    severity: Severity,
+}
+
+/// The diagnosis.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct MultiPodDisruption {
+    #[serde(skip)]
+    thresholds: Thresholds,
+    /// The open ones, by the identity of the actor.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    disruptions: BTreeMap<String, Disruption>,
+    /// What the open incidents tell: looking at all of them for each event would cost the more the more there are.
+    #[serde(skip)]
+    effects: Effects,
+}
+
+impl MultiPodDisruption {
+    pub(super) fn new(thresholds: &Thresholds) -> Self {
+        Self { thresholds: thresholds.clone(), disruptions: BTreeMap::new(), effects: Effects::default() }
+    }
+
+    /// Looks at the open incidents, if one has changed since.
+    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        let others = self.disruptions.keys();
+        for actor in self.effects.look(context, others) {
+            let effects = self.effects.of(&actor);
+            if effects.is_empty() {
+                self.end(actor, findings);
+            } else {
+                self.judge(actor, &effects, findings);
+            }
+        }
+    }
+
+    fn judge(&mut self, actor: String, effects: &[Shared<Effect>], findings: &mut Findings) {
+        let window = seconds(self.thresholds.get(&WINDOW));
+        let is_open = self.disruptions.contains_key(&actor);
+        let begin = match self.disruptions.get(&actor) {
+            Some(known) => Some(known.first),
+            None => self.burst(effects, window),
+        };
+        let Some(begin) = begin else { return };
+        if !is_open && self.disruptions.len() >= CAPACITY {
+            return findings.discard();
+        }
+        let disruption = self.disruptions.entry(actor.clone()).or_insert_with(|| Disruption {
+            first: begin,
+            last: begin,
+            pods: BTreeMap::new(),
+            told: 0,
+            severity: Severity::Warning,
+        });
+        let mut of_it: Vec<&Effect> = Vec::new();
+        for effect in effects.iter().filter(|effect| effect.first >= begin) {
+            if effect.first > disruption.last.saturating_add(window) {
+                break;
+            }
+            disruption.last = disruption.last.max(effect.first);
+            disruption.pods.insert(effect.uid.clone(), effect.label.clone());
+            of_it.push(effect);
+        }
+        if of_it.is_empty() {
+            return self.end(actor, findings);
+        }
+        let severity = of_it.iter().map(|effect| effect.severity).max();
+        let severity = severity.unwrap_or(Severity::Warning).max(Severity::Warning);
+        let count = u64::try_from(disruption.pods.len()).unwrap_or(u64::MAX);
+        if count > disruption.told || severity > disruption.severity {
+            disruption.told = disruption.told.max(count);
+            disruption.severity = severity;
+            findings.report(report(actor.clone(), disruption, &of_it));
+        }
+        for effect in of_it {
+            let subject = effect.subject.clone();
+            let cause = IncidentKey { kind: KIND, subject: actor.clone() };
+            findings.link(IncidentKey { kind: effect.kind, subject }, cause);
+        }
+    }
+
+    /// When enough pods were hit within the window for the first time.
+    fn burst(&self, effects: &[Shared<Effect>], window: BootNs) -> Option<BootNs> {
+        let least = usize::try_from(self.thresholds.get(&PODS)).unwrap_or(usize::MAX).max(2);
+        let is_burst = |from: &&Shared<Effect>| {
+            let within = effects.iter().filter(|other| {
+                from.first <= other.first && other.first <= from.first.saturating_add(window)
+            });
+            let pods: BTreeSet<&str> = within.map(|other| other.uid.as_str()).collect();
+            pods.len() >= least
+        };
+        effects.iter().find(is_burst).map(|effect| effect.first)
+    }
+
+    fn end(&mut self, actor: String, findings: &mut Findings) {
+        if self.disruptions.remove(&actor).is_some() {
+            findings.close(actor, CloseReason::Resolved, None);
+        }
+    }
+}
+
+fn report(subject: String, disruption: &Disruption, effects: &[&Effect]) -> Report {
+    let actors: Vec<&Actor> = effects.iter().map(|effect| &*effect.actor).collect();
+    let confidence = effects.iter().map(|effect| effect.confidence).min().unwrap_or(Confidence::Likely);
+    let kind = effects.first().map_or(gateway_neighbor_lost::KIND, |effect| effect.kind);
+    Report {
+        severity: disruption.severity,
+        confidence,
+        summary: summary(disruption, &actors, confidence),
+        ruled_out: None,
+        advice: Some(vec![advice(
+            form::LIST_EFFECTS,
+            "see what happened to each pod, and what helps it",
+            &["kevtmon", "incidents", "--kind", kind],
+        )]),
+        objects: IncidentObjects {
+            actor: actors.first().map(|actor| Shared::new((*actor).clone())),
+            ..IncidentObjects::default()
+        },
+        first: disruption.first,
+        last: disruption.last,
+        evidence: Vec::new(),
+        count: Count::Total(disruption.told),
+        found_at_start: false,
+        caused_by: Vec::new(),
+        subject,
+    }
+}
+
+/// `the network of 110 pods was disrupted within 8 s by systemd-networkd (pid 812): a/b, c/d and 108 more`
+fn summary(disruption: &Disruption, actors: &[&Actor], confidence: Confidence) -> String {
+    let by = match actors {
+        [first, others @ ..] if others.iter().all(|other| is_one_process(first, other)) => {
+            actor_phrase(first)
+        }
+        [first, ..] => repeated_actor_phrase(first),
+        [] => String::new(),
+    };
+    let likely = if confidence == Confidence::Certain { "" } else { "likely " };
+    let span = disruption.last.saturating_sub(disruption.first).div_ceil(super::SECOND).max(1);
+    let mut names: Vec<&str> = disruption.pods.values().map(String::as_str).collect();
+    names.sort_unstable();
+    let more = disruption.told.saturating_sub(u64::try_from(names.len().min(NAMED)).unwrap_or(u64::MAX));
+    names.truncate(NAMED);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!(
+        "the network of {} pods was disrupted within {span} s, {likely}by {by}: {}{more}",
+        disruption.told,
+        names.join(", ")
+    )
+}
+
+fn is_one_process(one: &Actor, other: &Actor) -> bool {
+    one.pid == other.pid && one.start_time_ns == other.start_time_ns
+}
+
+impl Diagnosis for MultiPodDisruption {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn event(&mut self, context: &Context<'_>, _event: &Event, findings: &mut Findings) {
+        self.review(context, findings);
+    }
+
+    fn change(&mut self, context: &Context<'_>, _change: &ModelChange<'_>, findings: &mut Findings) {
+        self.review(context, findings);
+    }
+
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        self.review(context, findings);
+    }
+
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
+        let (incident, actor) = (event.incident.as_ref()?, event.actor.as_deref()?);
+        let time = |text: &str| context.clock.boot_ns(text).unwrap_or(context.now);
+        let known = Disruption {
+            first: time(&incident.first_seen),
+            last: time(&incident.last_seen),
+            pods: BTreeMap::new(),
+            told: incident.count,
+            severity: incident.severity,
+        };
+        let subject = identity(actor).key;
+        self.disruptions.insert(subject.clone(), known);
+        self.effects = Effects::default();
+        Some(subject)
+    }
+
+    saved_without_thresholds!();
+}

@@ -1,0 +1,426 @@
+//! A veth device of a pod is still on the node though its pod is gone: something keeps the network namespace of its other
+//! end.
+//!
+//! Found by state: the devices of the host, and what the runtimes tell of who lives behind them. A device is a pod's by the name
+//! that its network plugin gives it, by the result of the plugin that libcni keeps, or because a pod was seen behind it; it is
+//! identified by its index, since the next pod of the same name has a device of the same name. Containers of other pods that are
+//! in its namespace do not make its pod live: they have entered it, or the plugin was called for the namespace of another pod (a
+//! process id that was used again).
+//!
+//! A runtime that does not answer makes all pods look gone, so nothing is said then; where there is none at all, a device is left
+//! if no process is in its namespace. What keeps the namespace is looked for before anything is said, which also finds containers
+//! there that no runtime has told.
+
+use std::collections::BTreeMap;
+
+use kevtmon_event::{
+    CloseReason, Confidence, Container, Event, Join, Kind, MountHolder, Pod, Severity, Shared, Target,
+    Unreadable,
+};
+use kevtmon_observation::{Access, BootNs, LinkFacts, NsInum, Request};
+use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use living::{Judgement, Living};
+use serde::{Deserialize, Serialize};
+use whose::Whose;
+
+use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
+use super::pod_network::SETTLE;
+use super::{
+    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing, seconds,
+};
+use crate::node::view::{NodeView, RuntimeAvailability};
+
+mod living;
+#[cfg(test)]
+mod tests;
+mod whose;
+mod wording;
+
+/// As users filter and alert on it.
+pub(super) const KIND: &str = "orphan-veth";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A pod's veth device is left on the node though its pod is gone",
+    meaning: "The network of the pod was not taken down, or something keeps its network namespace alive: a process, an open \
+             file or a mount. Routes and addresses that belong to the device may be in the way of newer pods.",
+    remedy: "End what keeps the namespace, as the incident names it; the device goes with it. Do not delete a device by its \
+             name: the next pod of that name has one of the same name.",
+    severities: &[Severity::Warning],
+    counted: "observations",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::Netlink,
+    is_optional: false,
+    start: |thresholds| Box::new(OrphanVeth::new(thresholds)),
+};
+
+thresholds! {
+    /// The veth device of a pod may remain for this time after its pod.
+    AFTER = "orphan_veth_seconds", default 60, Unit::Seconds;
+}
+
+/// An answer that does not come by then is asked for again.
+const PATIENCE: BootNs = 120 * SECOND;
+/// A namespace with a container that no runtime tells of is looked at again so late.
+const AGAIN: BootNs = 300 * SECOND;
+/// What keeps the namespace of an open one is looked for again after this time, and later ever more rarely: all processes of
+/// the node are read for it.
+const LOOK_FIRST: BootNs = 300 * SECOND;
+const LOOK_MOST: BootNs = 3600 * SECOND;
+/// Devices that are looked at together.
+const BATCH: usize = 64;
+
+/// Where the other end of a veth device is, and what keeps the namespace there.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VethEnd {
+    /// Index of the host's end.
+    pub ifindex: u32,
+    /// Whether there is such a device still.
+    pub present: bool,
+    /// The namespace of the other end.
+    pub netns: Option<NsInum>,
+    /// Its name in the host's directories.
+    pub name: Option<String>,
+    /// What keeps it.
+    pub keepers: Vec<MountHolder>,
+    /// What could not be looked into.
+    pub unreadable: Vec<Unreadable>,
+    /// Whether that is all.
+    pub complete: bool,
+}
+
+/// A device behind which nobody lives.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Orphan {
+    first: BootNs,
+    found_at_start: bool,
+    /// When it is looked for what keeps it.
+    look_at: BootNs,
+    /// The time to the look after that, of an open one.
+    pause: BootNs,
+    is_open: bool,
+    /// What the open incident says; nothing yet of one that an earlier run of the daemon opened.
+    summary: String,
+}
+
+/// A pod whose device one was.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Former {
+    namespace: String,
+    name: String,
+    uid: String,
+    /// Where it was; 0 where that is not known any more.
+    netns: NsInum,
+}
+
+/// The diagnosis.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct OrphanVeth {
+    #[serde(skip)]
+    thresholds: Thresholds,
+    /// By index.
+    orphans: BTreeMap<u32, Orphan>,
+    /// The pods that were seen behind the devices of the host, by index.
+    former: BTreeMap<u32, Former>,
+    next: Option<BootNs>,
+}
+
+impl OrphanVeth {
+    pub(super) fn new(thresholds: &Thresholds) -> Self {
+        let (orphans, former) = (BTreeMap::new(), BTreeMap::new());
+        Self { thresholds: thresholds.clone(), orphans, former, next: None }
+    }
+
+    fn wake(&mut self, at: BootNs) {
+        self.next = Some(self.next.map_or(at, |next| next.min(at)));
+    }
+
+    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        self.next = None;
+        let node = context.node;
+        // Before the runtimes have told their containers nobody knows who lives.
+        let Some(ready) = context.ready else { return };
+        let Some(host) = node.namespaces.get(node.host_netns) else { return };
+        self.former.retain(|ifindex, _| host.links.contains_key(ifindex));
+        let gone = self.orphans.keys().filter(|ifindex| !host.links.contains_key(ifindex)).copied();
+        for ifindex in gone.collect::<Vec<_>>() {
+            self.end(node, ifindex, findings);
+        }
+        let after = seconds(self.thresholds.get(&AFTER));
+        let mut living = Living::default();
+        for link in host.links.values().filter(|link| link.kind.as_deref() == Some("veth")) {
+            self.note_pod(node, link, &mut living);
+            let is_left = self.orphans.contains_key(&link.ifindex);
+            match living.judge(node, link, self.former.get(&link.ifindex), is_left) {
+                Judgement::Lives => self.end(node, link.ifindex, findings),
+                Judgement::Unknown => {
+                    // What was seen before counts no more once it is known again.
+                    if self.orphans.get(&link.ifindex).is_some_and(|orphan| !orphan.is_open) {
+                        self.orphans.remove(&link.ifindex);
+                    }
+                }
+                Judgement::Orphan if self.orphans.contains_key(&link.ifindex) => {}
+                Judgement::Orphan if self.orphans.len() >= CAPACITY => findings.discard(),
+                Judgement::Orphan => {
+                    let orphan = Orphan {
+                        first: context.now,
+                        found_at_start: context.now <= ready.saturating_add(2 * SECOND),
+                        look_at: context.now.saturating_add(after),
+                        pause: LOOK_FIRST,
+                        is_open: false,
+                        summary: String::new(),
+                    };
+                    self.orphans.insert(link.ifindex, orphan);
+                }
+            }
+        }
+        self.look(context, findings);
+    }
+
+    /// Keeps whose device it is, which nothing tells once the pod is gone.
+    fn note_pod(&mut self, node: &NodeView<'_>, link: &LinkFacts, living: &mut Living) {
+        let peer = link.peer.as_ref().and_then(|peer| peer.netns).filter(|netns| *netns != node.host_netns);
+        let facts = peer.and_then(|netns| node.containers.in_netns(netns));
+        let Some(facts) = facts.filter(|facts| living::is_present(node, facts)) else { return };
+        let Some(pod) = facts.pod.as_ref().filter(|pod| pod.is_confirmed()) else { return };
+        let Some(netns) = facts.netns else { return };
+        // Others may enter the namespace that was made for it, also before this is seen.
+        let is_other = living.whose(node, link, None).is_anothers(facts);
+        if !is_other && self.former.get(&link.ifindex).is_none_or(|known| known.netns != netns) {
+            let (namespace, name, uid) = (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
+            self.former.insert(link.ifindex, Former { namespace, name, uid, netns });
+        }
+    }
+
+    /// Has it looked for what keeps the namespaces of those that are due.
+    fn look(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        let due = self.orphans.iter_mut().filter(|(_, orphan)| orphan.look_at <= context.now);
+        let links: Vec<u32> = due
+            .take(BATCH)
+            .map(|(ifindex, orphan)| {
+                orphan.look_at = context.now.saturating_add(PATIENCE);
+                *ifindex
+            })
+            .collect();
+        if !links.is_empty() {
+            findings.request(Request::VethPeers { links });
+        }
+        if let Some(next) = self.orphans.values().map(|orphan| orphan.look_at).min() {
+            self.wake(next.max(context.now.saturating_add(SETTLE)));
+        }
+    }
+
+    fn looked(&mut self, context: &Context<'_>, ends: &[VethEnd], findings: &mut Findings) {
+        let node = context.node;
+        let Some(host) = node.namespaces.get(node.host_netns) else { return };
+        let mut living = Living::default();
+        for end in ends.iter().filter(|end| end.present) {
+            let Some(facts) = host.links.get(&end.ifindex) else { continue };
+            let former = self.former.get(&end.ifindex);
+            let whose = living.whose(node, facts, former);
+            let is_told = node.runtimes != RuntimeAvailability::Absent;
+            let is_inhabited = match is_told {
+                true => end
+                    .keepers
+                    .iter()
+                    .any(|keeper| is_of_living_container(keeper) && !is_anothers(node, &whose, keeper)),
+                false => end.keepers.iter().any(|keeper| keeper.access == Access::Netns),
+            };
+            // The runtimes may have told of somebody since, or be silent by now.
+            let known = LinkFacts {
+                peer: facts.peer.clone().map(|mut peer| {
+                    peer.netns = end.netns.or(peer.netns);
+                    peer
+                }),
+                ..facts.clone()
+            };
+            let is_orphan = living.judge(node, &known, former, true) == Judgement::Orphan;
+            let Some(orphan) = self.orphans.get_mut(&end.ifindex) else { continue };
+            if is_inhabited || !is_orphan {
+                orphan.look_at = context.now.saturating_add(AGAIN);
+                if is_inhabited && std::mem::take(&mut orphan.is_open) {
+                    findings.close(subject(node.host_netns, end.ifindex), CloseReason::Resolved, None);
+                }
+                continue;
+            }
+            orphan.look_at = context.now.saturating_add(orphan.pause);
+            orphan.pause = orphan.pause.saturating_mul(2).min(LOOK_MOST);
+            // Where it was is known from before, and what keeps it is not.
+            let netns = known.peer.as_ref().and_then(|peer| peer.netns);
+            let complete = end.complete && end.netns.is_some();
+            let end = VethEnd { netns, complete, ..end.clone() };
+            self.report(context, &known, &end, findings);
+        }
+        if let Some(next) = self.orphans.values().map(|orphan| orphan.look_at).min() {
+            self.wake(next);
+        }
+    }
+
+    fn report(&mut self, context: &Context<'_>, facts: &LinkFacts, end: &VethEnd, findings: &mut Findings) {
+        let node = context.node;
+        let pod = self.pod_of(node, facts);
+        let former = self.former.get(&facts.ifindex);
+        let lives = Living::default().whose(node, facts, former).lives(node);
+        let summary = wording::summary(node, facts, (pod.as_ref(), lives), end);
+        let caused_by = pod.as_ref().map_or_else(Vec::new, |pod| causes(node, pod));
+        let Some(orphan) = self.orphans.get_mut(&facts.ifindex) else { return };
+        if orphan.is_open && orphan.summary == summary {
+            return;
+        }
+        let is_new = !std::mem::replace(&mut orphan.is_open, true);
+        orphan.summary.clone_from(&summary);
+        let is_found = end.netns.is_some();
+        findings.report(Report {
+            subject: subject(node.host_netns, facts.ifindex),
+            severity: Severity::Warning,
+            confidence: match node.runtimes {
+                RuntimeAvailability::All if is_found && end.complete => Confidence::Certain,
+                _ => Confidence::Likely,
+            },
+            summary,
+            ruled_out: Some(wording::ruled_out(node, end)),
+            advice: Some(wording::steps(facts)),
+            objects: IncidentObjects {
+                target: pod.map(|pod| Shared::new(Target { pod: Some(pod), ..Target::unknown(Join::Late) })),
+                link: Some(Box::new(node.link(facts))),
+                holders: Some(end.keepers.clone()),
+                holders_complete: Some(end.complete),
+                holders_unreadable: end.unreadable.clone(),
+                ..IncidentObjects::default()
+            },
+            first: orphan.first,
+            last: context.now,
+            evidence: Vec::new(),
+            count: Count::Total(u64::from(is_new)),
+            found_at_start: orphan.found_at_start,
+            caused_by,
+        });
+    }
+
+    /// The pod whose device it was: one that was seen behind it, else one for which it was made or after whose name it is called.
+    fn pod_of(&self, node: &NodeView<'_>, link: &LinkFacts) -> Option<Pod> {
+        let seen = self.former.get(&link.ifindex).cloned();
+        let made_for = || living::former_by_result(node, &link.ifname);
+        let called = || living::former_by_name(node, &link.ifname);
+        let Former { namespace, name, uid, .. } = seen.or_else(made_for).or_else(called)?;
+        Some(Pod {
+            namespace: Some(namespace),
+            name: Some(name),
+            uid,
+            claimed: false,
+            sandbox_id: None,
+            ip: Vec::new(),
+            labels: None,
+        })
+    }
+
+    fn end(&mut self, node: &NodeView<'_>, ifindex: u32, findings: &mut Findings) {
+        if self.orphans.remove(&ifindex).is_some_and(|orphan| orphan.is_open) {
+            findings.close(subject(node.host_netns, ifindex), CloseReason::Resolved, None);
+        }
+    }
+}
+
+/// The removals of the pod's networks that fail, if those are told: a plugin that fails leaves the device.
+fn causes(node: &NodeView<'_>, pod: &Pod) -> Vec<IncidentKey> {
+    let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) else { return Vec::new() };
+    let failing = node.cni.of_pod(namespace, name).filter(|(_, sandbox)| sandbox.failed > 0);
+    let kind = cni_teardown_failing::KIND;
+    failing.map(|(id, _)| IncidentKey { kind, subject: id.to_owned() }).collect()
+}
+
+/// Whether a process in the namespace is of a container that, for all that is known, is not over.
+fn is_of_living_container(keeper: &MountHolder) -> bool {
+    let is_live = |container: &Container| {
+        let state = container.state.as_deref();
+        state.is_none_or(|state| ["running", "paused"].contains(&state))
+    };
+    keeper.access == Access::Netns && keeper.container.as_ref().is_some_and(is_live)
+}
+
+/// Whether the container of a process is another pod's than the device. Of one that no runtime tells, nobody knows.
+fn is_anothers(node: &NodeView<'_>, whose: &Whose<'_>, keeper: &MountHolder) -> bool {
+    let facts = keeper.container.as_ref().and_then(|container| node.containers.get(&container.id));
+    facts.is_some_and(|facts| whose.is_anothers(facts))
+}
+
+/// A device, which its name alone does not tell.
+fn subject(netns: NsInum, ifindex: u32) -> String {
+    format!("{netns}/{ifindex}")
+}
+
+impl Diagnosis for OrphanVeth {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+        if !matches!(event.kind, Kind::LinkCreated | Kind::LinkChanged | Kind::LinkMoved | Kind::LinkDeleted)
+        {
+            return;
+        }
+        let Some(link) = event.link.as_ref().filter(|link| link.netns == context.node.host_netns) else {
+            return;
+        };
+        if matches!(event.kind, Kind::LinkMoved | Kind::LinkDeleted) {
+            // The next one with its index is another one.
+            self.former.remove(&link.ifindex);
+            if self.orphans.remove(&link.ifindex).is_some_and(|orphan| orphan.is_open) {
+                let subject = subject(link.netns, link.ifindex);
+                findings.close(subject, CloseReason::Resolved, Some(event.seq));
+            }
+        }
+        self.wake(context.now.saturating_add(SETTLE));
+    }
+
+    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+        match change {
+            ModelChange::VethPeers(ends) => self.looked(context, ends, findings),
+            ModelChange::Netns(_)
+            | ModelChange::NetnsGone(_)
+            | ModelChange::Container(_)
+            | ModelChange::Runtime
+            | ModelChange::RuntimeAvailability
+            | ModelChange::Ipam
+            | ModelChange::Ready => self.wake(context.now.saturating_add(SETTLE)),
+            // Where there is no runtime, nothing else tells that a pod is gone.
+            ModelChange::PodRemains if context.node.runtimes == RuntimeAvailability::Absent => {
+                self.wake(context.now.saturating_add(SETTLE));
+            }
+            _ => {}
+        }
+    }
+
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        if self.next.is_some_and(|next| next <= context.now) {
+            self.review(context, findings);
+        }
+    }
+
+    fn deadline(&self) -> Option<BootNs> {
+        self.next
+    }
+
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
+        let (incident, link) = (event.incident.as_ref()?, event.link.as_ref()?);
+        let orphan = Orphan {
+            first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
+            found_at_start: incident.found_at_start,
+            look_at: context.now,
+            pause: LOOK_FIRST,
+            is_open: true,
+            summary: String::new(),
+        };
+        self.orphans.insert(link.ifindex, orphan);
+        if let Some(pod) = event.target.as_deref().and_then(Target::confirmed_pod)
+            && let (Some(namespace), Some(name)) = (pod.namespace.clone(), pod.name.clone())
+        {
+            let netns = link.peer.as_ref().and_then(|peer| peer.netns).unwrap_or_default();
+            let uid = pod.uid.clone();
+            self.former.insert(link.ifindex, Former { namespace, name, uid, netns });
+        }
+        Some(subject(link.netns, link.ifindex))
+    }
+
+    saved_without_thresholds!();
+}

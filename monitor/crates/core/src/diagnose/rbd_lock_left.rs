@@ -1,0 +1,243 @@
+//! A lock on a Ceph RBD image is left: a program on this node has taken it, the image is not mapped here, and no program here has
+//! removed the lock since. Other nodes may be refused the image for it.
+//!
+//! All that is known of locks is what `rbd` was asked for on this node and whether it succeeded: the cluster is not asked. Of a
+//! lock that was taken before the daemon started nothing is known, unless its incident was open then. One that somebody removes
+//! from another node stays an incident until the image is mapped here, or the lock is taken here once more, or a day has passed.
+
+use std::collections::BTreeMap;
+
+use kevtmon_event::wording::actor_phrase;
+use kevtmon_event::{Actor, Advice, CloseReason, Confidence, Event, Rbd, Severity, Shared, form, span};
+use kevtmon_observation::{BootNs, RbdCommand};
+use kevtmon_types::escape::name;
+use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use serde::{Deserialize, Serialize};
+
+use super::advice::{advice, quoted};
+use super::finding::{Count, Findings, IncidentObjects, Report};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
+use crate::node::rbd_locks::LockCall;
+
+/// As users filter and alert on it.
+pub(super) const KIND: &str = "rbd-lock-left";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A lock is left on a Ceph RBD image that this node has not mapped",
+    meaning: "A program on this node, such as a kubelet up to 1.7, has taken the lock, and none on this node has removed it. \
+             Other nodes may be refused the image: \"image is locked by other nodes\". Whether another node \
+             has removed the lock is not known.",
+    remedy: "Make sure by rbd status that no client has the image open, see by rbd lock list whether the lock is still there, \
+             and only then remove it.",
+    severities: &[Severity::Warning],
+    counted: "observations",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: false,
+    start: |thresholds| Box::new(RbdLockLeft::new(thresholds)),
+};
+
+thresholds! {
+    /// A lock on a Ceph RBD image that was taken on this node is reported when the image has not been mapped here for this time: it
+    /// is taken before the image is mapped, and removed after that was unmapped.
+    AFTER = "rbd_lock_left_seconds", default 300, Unit::Seconds;
+}
+
+/// Somebody may have removed it from another node.
+const EXPIRES: BootNs = 24 * 3600 * SECOND;
+/// How the kubelet's plugin calls its lock; the name of the host follows. Others may have taken one for an image that they use
+/// without the kernel.
+const OF_KUBELET: &str = "kubelet_lock_magic_";
+
+/// A lock that was taken on this node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Lock {
+    rbd: Rbd,
+    actor: Option<Shared<Actor>>,
+    /// Since when the image is known not to be mapped.
+    unmapped: Option<BootNs>,
+    /// When its incident opened.
+    opened: Option<BootNs>,
+}
+
+/// The diagnosis.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct RbdLockLeft {
+    #[serde(skip)]
+    thresholds: Thresholds,
+    /// By subject.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    locks: BTreeMap<String, Lock>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    next: Option<BootNs>,
+}
+
+impl RbdLockLeft {
+    pub(super) fn new(thresholds: &Thresholds) -> Self {
+        Self { thresholds: thresholds.clone(), locks: BTreeMap::new(), next: None }
+    }
+
+    fn called(&mut self, call: &LockCall, findings: &mut Findings) {
+        let rbd = Rbd { snapshot: None, ..Rbd::from(&call.exec) };
+        let subject = subject(&rbd);
+        if call.exec.command == RbdCommand::LockRemove {
+            return self.end(&subject, findings);
+        }
+        // Nobody gets a lock for himself while there is another one: those of before are gone.
+        if !call.exec.shared {
+            let others = self.locks.iter().filter(|(_, lock)| lock.rbd.spec() == rbd.spec());
+            for gone in others.map(|(subject, _)| subject.clone()).collect::<Vec<_>>() {
+                self.end(&gone, findings);
+            }
+        }
+        if self.locks.len() >= CAPACITY && !self.locks.contains_key(&subject) {
+            return findings.discard();
+        }
+        let actor = Some(call.actor.clone());
+        self.locks.entry(subject).or_insert(Lock { rbd, actor, unmapped: None, opened: None });
+    }
+
+    /// It is gone.
+    fn end(&mut self, subject: &str, findings: &mut Findings) {
+        if self.locks.remove(subject).is_some_and(|lock| lock.opened.is_some()) {
+            findings.close(subject.to_owned(), CloseReason::Resolved, None);
+        }
+    }
+
+    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        let after = seconds(self.thresholds.get(&AFTER));
+        self.next = None;
+        let mut expired = Vec::new();
+        for (subject, lock) in &mut self.locks {
+            let is_mapped = is_mapped(context, &lock.rbd);
+            if is_mapped == Some(true) {
+                lock.unmapped = None;
+                if lock.opened.take().is_some() {
+                    findings.close(subject.clone(), CloseReason::Resolved, None);
+                }
+                continue;
+            }
+            if is_mapped == Some(false) {
+                lock.unmapped.get_or_insert(context.now);
+            }
+            let due = match (lock.opened, lock.unmapped) {
+                (Some(opened), _) => opened.saturating_add(EXPIRES),
+                (None, Some(unmapped)) => unmapped.saturating_add(after),
+                (None, None) => continue,
+            };
+            if due > context.now {
+                self.next = Some(self.next.map_or(due, |next| next.min(due)));
+            } else if lock.opened.is_some() {
+                findings.close(subject.clone(), CloseReason::Expired, None);
+                expired.push(subject.clone());
+            } else if is_mapped.is_some() && context.ready.is_some() {
+                lock.opened = Some(context.now);
+                let expires = context.now.saturating_add(EXPIRES);
+                self.next = Some(self.next.map_or(expires, |next| next.min(expires)));
+                findings.report(report(context, subject, lock, after));
+            }
+        }
+        for subject in expired {
+            self.locks.remove(&subject);
+        }
+    }
+}
+
+/// Whether the kernel of this node has the image mapped; `None` if that is not known.
+fn is_mapped(context: &Context<'_>, rbd: &Rbd) -> Option<bool> {
+    context.node.rbd.has(&rbd.pool, rbd.rados_namespace.as_deref(), &rbd.image)
+}
+
+/// One lock of an image.
+fn subject(rbd: &Rbd) -> String {
+    format!("{} {}", rbd.spec(), rbd.lock.as_deref().unwrap_or_default())
+}
+
+fn report(context: &Context<'_>, subject: &str, lock: &Lock, after: BootNs) -> Report {
+    let Lock { rbd, actor, unmapped, .. } = lock;
+    let id = rbd.lock.as_deref().unwrap_or_default();
+    let by = actor.as_ref().map_or_else(String::new, |actor| format!(" by {}", actor_phrase(actor)));
+    let time = span(jiff::SignedDuration::from_nanos(i64::try_from(after).unwrap_or(i64::MAX)));
+    Report {
+        subject: subject.to_owned(),
+        severity: Severity::Warning,
+        // Somebody may have removed it from another node, or use the image without the kernel.
+        confidence: if id.starts_with(OF_KUBELET) { Confidence::Likely } else { Confidence::Guess },
+        summary: format!(
+            "{} is not mapped on this node, though lock {} on it was taken here{by}, and has not been removed here for {time}",
+            rbd.label(),
+            name(id)
+        ),
+        ruled_out: None,
+        advice: Some(steps(rbd, id)),
+        objects: IncidentObjects {
+            actor: actor.clone(),
+            rbd: Some(Box::new(rbd.clone())),
+            ..IncidentObjects::default()
+        },
+        first: unmapped.unwrap_or(context.now),
+        last: context.now,
+        evidence: Vec::new(),
+        count: Count::Total(1),
+        found_at_start: false,
+        caused_by: Vec::new(),
+    }
+}
+
+/// The lock protects the image from a second writer: it is removed only once it is sure that there is no first one.
+fn steps(rbd: &Rbd, lock: &str) -> Vec<Advice> {
+    let spec = rbd.spec();
+    let remove = format!("rbd lock remove {} {}", quoted(&spec), quoted(lock));
+    let watchers = "make sure that no client has the image open: it must show no watcher";
+    let locks = format!(
+        "only then see whether the lock is still there; `{remove} LOCKER` removes it, with the locker that this shows"
+    );
+    vec![
+        advice(form::LIST_WATCHERS, watchers, &["rbd", "status", &spec]),
+        advice(form::LIST_LOCKS, &locks, &["rbd", "lock", "list", &spec]),
+    ]
+}
+
+impl Diagnosis for RbdLockLeft {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn event(&mut self, _context: &Context<'_>, _event: &Event, _findings: &mut Findings) {}
+
+    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+        match change {
+            ModelChange::RbdLock(call) => self.called(call, findings),
+            ModelChange::RbdImages(_) | ModelChange::RbdUses(_) | ModelChange::Ready => {}
+            _ => return,
+        }
+        self.review(context, findings);
+    }
+
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        if self.next.is_some_and(|next| next <= context.now) {
+            self.review(context, findings);
+        }
+    }
+
+    fn deadline(&self) -> Option<BootNs> {
+        self.next
+    }
+
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
+        let rbd = event.rbd.as_deref()?.clone();
+        let subject = subject(&rbd);
+        let opened = Some(context.now);
+        let lock = Lock { rbd, actor: event.actor.clone(), unmapped: opened, opened };
+        self.locks.insert(subject.clone(), lock);
+        let expires = context.now.saturating_add(EXPIRES);
+        self.next = Some(self.next.map_or(expires, |next| next.min(expires)));
+        Some(subject)
+    }
+
+    saved_without_thresholds!();
+}
+
+#[cfg(test)]
+mod tests;

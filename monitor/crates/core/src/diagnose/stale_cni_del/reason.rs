@@ -1,0 +1,56 @@
+//! Why an incident opens.
+
+use kevtmon_event::Confidence;
+
+use super::Harm;
+
+/// Why an incident opens, or what is new about an open one.
+pub(super) enum Reason<'a> {
+    /// The call that this event tells of has failed.
+    Failed(u64),
+    /// The newest call has succeeded, after one that failed, and no harm is known.
+    Succeeded,
+    /// A newer sandbox was added, by the call that this event tells of.
+    Added(Option<u64>),
+    /// The network of the current sandbox was harmed after a call.
+    Harmed(&'a Harm),
+}
+
+impl<'a> Reason<'a> {
+    pub(super) fn seq(&self) -> Option<u64> {
+        match self {
+            Self::Failed(seq) => Some(*seq),
+            Self::Succeeded => None,
+            Self::Added(seq) => *seq,
+            Self::Harmed(harm) => Some(harm.seq),
+        }
+    }
+
+    pub(super) fn harm(&self) -> Option<&'a Harm> {
+        match self {
+            Self::Harmed(harm) => Some(harm),
+            Self::Failed(_) | Self::Succeeded | Self::Added(_) => None,
+        }
+    }
+
+    /// Whether another such call is to be feared.
+    pub(super) fn may_be_repeated(&self) -> bool {
+        !matches!(self, Self::Succeeded)
+    }
+
+    /// What was found of the sandbox that was the current one does not hold for the next.
+    pub(super) fn ruled_out(&self) -> Option<Vec<String>> {
+        match self {
+            Self::Failed(_) | Self::Succeeded => None,
+            Self::Added(_) | Self::Harmed(_) => Some(Vec::new()),
+        }
+    }
+
+    /// That a call is about an old sandbox, and that it failed, was seen. That it did harm follows from the time alone.
+    pub(super) fn confidence(&self) -> Confidence {
+        match self {
+            Self::Failed(_) | Self::Succeeded | Self::Added(_) => Confidence::Certain,
+            Self::Harmed(_) => Confidence::Likely,
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! An unmount does not come to its end: its process waits in the kernel for a file system whose server does not answer,
+//! before the system call or within it. Whoever waits for the process waits as well: a kubelet for the end of a pod.
+//!
+//! Found by the state of the process alone.
+
+use std::collections::BTreeMap;
+
+use kevtmon_event::wording::{actor_phrase, target_label};
+use kevtmon_event::{Actor, CloseReason, Confidence, Event, MountServer, Severity, Shared, Target};
+use kevtmon_observation::{BootNs, ServerState, UmountCall, UnmountedMount};
+use kevtmon_types::escape::name;
+use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use serde::{Deserialize, Serialize};
+
+use super::advice::continue_server;
+use super::finding::{Count, Findings, IncidentObjects, Report};
+use super::timers::Timers;
+use super::{Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
+
+/// As users filter and alert on it.
+pub(super) const KIND: &str = "umount-hung";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A process hangs in an unmount",
+    meaning: "It waits in the kernel for a file system whose server does not answer, such as NFS or a stopped FUSE server, \
+             and cannot be killed. What waits for it hangs, too.",
+    remedy: "Let the server answer or end it; for FUSE, abort the connection, as the advice says.",
+    severities: &[Severity::Warning],
+    counted: "unmounts",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: false,
+    start: |thresholds| Box::new(UmountHung::new(thresholds)),
+};
+
+thresholds! {
+    /// A process that unmounts something and waits in the kernel hangs once it is this old; a call of umount2(2), once it was
+    /// seen to wait for this time.
+    AFTER = "umount_hung_seconds", default 30, Unit::Seconds;
+}
+
+/// A process that unmounts something and waits in the kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// When the process started, or its call was seen first.
+    pub since: BootNs,
+    /// The process.
+    pub actor: Shared<Actor>,
+    /// The pod whose volume it is to unmount.
+    pub target: Option<Shared<Target>>,
+    /// The kind of file systems in whose code it waits.
+    pub waits_for: Option<String>,
+    /// What it is to unmount, by its arguments; none where they name several and its call does not tell which.
+    pub mount: Option<UnmountedMount>,
+    /// The process that serves that.
+    pub server: Option<Box<MountServer>>,
+    /// The call in which it waits, of a program that is not there to unmount.
+    pub call: Option<UmountCall>,
+}
+
+/// The diagnosis.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct UmountHung {
+    #[serde(skip)]
+    thresholds: Thresholds,
+    waiting: BTreeMap<String, Waiting>,
+    /// What each open incident says; nothing yet of one that an earlier run of the daemon opened.
+    open: BTreeMap<String, String>,
+    timers: Timers<String>,
+}
+
+impl UmountHung {
+    pub(super) fn new(thresholds: &Thresholds) -> Self {
+        let (waiting, open) = (BTreeMap::new(), BTreeMap::new());
+        Self { thresholds: thresholds.clone(), waiting, open, timers: Timers::default() }
+    }
+
+    fn replace(&mut self, context: &Context<'_>, list: &[Waiting], findings: &mut Findings) {
+        self.waiting = list.iter().map(|waiting| (subject(&waiting.actor), waiting.clone())).collect();
+        let over = self.open.keys().filter(|subject| !self.waiting.contains_key(*subject)).cloned();
+        for subject in over.collect::<Vec<_>>() {
+            self.open.remove(&subject);
+            findings.close(subject, CloseReason::Resolved, None);
+        }
+        let after = seconds(self.thresholds.get(&AFTER));
+        for (subject, waiting) in &self.waiting {
+            self.timers.set(subject, waiting.since.saturating_add(after).max(context.now));
+        }
+        self.review(context, findings);
+    }
+
+    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        let after = seconds(self.thresholds.get(&AFTER));
+        while let Some(subject) = self.timers.take_due(context.now) {
+            let Some(waiting) = self.waiting.get(&subject) else { continue };
+            let known = self.open.get(&subject);
+            let summary = summary(waiting, after);
+            if known == Some(&summary) {
+                continue;
+            }
+            let is_new = self.open.insert(subject.clone(), summary.clone()).is_none();
+            let stopped = server(waiting).filter(|server| {
+                server.state == ServerState::Stopped && server.confidence == Confidence::Certain
+            });
+            let steps = stopped.map(|server| continue_server(server, context.now));
+            findings.report(Report {
+                severity: Severity::Warning,
+                confidence: confidence(waiting),
+                summary,
+                ruled_out: None,
+                advice: Some(steps.into_iter().collect()),
+                objects: IncidentObjects {
+                    actor: Some(waiting.actor.clone()),
+                    target: waiting.target.clone(),
+                    ..IncidentObjects::default()
+                },
+                first: waiting.since,
+                last: context.now,
+                evidence: Vec::new(),
+                count: Count::Total(u64::from(is_new)),
+                found_at_start: false,
+                caused_by: Vec::new(),
+                subject,
+            });
+        }
+    }
+}
+
+/// The wait is what the kernel says. What is unmounted is what is in the memory of the process by now: its arguments, or the path
+/// of its call.
+fn confidence(waiting: &Waiting) -> Confidence {
+    let is_named = waiting.mount.is_some() || waiting.call.as_ref().is_some_and(|call| call.path.is_some());
+    if is_named { Confidence::Likely } else { Confidence::Certain }
+}
+
+/// Its process, which the id alone does not tell.
+fn subject(actor: &Actor) -> String {
+    format!("{}@{}", actor.pid, actor.start_time_ns)
+}
+
+fn server(waiting: &Waiting) -> Option<&MountServer> {
+    waiting.server.as_deref()
+}
+
+/// `after`: so old it is at least.
+fn summary(waiting: &Waiting, after: BootNs) -> String {
+    let mut text = actor_phrase(&waiting.actor);
+    let what = match (&waiting.call, &waiting.mount) {
+        (Some(UmountCall { path: Some(path), .. }), _) => {
+            format!(", in a call of umount2(2) on {}", name(path))
+        }
+        (Some(_), _) => ", in a call of umount2(2)".to_owned(),
+        (None, Some(mount)) => format!(", told to unmount {}", name(&mount.mountpoint)),
+        (None, None) => String::new(),
+    };
+    text.push_str(&what);
+    if let Some(pod) = waiting.target.as_deref().and_then(target_label) {
+        text.push_str(&format!(" of {pod}"));
+    }
+    let what = waiting.waits_for.as_deref().map_or_else(String::new, |kind| format!(" for {kind}"));
+    text.push_str(&format!(", waits in the kernel{what} and has not ended after {} s", after / SECOND));
+    if let Some(server) = server(waiting) {
+        let which = match server.confidence {
+            Confidence::Certain => "the server",
+            _ => "what is likely the server",
+        };
+        text.push_str(&format!("; {which} of that mount, {}, {}", server.label(), server.state_phrase()));
+    }
+    text
+}
+
+impl Diagnosis for UmountHung {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn event(&mut self, _context: &Context<'_>, _event: &Event, _findings: &mut Findings) {}
+
+    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+        if let ModelChange::Unmounters(list) = change {
+            self.replace(context, list, findings);
+        }
+    }
+
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        self.review(context, findings);
+    }
+
+    fn deadline(&self) -> Option<BootNs> {
+        self.timers.next()
+    }
+
+    fn resume(&mut self, _context: &Context<'_>, event: &Event) -> Option<String> {
+        let subject = subject(event.actor.as_deref()?);
+        self.open.insert(subject.clone(), String::new());
+        Some(subject)
+    }
+
+    saved_without_thresholds!();
+}
+
+#[cfg(test)]
+mod tests {
+    use kevtmon_event::Kind;
+    use kevtmon_observation::*;
+
+    use super::*;
+    use crate::Resume;
+    use crate::diagnose::tests::harness::*;
+
+    fn node(resume: Resume) -> TestNode {
+        let mut node = TestNode::booted(resume);
+        node.start(Vec::new());
+        node.events.clear();
+        node
+    }
+
+    fn unmounter(tgid: u32, start_ns: BootNs, is_stopped: bool) -> Unmounter {
+        let ancestor = Ancestor { tgid: 900, comm: "kubelet".into(), ..Ancestor::default() };
+        Unmounter {
+            task: TaskFacts {
+                key: TaskKey { tgid, start_ns, exec_id: 0 },
+                place: TaskPlace::default(),
+                uid: 0,
+                exe: Some("/usr/bin/umount".into()),
+                cmdline: Some("umount /v".into()),
+                netns: HOST,
+                mntns: 2,
+                cgroup: Some("/system.slice/kubelet.service".into()),
+                ancestors: vec![ancestor],
+            },
+            comm: "umount".into(),
+            waits_for: Some("FUSE".into()),
+            call: None,
+            mount: Some(UnmountedMount {
+                mountpoint: "/v".into(),
+                fstype: "fuse.glusterfs".into(),
+                source: "server:/vol".into(),
+                server: Some(FileServer {
+                    tgid: 17,
+                    comm: "glusterfs".into(),
+                    state: if is_stopped { ServerState::Stopped } else { ServerState::Running },
+                    waits_for: None,
+                    is_certain: true,
+                    uid: Some(0),
+                    cgroup: None,
+                }),
+            }),
+        }
+    }
+
+    fn observe(node: &mut TestNode, unmounters: Vec<Unmounter>) {
+        node.observe(Fact::Unmounters { unmounters });
+    }
+
+    #[test]
+    fn what_the_kernel_says_of_the_task_that_hangs_is_quoted_and_what_it_says_of_others_is_not() {
+        let mut node = node(Resume::default());
+        let hung = unmounter(50, node.now, true);
+        observe(&mut node, vec![hung]);
+        node.run_for(31 * S);
+        for (comm, tid) in [("umount", 51), ("jbd2/rbd1-8", 50), ("umount", 50)] {
+            let text = format!("INFO: task {comm}:{tid} blocked for more than 120 seconds.");
+            let says = LogSays::HungTask { comm: comm.into(), tid };
+            node.observe(Fact::Log(Box::new(LogLine { log: "/dev/kmsg".into(), text, says })));
+        }
+        let quotes: Vec<_> = node.events.iter().filter(|event| event.kind == Kind::LogQuoted).collect();
+        let text = quotes.iter().map(|event| event.log.as_ref().unwrap().text.as_str()).collect::<Vec<_>>();
+        assert_eq!(text, ["INFO: task umount:50 blocked for more than 120 seconds."]);
+        assert_eq!(node.open()[0].evidence, [quotes[0].seq]);
+    }
+
+    #[test]
+    fn an_unmount_that_waits_for_its_file_system_is_an_incident_until_its_process_is_gone() {
+        let mut node = node(Resume::default());
+        let hung = unmounter(50, node.now, true);
+        observe(&mut node, vec![hung.clone()]);
+        node.run_for(29 * S);
+        assert_eq!(node.kinds(), [""; 0], "it may be slow");
+        node.run_for(2 * S);
+        let incident = &node.open()[0];
+        let expected = (Severity::Warning, Confidence::Likely);
+        assert_eq!((incident.severity, incident.confidence), expected, "arguments are anybody's to choose");
+        assert_eq!(
+            incident.summary,
+            "umount (pid 50), a child of kubelet (pid 900), told to unmount /v, waits in the kernel for FUSE and has not \
+             ended after 30 s; the server of that mount, glusterfs (pid 17), is stopped"
+        );
+        assert_eq!(incident.advice[0].command, "kill -CONT 17");
+        // The server goes on, and does not answer all the same.
+        observe(&mut node, vec![unmounter(50, hung.task.key.start_ns, false)]);
+        let incident = &node.open()[0];
+        assert!(incident.summary.ends_with("glusterfs (pid 17), is running"), "{}", incident.summary);
+        assert_eq!((&incident.advice[..], incident.count), (&[][..], 1));
+        observe(&mut node, Vec::new());
+        let (kind, incident) = *node.incidents().last().unwrap();
+        assert_eq!((kind, incident.close_reason), (Kind::IncidentClosed, Some(CloseReason::Resolved)));
+    }
+
+    #[test]
+    fn an_unmount_of_which_only_the_wait_is_known_blames_no_pod_and_no_server() {
+        let mut node = node(Resume::default());
+        let hung = Unmounter { mount: None, ..unmounter(50, node.now, true) };
+        observe(&mut node, vec![hung]);
+        node.run_for(31 * S);
+        let incident = &node.open()[0];
+        assert_eq!(incident.confidence, Confidence::Certain);
+        assert_eq!(
+            incident.summary,
+            "umount (pid 50), a child of kubelet (pid 900), waits in the kernel for FUSE and has not ended after 30 s"
+        );
+        assert!(incident.advice.is_empty());
+    }
+
+    #[test]
+    fn a_thread_of_any_program_that_hangs_in_the_call_is_told_once_it_was_seen_to_for_that_time() {
+        let mut node = node(Resume::default());
+        node.run_for(3600 * S);
+        let call = |tid, since| {
+            let call = UmountCall { tid, path: Some("/srv/data".into()), since };
+            let (comm, ancestors) = ("csi-driver".to_owned(), Vec::new());
+            let hung = unmounter(50, 7, true);
+            let task = TaskFacts { exe: Some("/csi-driver".into()), ancestors, ..hung.task };
+            vec![Unmounter { task, comm, mount: None, call: Some(call), ..hung }]
+        };
+        let now = node.now;
+        observe(&mut node, call(57, now));
+        node.run_for(29 * S);
+        assert_eq!(node.kinds(), [""; 0], "its process is old, the call is not");
+        let now = node.now;
+        observe(&mut node, call(58, now));
+        node.run_for(29 * S);
+        assert_eq!(node.kinds(), [""; 0], "that is another call");
+        node.run_for(2 * S);
+        let incident = &node.open()[0];
+        assert_eq!(incident.confidence, Confidence::Likely, "of the path nothing but memory tells");
+        let words = ", in a call of umount2(2) on /srv/data, waits in the kernel for FUSE and has not ended after 30 s";
+        assert!(incident.summary.starts_with("csi-driver (pid 50)"), "{}", incident.summary);
+        assert!(incident.summary.ends_with(words), "{}", incident.summary);
+        observe(&mut node, Vec::new());
+        assert!(node.open().is_empty());
+    }
+
+    #[test]
+    fn one_that_comes_to_its_end_or_another_of_its_id_is_none() {
+        let mut node = node(Resume::default());
+        for _ in 0..4 {
+            let started = node.now;
+            observe(&mut node, vec![unmounter(50, started, true)]);
+            node.run_for(20 * S);
+        }
+        observe(&mut node, Vec::new());
+        node.run_for(60 * S);
+        assert_eq!(node.kinds(), [""; 0]);
+    }
+
+    #[test]
+    fn what_hung_before_the_daemon_started_is_found_and_what_ended_meanwhile_is_closed() {
+        let mut node = node(Resume::default());
+        node.run_for(60 * S);
+        let started = node.now - 40 * S;
+        observe(&mut node, vec![unmounter(50, started, true), unmounter(51, started, true)]);
+        assert_eq!(node.open().len(), 2);
+        let mut next = self::node(node.resume_state());
+        observe(&mut next, vec![unmounter(50, started, true)]);
+        let open = next.open();
+        assert_eq!(open.len(), 1);
+        assert!(open[0].summary.starts_with("umount (pid 50)"), "{}", open[0].summary);
+    }
+}

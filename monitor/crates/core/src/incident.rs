@@ -1,0 +1,103 @@
+//! Passes events and changes of the model to the diagnoses, and emits the incident events that result.
+
+use kevtmon_event::{Event, Incident};
+use kevtmon_observation::{BootNs, Source};
+
+use super::Core;
+use crate::diagnose::{Engine, IncidentObjects, ModelChange};
+use crate::node::view::NodeView;
+
+impl Core {
+    /// The open incidents with the objects of their events, by id.
+    pub fn incidents(&self) -> impl Iterator<Item = (Incident, &IncidentObjects)> {
+        let clock = self.clock();
+        self.engine.incidents().iter().map(move |open| (open.incident(clock), open.objects()))
+    }
+
+    /// Number of findings that were discarded because too many incidents are open.
+    #[must_use]
+    pub fn incidents_discarded(&self) -> u64 {
+        self.engine.discarded()
+    }
+
+    /// Sets the offset of the wall clock. Incidents of the previous run are resumed after that, since their times are
+    /// wall-clock times.
+    pub(super) fn set_clock(&mut self, realtime_offset_ns: i64) {
+        self.realtime_offset_ns = realtime_offset_ns;
+        let clock = self.clock();
+        self.engine.set_clock(clock);
+        self.resume_incidents();
+    }
+
+    pub(super) fn resume_incidents(&mut self) {
+        let events = std::mem::take(&mut self.to_resume);
+        self.resume_busy_mounts(&events);
+        let (engine, node) = self.engine_and_node();
+        engine.resume(&node, events);
+    }
+
+    pub(super) fn diagnose_event(&mut self, event: &Event) {
+        // The diagnoses know the namespace that has its number now.
+        if event.neighbor.as_ref().is_some_and(|neighbor| neighbor.other_netns) {
+            return;
+        }
+        let (engine, node) = self.engine_and_node();
+        engine.event(&node, event.at, event);
+    }
+
+    /// Passes a change of the model to the diagnoses that is no event.
+    pub(super) fn diagnose(&mut self, at: BootNs, change: &ModelChange<'_>) {
+        let (engine, node) = self.engine_and_node();
+        engine.change(&node, at, change);
+        self.emit_incidents();
+    }
+
+    pub(super) fn diagnose_tick(&mut self, now: BootNs) {
+        let (engine, node) = self.engine_and_node();
+        engine.tick(&node, now);
+        self.emit_incidents();
+    }
+
+    /// Closes the incidents that are over for the moment.
+    pub(super) fn end_lulls(&mut self, at: BootNs) {
+        self.engine.stop(at);
+        self.emit_incidents();
+    }
+
+    /// Emits incident events and sends requests of the diagnoses.
+    pub(super) fn emit_incidents(&mut self) {
+        for change in self.engine.take_changes() {
+            let event = self.event(change.at, change.kind, change.severity(), change.message());
+            self.emit_incident(Event {
+                // A conclusion, which no source observed.
+                source: Source::Daemon,
+                incident: Some(Box::new(change.incident)),
+                ..change.objects.apply_to(event)
+            });
+        }
+        for request in self.engine.take_requests() {
+            self.request(request);
+        }
+    }
+
+    fn engine_and_node(&mut self) -> (&mut Engine, NodeView<'_>) {
+        let node = NodeView {
+            containers: &self.containers,
+            components: &self.components,
+            namespaces: &self.namespaces,
+            pods: &self.pods,
+            busy_mounts: &self.busy_mounts,
+            kubelets: &self.kubelets,
+            pods_on_node: &self.pods_on_node,
+            ipam: &self.ipam,
+            cni: &self.cni,
+            rbd: &self.rbd,
+            rbd_asked: &self.rbd_asked,
+            host_sysctls: &self.host_sysctls,
+            host_netns: self.settings.host_netns,
+            runtimes: super::join::runtimes(self.statuses.values(), self.ready),
+            statuses: &self.statuses,
+        };
+        (&mut self.engine, node)
+    }
+}

@@ -1,0 +1,459 @@
+//! Network namespaces: links, addresses, default routes, and the neighbor entries of gateways.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use kevtmon_observation::{
+    AddressFacts, BootNs, LinkFacts, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum,
+    RouteFacts, RuleFacts,
+};
+use kevtmon_types::is_zero::is_zero;
+use serde::{Deserialize, Serialize};
+
+use super::gateways::{Gateway, Gateways, KnownEntry, READ_DURATION_NS};
+use super::routing::{InUse, is_selected};
+
+/// The next hop of a deleted route still counts as a gateway for this time: the kernel deletes routes and neighbor
+/// entries in one operation, and the two notifications arrive in any order.
+const FORMER_GATEWAY_NS: u64 = 2_000_000_000;
+/// Notifications of changes within this time before an event may still be in transit: records of the probes and netlink
+/// messages take different paths.
+const SETTLING_NS: u64 = 1_000_000_000;
+/// A message about routes is received so much later than they changed, on a machine that has other things to do: for
+/// recordings in which it is not told.
+const MESSAGE_DELAY_NS: u64 = 50_000_000;
+/// Limit of entries that are kept for the next run.
+const PREVIOUS_MAX: usize = 4096;
+/// Default routes of one namespace; more than a few have no use, and any user can make as many as they like.
+const ROUTES_MAX: usize = 256;
+/// Recent changes of one kind in one namespace that are kept.
+const RECENT_MAX: usize = 256;
+/// Interfaces that went since the last snapshot.
+const DISTURBED_MAX: usize = 4096;
+
+mod crowd;
+mod former;
+mod interface;
+mod moves;
+mod room;
+
+pub use crowd::{Crowd, Refused};
+use moves::Move;
+
+/// All namespaces of which a snapshot was read.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Namespaces {
+    known: BTreeMap<NsInum, Namespace>,
+}
+
+/// A network namespace.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Namespace {
+    /// Name below /run/netns.
+    pub name: Option<String>,
+    /// `SO_NETNS_COOKIE`, where the kernel has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cookie: Option<u64>,
+    /// Whether another user namespace than the host's owns it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub foreign_userns: bool,
+    /// Whether all of its links and addresses are kept, however many: it is the host's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    unbounded: bool,
+    /// The oldest process in it when it was last read; `None` if none lived in it.
+    pub owner: Option<NetnsOwner>,
+    /// When it was first read.
+    pub since: BootNs,
+    /// When it was last read.
+    pub read: BootNs,
+    /// Links by index.
+    pub links: BTreeMap<u32, LinkFacts>,
+    /// Addresses.
+    pub addresses: BTreeSet<AddressFacts>,
+    /// Default routes, and halves of default routes.
+    pub routes: Vec<RouteFacts>,
+    /// Those to which no packet is sent as long as their interface is not ready; the kernel tells nobody when it is.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    dead_gateways: BTreeSet<(u32, IpAddr)>,
+    /// Further ones, so that which of them are in use is not known until the next snapshot.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    routes_omitted: usize,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    rules: Vec<RuleFacts>,
+    gateways: Gateways,
+    /// Default gateways in use, by interface.
+    in_use: BTreeSet<(u32, IpAddr)>,
+    /// Those among them that others can take the place of, and these others.
+    #[serde(default, skip_serializing_if = "InUse::is_empty", with = "kevtmon_types::pairs")]
+    shared: InUse,
+    /// Until when they were others, or others were before them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    ranked_since: BootNs,
+    /// Recent default gateways, with the time of their removal.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    former: Vec<(BootNs, (u32, IpAddr))>,
+    /// Those among them that went with their interface or address.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    gone_with_link: BTreeSet<(u32, IpAddr)>,
+    /// Those among them that have had a successor since.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    succeeded: BTreeSet<(u32, IpAddr)>,
+    /// Former gateways to which a route still led when others took their place, or whose route somebody deleted.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    hidden: BTreeSet<(u32, IpAddr)>,
+    /// Those of which nobody knows whether they went with their interface: who deleted or replaced routes was not heard.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    perhaps_deleted: BTreeSet<(u32, IpAddr)>,
+    /// Whether messages were lost since the last snapshot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    missed: bool,
+    /// Routes that somebody deleted or replaced since the last snapshot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    challenged: Vec<RouteFacts>,
+    /// Interfaces that went, were set down or lost an address since the last snapshot.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    disturbed: BTreeSet<u32>,
+    /// When the hardware address of a link last changed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    lladdr_changed: BTreeMap<u32, BootNs>,
+    /// When an interface was last set up or down, had ARP switched on or off, or got or lost an address.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    switched: BTreeMap<u32, BootNs>,
+    /// Those that were set up or got an address again recently, with the time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    risen: Vec<(BootNs, u32)>,
+    /// When a link or route was last added or changed.
+    changed: BootNs,
+    /// Whether the kernel sends no messages about it: it is known as of the last snapshot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    unheard: bool,
+    /// When routes first and last changed since the last snapshot in a way that only the next one will show.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stale: Option<(BootNs, BootNs)>,
+    /// The same of what no message has told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    untold: Option<(BootNs, BootNs)>,
+    /// Whether messages of which only a snapshot shows the outcome came while the last one was read.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    outdated: bool,
+    /// All messages that were sent until then were observed; `None` in recordings that do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    heard: Option<BootNs>,
+    /// Gateways that came or went recently, the newest at the end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    moves: Vec<Move>,
+    /// Recent times between which routes came and went unseen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    unseen: Vec<(BootNs, BootNs)>,
+    /// Moves that ended before are not kept.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    moves_since: BootNs,
+    /// Links that have just lost their peer or lower device, or gone, as they were before, with the time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    bereft: Vec<(BootNs, LinkFacts)>,
+    /// Links that have just been moved to another namespace, with the time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    left: Vec<(BootNs, u32)>,
+}
+
+impl Namespaces {
+    /// Compares a gateway that the previous run knew with the first snapshot of its namespace; false if that is another
+    /// one. A gateway of which only the route is gone was given up on purpose.
+    pub fn compare_previous(&mut self, at: BootNs, entry: &KnownEntry) -> bool {
+        let Some(namespace) = self.known.get_mut(&entry.netns).filter(|known| known.is_same(entry)) else {
+            return false;
+        };
+        let is_in_use = namespace.in_use.contains(&(entry.ifindex, entry.address));
+        if is_in_use || !namespace.is_usable(entry.ifindex, entry.address) {
+            namespace.gateways.compare_previous(at, entry, !is_in_use);
+        }
+        true
+    }
+
+    /// The gateways whose entries were seen, for the next run: those in use, and those that are missed.
+    #[must_use]
+    pub fn known_gateways(&self) -> Vec<KnownEntry> {
+        let entries = self.known.iter().flat_map(|(netns, namespace)| {
+            namespace.gateways.iter().filter_map(|(ifindex, address, gateway)| {
+                let had_entry = gateway.static_lladdr.is_some() || gateway.worked;
+                let owner = namespace.owner.as_ref().map(|owner| (owner.tgid, owner.start_ns));
+                (had_entry && !namespace.is_former_gateway(ifindex, address)).then(|| KnownEntry {
+                    netns: *netns,
+                    cookie: namespace.cookie,
+                    owner: owner.filter(|_| namespace.cookie.is_none()),
+                    ifindex,
+                    address,
+                    lladdr: gateway.static_lladdr.clone(),
+                    ifname: gateway.ifname.clone(),
+                    suspected: None,
+                })
+            })
+        });
+        entries.take(PREVIOUS_MAX).collect()
+    }
+
+    /// A namespace by inode number.
+    #[must_use]
+    pub fn get(&self, netns: NsInum) -> Option<&Namespace> {
+        self.known.get(&netns)
+    }
+
+    /// The cookie of a namespace, where it is known.
+    #[must_use]
+    pub fn cookie(&self, netns: NsInum) -> Option<u64> {
+        self.get(netns).and_then(|namespace| namespace.cookie)
+    }
+
+    /// All namespaces, by inode number.
+    pub fn all(&self) -> impl Iterator<Item = (NsInum, &Namespace)> {
+        self.known.iter().map(|(netns, namespace)| (*netns, namespace))
+    }
+
+    /// Replaces a namespace by a snapshot and returns its previous state. Gateways of missing routes become recent ones; a
+    /// peer that it does not name is kept. `settled`: nothing in the snapshot counts as a recent change.
+    pub fn replace(&mut self, at: BootNs, mut snapshot: NetnsSnapshot, settled: bool) -> Option<Namespace> {
+        let old = self.known.remove(&snapshot.netns);
+        if let Some(old) = &old {
+            for link in snapshot.links.iter_mut().filter(|link| link.peer.is_none()) {
+                link.peer = old.links.get(&link.ifindex).and_then(|old| old.peer.clone());
+            }
+        }
+        let changed = if settled { 0 } else { at };
+        let routes: Vec<RouteFacts> = snapshot.routes.into_iter().filter(RouteFacts::is_default).collect();
+        let mut new = Namespace {
+            name: snapshot.name,
+            cookie: snapshot.cookie,
+            foreign_userns: snapshot.foreign_userns,
+            unbounded: old.as_ref().is_some_and(|old| old.unbounded),
+            owner: snapshot.owner,
+            since: old.as_ref().map_or(at, |old| old.since),
+            read: at,
+            links: snapshot.links.into_iter().map(|link| (link.ifindex, link)).collect(),
+            addresses: snapshot.addresses.into_iter().collect(),
+            routes_omitted: routes.len().saturating_sub(ROUTES_MAX),
+            routes: routes.into_iter().take(ROUTES_MAX).collect(),
+            dead_gateways: snapshot.dead_gateways.into_iter().take(ROUTES_MAX).collect(),
+            rules: snapshot.rules,
+            in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
+            shared: old.as_ref().map(|old| old.shared.clone()).unwrap_or_default(),
+            ranked_since: old.as_ref().map_or(0, |old| old.ranked_since),
+            gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
+            former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
+            gone_with_link: old.as_ref().map(|old| old.gone_with_link.clone()).unwrap_or_default(),
+            succeeded: old.as_ref().map(|old| old.succeeded.clone()).unwrap_or_default(),
+            hidden: old.as_ref().map(|old| old.hidden.clone()).unwrap_or_default(),
+            perhaps_deleted: old.as_ref().map(|old| old.perhaps_deleted.clone()).unwrap_or_default(),
+            missed: old.as_ref().is_some_and(|old| old.missed || old.unheard),
+            challenged: Vec::new(),
+            disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
+            lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
+            switched: old.as_ref().map(|old| old.switched.clone()).unwrap_or_default(),
+            risen: old.as_ref().map(|old| old.risen.clone()).unwrap_or_default(),
+            changed: old.as_ref().map_or(changed, |old| old.changed),
+            unheard: snapshot.unheard,
+            stale: None,
+            untold: None,
+            outdated: snapshot.is_outdated,
+            heard: old.as_ref().and_then(|old| old.heard),
+            moves: old.as_ref().map(|old| old.moves.clone()).unwrap_or_default(),
+            unseen: old.as_ref().map(|old| old.unseen.clone()).unwrap_or_default(),
+            moves_since: old.as_ref().map_or(0, |old| old.moves_since),
+            bereft: old.as_ref().map(|old| old.bereft.clone()).unwrap_or_default(),
+            left: old.as_ref().map(|old| old.left.clone()).unwrap_or_default(),
+        };
+        for (ifindex, link) in old.iter().flat_map(|old| &old.links) {
+            if link.has_other() && !new.links.contains_key(ifindex) {
+                new.keep_bereft(at, link.clone());
+            }
+        }
+        if let Some(old) = &old {
+            new.note_switched(at, old);
+        }
+        new.select_after(at, old.as_ref());
+        new.missed = new.missed && new.outdated;
+        new.disturbed.clear();
+        // On a busy machine a reading may take longer; what was heard before it was sent is in it.
+        let read = new.heard.map_or(at, |heard| at.min(heard.saturating_add(READ_DURATION_NS)));
+        new.gateways.replace((read, at), &new.in_use, &new.missed_gateways(), &snapshot.neighbors);
+        new.forget_doubts();
+        new.name_gateways();
+        self.known.insert(snapshot.netns, new);
+        old
+    }
+
+    /// Whether a snapshot is of another namespace than the known one: the kernel uses inode numbers again.
+    #[must_use]
+    pub fn is_successor(&self, snapshot: &NetnsSnapshot) -> bool {
+        let known = self.known.get(&snapshot.netns).and_then(|known| known.cookie);
+        known.zip(snapshot.cookie).is_some_and(|(known, new)| known != new)
+    }
+
+    /// The routes are not known until the next snapshot. `told`: each change of them is.
+    pub fn set_stale(&mut self, at: BootNs, netns: NsInum, told: bool) {
+        if let Some(namespace) = self.known.get_mut(&netns) {
+            let since = namespace.heard.unwrap_or_else(|| at.saturating_sub(MESSAGE_DELAY_NS));
+            namespace.set_stale(at, since, told);
+        }
+    }
+
+    /// Messages that were sent since a time were lost: no routes are known until the next snapshot.
+    pub fn set_all_stale(&mut self, at: BootNs, since: BootNs) {
+        for namespace in self.known.values_mut() {
+            namespace.set_stale(at, since, false);
+            namespace.missed = true;
+        }
+    }
+
+    /// All messages about a namespace that were sent until then were observed.
+    pub fn set_heard(&mut self, netns: NsInum, until: BootNs) {
+        if let Some(namespace) = self.known.get_mut(&netns) {
+            namespace.heard = Some(until);
+        }
+    }
+
+    /// Removes a namespace.
+    pub fn remove(&mut self, netns: NsInum) {
+        self.known.remove(&netns);
+    }
+
+    /// Adds a default route; returns whether it is new.
+    pub fn put_route(&mut self, at: BootNs, route: RouteFacts) -> bool {
+        let Some(namespace) = self.known.get_mut(&route.netns) else { return false };
+        namespace.keep_doubting(at);
+        let is_known = namespace.routes.contains(&route);
+        if is_known || namespace.routes.len() >= ROUTES_MAX {
+            namespace.routes_omitted = namespace.routes_omitted.saturating_add(usize::from(!is_known));
+            return false;
+        }
+        namespace.changed = at;
+        let matters = is_selected(&route, &namespace.rules);
+        namespace.routes.push(route);
+        if matters {
+            namespace.select_gateways(at);
+            namespace.forget_replaced();
+        }
+        true
+    }
+
+    /// Removes a default route; returns whether it existed.
+    pub fn remove_route(&mut self, at: BootNs, route: &RouteFacts) -> bool {
+        let Some(namespace) = self.known.get_mut(&route.netns) else { return false };
+        let before = namespace.routes.len();
+        namespace.routes.retain(|known| known != route);
+        let found = namespace.routes.len() < before;
+        if !found {
+            let omitted = &mut namespace.routes_omitted;
+            *omitted = omitted.saturating_sub(usize::from(route.is_default()));
+            namespace.keep_doubting(at);
+        }
+        namespace.unchallenge(route);
+        if found && is_selected(route, &namespace.rules) {
+            namespace.select_gateways(at);
+        }
+        found
+    }
+
+    /// Applies a live change of a neighbor entry, if that is a gateway's.
+    pub fn put_neighbor(&mut self, at: BootNs, change: &NeighborChange) {
+        if let Some(namespace) = self.known.get_mut(&change.key.netns) {
+            namespace.note_cause(at, change);
+            let key = (change.key.ifindex, change.key.address);
+            let is_gateway = namespace.is_gateway(at, key.0, key.1, change.cause == NeighborCause::Admin);
+            let is_new = namespace.gateways.get(key.0, key.1).is_none();
+            namespace.gateways.change(at, change, is_gateway, &namespace.in_use);
+            // Its routes were told, and no snapshot has shown its entry.
+            if is_new && namespace.gone_with_link.contains(&key) {
+                namespace.gateways.set_went_with_link(key, true);
+            }
+        }
+    }
+}
+
+impl Namespace {
+    /// Whether it has more default routes than are kept.
+    #[must_use]
+    pub fn has_omitted_routes(&self) -> bool {
+        self.routes_omitted > 0
+    }
+
+    /// The neighbor entries of its default gateways, current and recent.
+    pub fn gateways(&self) -> impl Iterator<Item = (u32, IpAddr, &Gateway)> {
+        self.gateways.iter()
+    }
+
+    /// The neighbor entry of a default gateway; `None` if the gateway is not known.
+    #[must_use]
+    pub fn gateway(&self, ifindex: u32, address: IpAddr) -> Option<&Gateway> {
+        self.gateways.get(ifindex, address)
+    }
+
+    /// The default routes.
+    #[must_use]
+    pub fn routes(&self) -> &[RouteFacts] {
+        &self.routes
+    }
+
+    /// Default gateways that are in use now, by interface.
+    #[must_use]
+    pub fn gateways_in_use(&self) -> &BTreeSet<(u32, IpAddr)> {
+        &self.in_use
+    }
+
+    /// Whether packets find another way where a default gateway cannot be resolved.
+    #[must_use]
+    pub fn has_alternative(&self, ifindex: u32, address: IpAddr) -> bool {
+        self.shared.contains_key(&(ifindex, address))
+    }
+
+    /// Whether an entry that an earlier run saw was in this very namespace.
+    fn is_same(&self, entry: &KnownEntry) -> bool {
+        match (self.cookie, entry.cookie) {
+            (Some(cookie), Some(known)) => cookie == known,
+            _ => {
+                let owner = self.owner.as_ref().map(|owner| (owner.tgid, owner.start_ns));
+                owner.is_some() && owner == entry.owner
+            }
+        }
+    }
+
+    /// Whether its routes changed in a way that only the next snapshot will show.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.stale.is_some()
+    }
+
+    /// Whether the next snapshot may show other routes: one went with its interface, or not all are kept.
+    #[must_use]
+    pub fn is_doubted(&self) -> bool {
+        self.stale.is_some() || self.outdated || self.has_omitted_routes()
+    }
+
+    /// Whether nothing reports what changes in it after a snapshot.
+    #[must_use]
+    pub fn is_unheard(&self) -> bool {
+        self.unheard
+    }
+
+    /// Whether a rule of a family selects packets by what they are: not all of them take the same routes.
+    #[must_use]
+    pub fn has_selective_rules(&self, ipv6: bool) -> bool {
+        self.rules.iter().any(|rule| rule.ipv6 == ipv6 && !rule.matches_all)
+    }
+
+    /// Whether an interface has an address.
+    #[must_use]
+    pub fn has_address(&self, ifindex: u32, address: IpAddr) -> bool {
+        self.addresses.iter().any(|known| known.ifindex == ifindex && known.address == address)
+    }
+
+    fn name_gateways(&mut self) {
+        for gateway in &self.in_use {
+            let ifname = self.links.get(&gateway.0).map_or("", |link| link.ifname.as_str());
+            self.gateways.set_in_use(*gateway, ifname);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,4 @@
+//! Shared by the tests of several modules.
+
+pub mod model;
+pub mod node_state;

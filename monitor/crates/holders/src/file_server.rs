@@ -1,0 +1,247 @@
+//! The mount that a process is the file server of: whoever has the FUSE device open answers for one file system. Newer
+//! kernels show which one, whatever the server is called and however it was started. Elsewhere its mount point is among
+//! the arguments of the server, which are anybody's to choose: they are believed only of root of the node, if a FUSE
+//! file system is mounted there, and not for certain.
+
+use std::io;
+
+use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
+use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
+use kevtmon_sources::procfs::root::is_root_of_node;
+pub(super) use serving::{Serving, server_of, serving};
+
+use super::mntns_index::{MAX_THREADS, survivor, task_dir, threads};
+use super::own_directory;
+use super::pins::{Extent, Tables};
+
+mod serving;
+mod state;
+
+/// What the device is called, also where its directory was detached; elsewhere only the connection tells that it is one.
+const CALLED: [&str; 2] = ["/dev/fuse", "/fuse"];
+/// Descriptors of a holder that are looked at, the lowest ones: a server opens the device before it serves anything.
+const FDS_MAX: usize = 1024;
+/// `MINORBITS` of include/linux/kdev_t.h.
+const MINOR_BITS: u32 = 20;
+
+/// The FUSE file system that a process serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Served {
+    pub(super) mountpoint: String,
+    /// Whether the kernel shows it, rather than only an argument.
+    pub(super) is_certain: bool,
+}
+
+/// Finds the file system that a process serves.
+pub(super) fn served(proc: &Proc, (tgid, process): (u32, &Dir)) -> Option<Served> {
+    let (mut links, mut text) = (Buffer::default(), Vec::new());
+    let survivor = survivor(tgid, process, &mut links);
+    let task = survivor.as_ref().unwrap_or(process);
+    // Mount points are as the process sees them only without a chroot.
+    if task.link(c"root", &mut links).ok()? != "/" {
+        return None;
+    }
+    let table = task.mount_table("/", |_| true).ok()?;
+    if !table.iter().any(|mount| is_fuse(&mount.fstype)) {
+        return None;
+    }
+    let connections = connections(proc, (tgid, process), &mut links)?;
+    let cmdline = task.text(c"cmdline", &mut text).ok()?.into_owned();
+    let (mountpoint, is_certain) = if connections.is_empty() {
+        let is_believed = is_root_of_node(task, &mut links, &mut text);
+        (named(&cmdline, &table).filter(|_| is_believed)?, false)
+    } else {
+        (connected(&connections, &cmdline, &table)?, true)
+    };
+    Some(Served { mountpoint: mountpoint.to_owned(), is_certain })
+}
+
+/// Where the file system of a connection is mounted. Of several places the one that an argument names, else the first of
+/// the whole file system.
+fn connected<'t>(connections: &[u32], cmdline: &str, table: &'t MountTable) -> Option<&'t str> {
+    let is_of_one = |mount: &&Mount| connections.iter().any(|connection| is_of(*connection, mount));
+    let places: Vec<&Mount> = table.iter().filter(|mount| is_fuse(&mount.fstype)).filter(is_of_one).collect();
+    let is_named = |mount: &&&Mount| cmdline.split('\0').any(|argument| argument == mount.mountpoint);
+    let place =
+        places.iter().find(is_named).or(places.iter().find(|mount| mount.root == "/")).or(places.first());
+    place.map(|mount| mount.mountpoint.as_str())
+}
+
+/// The last argument at which a FUSE file system is mounted.
+fn named<'c>(cmdline: &'c str, table: &MountTable) -> Option<&'c str> {
+    let paths = cmdline.split('\0').skip(1).filter(|argument| argument.starts_with('/'));
+    let is_served = |path: &&str| table.at(path).is_some_and(|mount| is_fuse(&mount.fstype));
+    paths.filter(is_served).last()
+}
+
+/// The connections that a process has open, as far as the kernel shows them; `None` without the device.
+fn connections(proc: &Proc, process: (u32, &Dir), links: &mut Buffer) -> Option<Vec<u32>> {
+    let Devices { open, .. } = devices(proc, process, links, Extent::First).ok()?;
+    (!open.is_empty()).then(|| open.into_iter().flatten().collect())
+}
+
+/// Descriptors of the device that a process has.
+#[derive(Default)]
+struct Devices {
+    /// Each with its connection where the kernel shows it (`fuse_connection` in fdinfo). One that is not mounted yet has none.
+    open: Vec<Option<u32>>,
+    /// Whether all descriptors of the process were looked at.
+    is_whole: bool,
+    looked: usize,
+}
+
+/// Looks for the device among the descriptors of a process, in all its tables: the first thread may have ended, which leaves the
+/// table of the process empty, and others may have one of their own. Of a holder only the first ones are looked at.
+fn devices(
+    proc: &Proc,
+    (tgid, process): (u32, &Dir),
+    links: &mut Buffer,
+    extent: Extent<'_>,
+) -> io::Result<Devices> {
+    let mut found = Devices { is_whole: true, ..Devices::default() };
+    found.add_table(process, links, extent)?;
+    // Nearly all processes have one thread, or one table.
+    let mut tables: Option<Tables> = None;
+    let others = threads(tgid, process, links).into_iter().filter(|tid| *tid != tgid);
+    for (count, tid) in others.enumerate() {
+        let is_enough = match extent {
+            Extent::First => count >= MAX_THREADS,
+            Extent::Until(deadline) => count % MAX_THREADS == MAX_THREADS - 1 && deadline.is_over(),
+        };
+        if is_enough || !found.is_whole {
+            found.is_whole = false;
+            break;
+        }
+        let tables = tables.get_or_insert_with(|| Tables::of(tgid, own_directory(proc).is_some()));
+        if tables.is_new(tid)
+            && let Some(task) = task_dir(process, tid)
+        {
+            match found.add_table(&task, links, extent) {
+                Err(error) if !is_gone(&error) => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl Devices {
+    fn add_table(&mut self, task: &Dir, links: &mut Buffer, extent: Extent<'_>) -> io::Result<()> {
+        let (list, info) = (task.at(c"fd")?, task.at(c"fdinfo")?);
+        let (mut numbers, mut text) = (Vec::new(), Vec::new());
+        loop {
+            numbers.clear();
+            let goes_on = list.more_numbers(links, &mut numbers)?;
+            for fd in &numbers {
+                if matches!(extent, Extent::First) && self.looked >= FDS_MAX {
+                    self.is_whole = false;
+                    return Ok(());
+                }
+                self.looked += 1;
+                let name = NumberName::new(*fd);
+                let Ok(link) = list.link(name.as_c_str(), links) else { continue };
+                if !may_be_device(&link) {
+                    continue;
+                }
+                let is_called_so = CALLED.contains(&&*link);
+                let shown = info.text(name.as_c_str(), &mut text).ok().and_then(|shown| connection(&shown));
+                self.open.extend((shown.is_some() || is_called_so).then_some(shown));
+            }
+            if !goes_on {
+                return Ok(());
+            }
+            if let Extent::Until(deadline) = extent
+                && deadline.is_over()
+            {
+                self.is_whole = false;
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Whether the target of a descriptor may be the device: where what it was opened on was detached since, its path is shown
+/// from the top of that.
+fn may_be_device(link: &str) -> bool {
+    let link = link.strip_suffix(" (deleted)").unwrap_or(link);
+    link == "/" || link.ends_with("/fuse")
+}
+
+fn connection(fdinfo: &str) -> Option<u32> {
+    fdinfo.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?.trim().parse().ok()
+}
+
+/// Whether a connection is that of a mount: it has the number of the device.
+fn is_of(connection: u32, mount: &Mount) -> bool {
+    let device = mount.device.split_once(':').and_then(|(major, minor)| {
+        let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
+        (major << MINOR_BITS).checked_add(minor)
+    });
+    device == Some(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_argument_names_what_is_served_only_where_fuse_is_mounted() {
+        let table = MountTable::parse(
+            "1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - fuse.glusterfs g rw\n\
+             3 1 0:8 / /c rw - fuse x rw\n4 3 0:7 / /c rw - tmpfs t rw\n5 1 0:6 / /f rw - fusectl f rw",
+            "/",
+        );
+        assert_eq!(named("glusterfs\0--volfile-id=a\0/v\0", &table), Some("/v"));
+        for arguments in ["glusterfs\0/v/in\0", "glusterfs\0/\0", "x\0/c\0", "x\0/f\0", "/v\0", "x v"] {
+            assert_eq!(named(arguments, &table), None, "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn where_the_kernel_shows_the_connection_arguments_only_choose_among_its_mounts() {
+        let table = MountTable::parse(
+            "1 0 8:1 / / rw - ext4 d rw\n2 1 0:39 /sub /b rw - fuse x rw\n3 1 0:39 / /v rw - fuse x rw\n\
+             4 1 0:39 / /w rw - fuse x rw\n5 1 0:40 / /other rw - fuse y rw\n6 1 0:41 / /t rw - tmpfs t rw",
+            "/",
+        );
+        for (connections, cmdline, place) in [
+            (&[39][..], "server", Some("/v")),
+            (&[39], "server\0/other\0", Some("/v")),
+            (&[39], "server\0/w\0/other\0", Some("/w")),
+            (&[40], "/v", Some("/other")),
+            (&[41], "server\0/t\0", None),
+            (&[7, 40], "", Some("/other")),
+        ] {
+            assert_eq!(connected(connections, cmdline, &table), place, "{connections:?} {cmdline:?}");
+        }
+    }
+
+    #[test]
+    fn the_device_is_found_where_its_directory_was_detached() {
+        for (link, expected) in [
+            ("/dev/fuse", true),
+            ("/fuse", true),
+            ("/dev/fuse (deleted)", true),
+            ("/", true),
+            ("/dev/fused", false),
+            ("/dev/null", false),
+            ("fuse", false),
+        ] {
+            assert_eq!(may_be_device(link), expected, "{link}");
+        }
+    }
+
+    #[test]
+    fn a_connection_is_of_the_mount_with_its_device_number() {
+        let table = MountTable::parse(
+            "1 0 8:1 / / rw - ext4 d rw\n2 1 0:39 / /v rw - fuse x rw\n3 1 8:39 / /b rw - fuseblk y rw",
+            "/",
+        );
+        let is_of = |connection, path| is_of(connection, table.at(path).unwrap());
+        assert!(is_of(39, "/v") && is_of((8 << 20) + 39, "/b"));
+        assert!(!is_of(40, "/v") && !is_of(39, "/b"));
+        assert_eq!(connection("pos:\t0\nmnt_id:\t62\nfuse_connection:\t39\n"), Some(39));
+        assert_eq!(connection("pos:\t0\nmnt_id:\t62\n"), None);
+    }
+}

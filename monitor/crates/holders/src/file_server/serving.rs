@@ -1,0 +1,209 @@
+//! Who serves a FUSE file system: the processes that have its connection open. Where the kernel shows no connections, those of
+//! root of the node whose arguments name the mount point; that is never certain.
+
+use std::time::Duration;
+
+use kevtmon_observation::FileServer;
+use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::dir::{Buffer, Dir, is_gone};
+use kevtmon_sources::procfs::mountinfo::Mount;
+use kevtmon_sources::procfs::root::is_root_of_node;
+use kevtmon_types::kernel_release::KernelRelease;
+
+use super::state::state;
+use super::{Devices, Served, devices, is_of, served};
+use crate::Deadline;
+use crate::mntns_index::survivor;
+use crate::pins::Extent;
+use crate::turns::Turns;
+
+/// Servers of one file system that are told.
+const MOST: usize = 8;
+/// A release that shows the connection of a descriptor. Whether an earlier one does, a descriptor tells that has one.
+const SHOWN_SINCE: KernelRelease = KernelRelease(6, 18);
+/// Time for all descriptors of one process at first, and how many times more it has whenever that was too short.
+const SLICE: Duration = Duration::from_millis(5);
+const SLICE_GROWTH: u32 = 4;
+
+/// Who serves a file system.
+#[derive(Debug, Default)]
+pub struct Serving {
+    pub servers: Vec<FileServer>,
+    /// Whether no process has its connection open: its server is gone, and every access to it fails (`ENOTCONN`). False where
+    /// that is not known: who hangs his readers, may not be read, or has more descriptors than there was time for may be it, and
+    /// older kernels do not show whose a connection is. Only the first process keeps its files to itself on many nodes; it
+    /// serves none.
+    pub is_unserved: bool,
+}
+
+/// What a look at processes has found.
+struct Search<'a> {
+    proc: &'a Proc,
+    mount: &'a Mount,
+    deadline: &'a Deadline,
+    links: Buffer,
+    text: Vec<u8>,
+    /// By their connections, and by their arguments.
+    shown: Vec<u32>,
+    told: Vec<u32>,
+    /// Whether this kernel shows connections.
+    shows: bool,
+    /// Whether somebody has the device open, and no connection is shown of it.
+    is_hidden: bool,
+    /// Who may have it open and was not looked at.
+    unread: Vec<u32>,
+    /// Who has more descriptors than were looked at, or threads: hardly a server, which opens the device before it serves
+    /// anything.
+    left: Vec<u32>,
+}
+
+/// Looks for the servers of a file system among all processes, by turns, until the time is over: first at the descriptors that
+/// a server opens it by, and then at the others of those who have very many.
+pub fn serving(proc: &Proc, mount: &Mount, turns: &mut Turns, deadline: &Deadline) -> Serving {
+    let Ok(tgids) = proc.pids() else { return Serving::default() };
+    let tgids = turns.order(proc, tgids, deadline);
+    let mut search = Search::new(proc, mount, deadline);
+    search.look(&tgids, None);
+    let unread = std::mem::take(&mut search.unread);
+    let mut slice = SLICE;
+    // Of one that was found, another one would be told as well, but need not be looked for.
+    while search.shown.is_empty() && !search.left.is_empty() && !deadline.is_over() {
+        let left = std::mem::take(&mut search.left);
+        search.look(&left, Some(slice));
+        slice *= SLICE_GROWTH;
+    }
+    let is_unserved = unread.is_empty() && search.has_found_nobody();
+    let Search { shown, told, shows, .. } = search;
+    // Whoever has got the connection from its server, as a child has, is in the same control group.
+    let may_share = |server: u32| {
+        let accounts = [turns.account_of(server), Turns::UNKNOWN];
+        unread.iter().any(|tgid| accounts.contains(&turns.account_of(*tgid)))
+    };
+    let is_certain = shown.len() == 1 && !shown.iter().any(|server| may_share(*server));
+    let found = if shown.is_empty() && !shows { told } else { shown };
+    let describe = |tgid| describe(proc, tgid, is_certain);
+    Serving { servers: found.into_iter().take(MOST).filter_map(describe).collect(), is_unserved }
+}
+
+impl<'a> Search<'a> {
+    fn new(proc: &'a Proc, mount: &'a Mount, deadline: &'a Deadline) -> Self {
+        let (links, text, shows) = (Buffer::default(), Vec::new(), SHOWN_SINCE.is_running());
+        let (shown, told, unread, left) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { proc, mount, deadline, links, text, shown, told, shows, is_hidden: false, unread, left }
+    }
+
+    /// Whether nobody has the connection open, of all who were to be looked at.
+    fn has_found_nobody(&self) -> bool {
+        let is_all = self.unread.is_empty() && self.left.is_empty();
+        is_all && self.shown.is_empty() && (self.shows || !self.is_hidden)
+    }
+
+    /// `slice`: the time for each; without one it is looked at what nearly all have no more of.
+    fn look(&mut self, tgids: &[u32], slice: Option<Duration>) {
+        for (count, tgid) in tgids.iter().enumerate() {
+            if self.deadline.is_over() {
+                self.unread.extend(&tgids[count..]);
+                return;
+            }
+            let until = slice.map(|slice| self.deadline.within(slice));
+            self.look_at(*tgid, until.as_ref().map_or(Extent::First, Extent::Until));
+        }
+    }
+
+    fn look_at(&mut self, tgid: u32, extent: Extent<'_>) {
+        let process = self.proc.dir(tgid);
+        let open = process.as_ref().map_err(is_gone).and_then(|process| {
+            let open = devices(self.proc, (tgid, process), &mut self.links, extent);
+            open.map_err(|error| is_gone(&error))
+        });
+        let (process, Devices { open, is_whole, .. }) = match (process, open) {
+            (Ok(process), Ok(devices)) => (process, devices),
+            (_, Err(is_gone)) => {
+                let is_none = is_gone && !self.proc.is_aside(tgid) || tgid == 1;
+                self.unread.extend((!is_none).then_some(tgid));
+                return;
+            }
+            (Err(_), Ok(_)) => return,
+        };
+        self.shows |= open.iter().any(Option::is_some);
+        if open.iter().flatten().any(|number| is_of(*number, self.mount)) {
+            self.shown.push(tgid);
+            return;
+        }
+        self.left.extend((!is_whole).then_some(tgid));
+        // What is not mounted has no connection anywhere.
+        if !self.shows && open.iter().any(Option::is_none) {
+            self.is_hidden = true;
+            self.hear(tgid, &process);
+        }
+    }
+
+    /// Believes the arguments of root of the node; those of others cost nothing.
+    fn hear(&mut self, tgid: u32, process: &Dir) {
+        let survivor = survivor(tgid, process, &mut self.links);
+        let task = survivor.as_ref().unwrap_or(process);
+        let is_named = |served: Served| !served.is_certain && served.mountpoint == self.mount.mountpoint;
+        if self.told.len() < MOST
+            && !self.told.contains(&tgid)
+            && is_root_of_node(task, &mut self.links, &mut self.text)
+            && served(self.proc, (tgid, process)).is_some_and(is_named)
+        {
+            self.told.push(tgid);
+        }
+    }
+}
+
+/// The process that serves a file system. Of several the first one, which is only likely it.
+pub fn server_of(proc: &Proc, mount: &Mount, budget: Duration) -> Option<FileServer> {
+    serving(proc, mount, &mut Turns::default(), &Deadline::after(budget)).servers.into_iter().next()
+}
+
+fn describe(proc: &Proc, tgid: u32, is_certain: bool) -> Option<FileServer> {
+    let process = proc.dir(tgid).ok()?;
+    let stat = proc.stat(tgid)?;
+    let (state, waits_for) = state(&process, stat.state);
+    let (uid, cgroup) = (proc.uid(tgid), proc.cgroup(tgid));
+    // Much was read by its number.
+    process.is_there(&mut Vec::new()).then_some(FileServer {
+        tgid,
+        comm: stat.comm,
+        state,
+        waits_for,
+        is_certain,
+        uid,
+        cgroup,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use kevtmon_sources::procfs::mountinfo::MountTable;
+
+    use super::*;
+
+    #[test]
+    fn who_has_more_descriptors_than_there_was_time_for_may_be_the_server() {
+        let root = tempfile::tempdir().unwrap();
+        for directory in ["20/fd", "20/fdinfo", "20/task/20"] {
+            fs::create_dir_all(root.path().join(directory)).unwrap();
+        }
+        for fd in 0..1500 {
+            symlink("/dev/null", root.path().join(format!("20/fd/{fd}"))).unwrap();
+        }
+        let table = MountTable::parse("1 0 0:39 / /v rw - fuse x rw", "/");
+        let (proc, deadline) = (Proc::new(root.path()), Deadline::after(Duration::from_secs(60)));
+        let mut search = Search::new(&proc, table.at("/v").unwrap(), &deadline);
+        search.look(&[20], None);
+        assert!(!search.has_found_nobody());
+        search.left.clear();
+        search.look(&[20], Some(Duration::from_secs(60)));
+        assert!(search.has_found_nobody());
+        let over = Deadline::after(Duration::ZERO);
+        search.deadline = &over;
+        search.look(&[20], Some(Duration::from_secs(60)));
+        assert!(!search.has_found_nobody());
+    }
+}

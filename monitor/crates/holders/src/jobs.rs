@@ -1,0 +1,183 @@
+//! The scans as jobs of [readers](kevtmon_sources::procfs::readers), since whoever is scanned may hang the scan.
+
+use std::time::Duration;
+
+use kevtmon_observation::{HolderReport, MountPresence};
+use kevtmon_probe::iterators::IteratorHandle;
+use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::readers::{Answer, Entry, Job, entry};
+use serde::{Deserialize, Serialize};
+
+use super::ask::InitialNamespace;
+use super::detached::{self, Looked, users};
+use super::leaks::Inventory;
+use super::locate::{Located, first};
+use super::presence::presence;
+use super::progress::Progress;
+use super::rbd::Look as RbdUses;
+use super::scan::{Part, scan};
+use super::still_held::still_held;
+use super::unmounters::Look as Unmounters;
+use super::volume_data;
+use super::{Deadline, DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest, thread_time};
+
+/// What readers do for this module.
+pub fn jobs() -> impl Iterator<Item = Entry> {
+    let scans = [entry::<Scan>(), entry::<Locate>(), entry::<Presence>(), entry::<StillHeld>()];
+    let scans = scans.into_iter().chain([entry::<Detached>()]);
+    let looks =
+        [entry::<InitialNamespace>(), entry::<Unmounters>(), entry::<Inventory>(), entry::<RbdUses>()];
+    scans.chain(looks)
+}
+
+/// An answer, and the processor time that it took.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Measured<T> {
+    pub(super) found: T,
+    pub(super) took: Duration,
+}
+
+fn measured<T>(work: impl FnOnce() -> T) -> Answer<Measured<T>> {
+    let before = thread_time();
+    let found = work();
+    Measured { found, took: thread_time().saturating_sub(before) }.into()
+}
+
+/// What work may cost.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Terms {
+    /// Processor time.
+    pub(super) budget: Duration,
+    /// Whether workloads of the node take precedence.
+    pub(super) in_background: bool,
+}
+
+/// Finds who pins a mount, or goes on with it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Scan {
+    pub(super) request: ScanRequest,
+    pub(super) progress: Progress,
+    pub(super) terms: Terms,
+    /// What lists who can hold it, where the kernel does.
+    #[serde(default)]
+    pub(super) iterators: Option<IteratorHandle>,
+}
+
+/// What was found, and how to go on if it is not all.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Scanned {
+    pub(super) report: HolderReport,
+    pub(super) progress: Option<Progress>,
+}
+
+impl Job for Scan {
+    const NAME: &'static str = "holders";
+    type Reply = Measured<Scanned>;
+
+    fn in_background(&self) -> bool {
+        self.terms.in_background
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        measured(|| {
+            let (progress, budget) = (self.progress.clone(), self.terms.budget);
+            let Part { mut report, left } = scan(proc, &self.request, progress, budget, self.iterators);
+            report.volume_data = volume_data::beside(proc, &self.request, &report).map(Box::new);
+            Scanned { report, progress: left }
+        })
+    }
+
+    fn go_on(&mut self, note: &[u8]) {
+        // What cannot be read begins anew.
+        let anew = |_| Progress::default();
+        self.progress = serde_json::from_slice(note).unwrap_or_else(anew);
+    }
+}
+
+/// Finds only the mount of a scan.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Locate {
+    pub(super) request: ScanRequest,
+    pub(super) terms: Terms,
+}
+
+impl Job for Locate {
+    const NAME: &'static str = "locate-mount";
+    type Reply = Measured<Located>;
+
+    fn in_background(&self) -> bool {
+        self.terms.in_background
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        measured(|| first(proc, &self.request, Deadline::after(self.terms.budget)))
+    }
+}
+
+/// Answers whether a mount is still there.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Presence {
+    pub(super) request: PresenceRequest,
+    pub(super) terms: Terms,
+}
+
+impl Job for Presence {
+    const NAME: &'static str = "mount-presence";
+    type Reply = Measured<MountPresence>;
+
+    fn in_background(&self) -> bool {
+        self.terms.in_background
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        let deadline = Deadline::after(self.terms.budget);
+        measured(|| presence(proc, &self.request, deadline))
+    }
+}
+
+/// Finds who still holds a detached mount.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct StillHeld {
+    pub(super) request: StillHeldRequest,
+    pub(super) terms: Terms,
+}
+
+impl Job for StillHeld {
+    const NAME: &'static str = "still-held";
+    type Reply = Measured<HolderReport>;
+
+    fn in_background(&self) -> bool {
+        self.terms.in_background
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        measured(|| still_held(proc, &self.request, Deadline::after(self.terms.budget)))
+    }
+}
+
+/// Finds who uses detached mounts, or goes on with it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Detached {
+    pub(super) request: DetachedRequest,
+    pub(super) progress: detached::Progress,
+    pub(super) terms: Terms,
+}
+
+impl Job for Detached {
+    const NAME: &'static str = "detached-mounts";
+    type Reply = Measured<Looked>;
+
+    fn in_background(&self) -> bool {
+        self.terms.in_background
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        measured(|| users(proc, &self.request, self.progress.clone(), self.terms.budget))
+    }
+
+    fn go_on(&mut self, note: &[u8]) {
+        // What cannot be read begins anew.
+        let anew = |_| detached::Progress::default();
+        self.progress = serde_json::from_slice(note).unwrap_or_else(anew);
+    }
+}

@@ -1,0 +1,502 @@
+//! What the looks before have seen: where the host had the file systems mounted that only others have by now.
+//!
+//! A copy at `/mem` names nothing, and the number of a device is given to the next file system once this one is gone. But two
+//! mounts with one device at one time are of one file system, and a mount keeps its file system as long as it is there. So a
+//! copy that was there when the host had its device mounted is a copy of that, whatever the host does later.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kevtmon_observation::{BootNs, MountCopies, MountCopy, NsInum};
+
+use super::inventory::{Found, HostMount};
+use super::places::Places;
+
+/// File systems that the host no longer has and that are remembered.
+const GONE_MAX: usize = 1024;
+/// Copies that are told.
+const TOLD_MAX: usize = 1024;
+
+/// A file system that was left behind when an earlier run of the daemon ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remembered {
+    /// `major:minor`.
+    pub device: String,
+    /// The directory of it that the copy is of.
+    pub root: String,
+    /// Mount source.
+    pub source: String,
+    /// Type of the file system.
+    pub fstype: String,
+    /// Where the host had it mounted.
+    pub path: String,
+    /// Container whose root directory it was.
+    pub container: Option<String>,
+    /// The unique id of a copy of it, if it is certain that it is one.
+    pub unique: Option<u64>,
+    /// When it was told: whoever had it was there.
+    pub told: BootNs,
+}
+
+/// What is remembered.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    by_device: BTreeMap<String, Seen>,
+    /// The copies that were told last, and since when each is there.
+    told: Vec<(MountCopy, BootNs)>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    places: Places,
+    fstype: String,
+    at: BootNs,
+    /// A time just before it was seen on the host last.
+    before: BootNs,
+    bound: Option<u64>,
+}
+
+impl Memory {
+    pub(super) fn of(remembered: Vec<Remembered>) -> Self {
+        let mut memory = Self::default();
+        for one in remembered.into_iter().take(GONE_MAX) {
+            let new = || Seen {
+                places: Places::default(),
+                fstype: one.fstype.clone(),
+                at: 0,
+                before: 0,
+                bound: None,
+            };
+            let known = memory.by_device.entry(one.device.clone()).or_insert_with(new);
+            known.bound = known.bound.max(one.unique);
+            known.before = known.before.max(one.told);
+            let mount = HostMount {
+                device: one.device,
+                root: one.root,
+                path: one.path,
+                fstype: one.fstype,
+                source: one.source,
+                mntns: 0,
+                root_of: one.container.map(|id| format!("/{id}")),
+            };
+            known.places.remember(mount, one.unique);
+        }
+        memory
+    }
+
+    /// Takes in what a look found; the copies to tell.
+    pub(super) fn apply(&mut self, at: BootNs, mut found: Found) -> MountCopies {
+        let Some(host) = found.host.take() else {
+            // Nothing is known of what the host has.
+            let copies = self.told.iter().map(|(copy, _)| copy.clone()).collect();
+            return MountCopies { copies, ..MountCopies::default() };
+        };
+        let has_copy: BTreeSet<String> = found.copies.iter().map(|copy| copy.mount.device.clone()).collect();
+        let missed: BTreeSet<&str> = self
+            .told
+            .iter()
+            .filter(|(copy, _)| is_missed(copy, &found))
+            .map(|(copy, _)| copy.mount.device.as_str())
+            .collect();
+        let is_complete = found.is_whole();
+        let present: BTreeSet<&str> = host.iter().map(|mount| mount.device.as_str()).collect();
+        self.by_device.retain(|device, seen| {
+            // A look that missed some copies may have missed all of this one.
+            let may_be_left = !is_complete && (seen.bound.is_some() || found.omitted > 0);
+            let is_kept = has_copy.contains(device) || missed.contains(device.as_str());
+            is_kept || may_be_left || present.contains(device.as_str())
+        });
+        let mut of_device: BTreeMap<String, Vec<HostMount>> = BTreeMap::new();
+        for mount in host {
+            of_device.entry(mount.device.clone()).or_default().push(mount);
+        }
+        for (device, mounts) in of_device {
+            self.see(at, device, mounts, &found);
+        }
+        self.forget_oldest(at);
+        let copies = self.identified(&found);
+        self.keep(at, copies, &found);
+        MountCopies {
+            copies: self.told.iter().map(|(copy, _)| copy.clone()).collect(),
+            omitted: found.omitted,
+            ..MountCopies::default()
+        }
+    }
+
+    /// Takes in where the host has a file system.
+    fn see(&mut self, at: BootNs, device: String, mut mounts: Vec<HostMount>, found: &Found) {
+        let Some(fstype) = mounts.first().map(|mount| mount.fstype.clone()) else { return };
+        let known = self.by_device.remove(&device).filter(|known| known.fstype == fstype);
+        let mut places = known.map(|known| known.places).unwrap_or_default();
+        for mount in &mut mounts {
+            mount.root_of = mount.root_of.take().or_else(|| places.root_of(&mount.path));
+        }
+        places.update(mounts, at, found.bound, found.crowded.contains(&device));
+        self.by_device.insert(device, Seen { places, fstype, at, before: found.before, bound: found.bound });
+    }
+
+    /// Whether any copies were told last.
+    pub(super) fn has_any(&self) -> bool {
+        !self.told.is_empty()
+    }
+
+    /// The mounts that were told last, by namespace and unique id.
+    pub(super) fn wanted(&self) -> Vec<(NsInum, u64)> {
+        self.told.iter().filter_map(|(copy, _)| Some((copy.mount.mntns, copy.mount.unique?))).collect()
+    }
+
+    fn identified(&mut self, found: &Found) -> Vec<MountCopy> {
+        let mut certain: BTreeSet<&str> = BTreeSet::new();
+        let mut replaced: BTreeSet<&str> = BTreeSet::new();
+        for copy in &found.copies {
+            let device = copy.mount.device.as_str();
+            let Some(seen) = self.by_device.get(device) else { continue };
+            if seen.fstype != copy.mount.fstype {
+                replaced.insert(device);
+            } else if copy.mount.unique.zip(seen.bound).is_some_and(|(unique, bound)| unique <= bound) {
+                certain.insert(device);
+            }
+        }
+        let oldest = |device: &str| {
+            let copies = found.copies.iter().filter(|copy| copy.mount.device == device);
+            copies.filter_map(|copy| copy.mount.unique).min()
+        };
+        // Where mounts have numbers for good, one that was made since may be of the next file system with this device.
+        let may_be_of = |copy: &&MountCopy| {
+            let seen = self.by_device.get(&copy.mount.device);
+            let has_no_number = |seen: &&Seen| copy.mount.unique.is_none() || seen.bound.is_none();
+            seen.filter(has_no_number).is_some_and(|seen| self.may_be_of(copy, seen))
+        };
+        // One copy that is known tells that the others are of its file system.
+        let by_time = found.copies.iter().filter(may_be_of).map(|copy| copy.mount.device.as_str());
+        let of_host: BTreeMap<&str, Option<u64>> = by_time
+            .chain(certain.iter().copied())
+            .filter(|device| !replaced.contains(device))
+            .map(|device| (device, oldest(device)))
+            .collect();
+        let original = |copy: &MountCopy| {
+            let oldest = *of_host.get(copy.mount.device.as_str())?;
+            self.by_device.get(&copy.mount.device)?.places.original(copy, oldest, found.mntns)
+        };
+        let with_original = |copy: &MountCopy| MountCopy { original: original(copy), ..copy.clone() };
+        let mut copies: Vec<MountCopy> = found.copies.iter().map(with_original).collect();
+        let is_complete = found.is_whole();
+        let gone: Vec<String> = self
+            .by_device
+            .iter()
+            .filter(|(device, seen)| {
+                let is_of_host = seen.at != 0 && is_complete && !certain.contains(device.as_str());
+                let has_number = seen.bound.is_some() && found.bound.is_some();
+                is_of_host && has_number && copies.iter().any(|copy| copy.mount.device == **device)
+            })
+            .map(|(device, _)| device.clone())
+            .collect();
+        // The file system that the host had is gone, and its number another one's.
+        gone.iter().for_each(|device| drop(self.by_device.remove(device)));
+        let known: BTreeSet<String> = copies
+            .iter()
+            .filter(|copy| copy.original.is_some() || copy.bind.is_some())
+            .map(|copy| copy.mount.device.clone())
+            .collect();
+        copies.retain(|copy| known.contains(&copy.mount.device));
+        copies
+    }
+
+    /// Whether a copy without a number for good may be of what the host had. Device numbers are given anew, and who started
+    /// since then has rather what came after.
+    fn may_be_of(&self, copy: &MountCopy, seen: &Seen) -> bool {
+        copy.holder.start_ns <= seen.before
+            || self.told.iter().any(|(told, _)| told.original.is_some() && is_same(told, copy))
+    }
+
+    /// Those that were found, and of those before the ones that this look may have missed.
+    fn keep(&mut self, at: BootNs, copies: Vec<MountCopy>, found: &Found) {
+        let before = std::mem::take(&mut self.told);
+        let since = |copy: &MountCopy| {
+            before.iter().find(|(known, _)| is_same(known, copy)).map_or(at, |(_, since)| *since)
+        };
+        let mut told: Vec<_> = copies.into_iter().map(|copy| (since(&copy), copy)).collect();
+        for (copy, since) in &before {
+            if is_missed(copy, found) && !told.iter().any(|(_, known)| is_same(known, copy)) {
+                let without_process = is_kept(copy, found);
+                told.push((*since, MountCopy { without_process, ..copy.clone() }));
+            }
+        }
+        // What was there before does not make room for what users make.
+        told.sort_by_key(|(since, copy)| (copy.holder.in_userns, *since));
+        told.truncate(TOLD_MAX);
+        self.told = told.into_iter().map(|(since, copy)| (copy, since)).collect();
+    }
+
+    fn forget_oldest(&mut self, at: BootNs) {
+        let gone = self.by_device.values().filter(|seen| seen.at != at);
+        let mut times: Vec<BootNs> = gone.map(|seen| seen.at).collect();
+        if times.len() > GONE_MAX {
+            times.sort_unstable();
+            let oldest = times[times.len() - GONE_MAX];
+            self.by_device.retain(|_, seen| seen.at >= oldest);
+        }
+    }
+}
+
+/// Whether a copy is there in a namespace that no process is in.
+fn is_kept(copy: &MountCopy, found: &Found) -> bool {
+    copy.mount.unique.is_some_and(|unique| found.kept.contains(&unique))
+}
+
+/// Whether a look that did not find a copy may have missed it. A namespace that no process is in is gone with its mounts, unless
+/// the kernel shows them.
+fn is_missed(copy: &MountCopy, found: &Found) -> bool {
+    if is_kept(copy, found) {
+        return true;
+    }
+    let namespace = &copy.mount.mntns;
+    let may_be_there = match &found.indexed {
+        Some(indexed) => !found.finished && indexed.contains(namespace),
+        None => true,
+    };
+    let is_unread = found.missed.contains(namespace) || found.unread.contains(&copy.holder.tgid);
+    !found.read.contains(namespace) && (may_be_there || is_unread)
+}
+
+/// Whether both are one mount.
+fn is_same(one: &MountCopy, other: &MountCopy) -> bool {
+    if let (Some(one), Some(other)) = (one.mount.unique, other.mount.unique) {
+        return one == other;
+    }
+    one.mount.mntns == other.mount.mntns
+        && one.mount.identity().zip(other.mount.identity()).is_some_and(|(one, other)| one.is_same(&other))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use kevtmon_observation::{BindMount, CopyHolder, MountFacts, Propagation};
+
+    use super::*;
+
+    const VOLUME: &str =
+        "/var/lib/kubelet/pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~rbd/x";
+
+    fn host(device: &str, path: &str) -> HostMount {
+        HostMount {
+            device: device.into(),
+            root: "/".into(),
+            path: path.into(),
+            fstype: "tmpfs".into(),
+            source: "t".into(),
+            mntns: 1,
+            root_of: None,
+        }
+    }
+
+    /// A memory of one copy that is left.
+    pub(in super::super) fn left() -> Memory {
+        let mut memory = Memory::default();
+        memory.apply(1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        memory.apply(2, found(&[], &[copy("0:50", Some(100))], Some(200)));
+        memory
+    }
+
+    fn copy(device: &str, unique: Option<u64>) -> MountCopy {
+        MountCopy {
+            mount: MountFacts {
+                id: 7,
+                parent: Some(1),
+                unique,
+                mountpoint: "/mem".into(),
+                root: "/".into(),
+                fstype: "tmpfs".into(),
+                source: "t".into(),
+                device: device.into(),
+                mntns: 9,
+            },
+            propagation: Propagation::Private,
+            holder: CopyHolder {
+                tgid: 50,
+                start_ns: 1,
+                comm: "sleep".into(),
+                uid: Some(0),
+                ..CopyHolder::default()
+            },
+            original: None,
+            bind: None,
+            without_process: false,
+        }
+    }
+
+    fn found(hosts: &[HostMount], copies: &[MountCopy], bound: Option<u64>) -> Found {
+        Found {
+            host: Some([&[host("8:1", "/")], hosts].concat()),
+            mntns: 1,
+            copies: copies.to_vec(),
+            bound,
+            before: 10,
+            indexed: Some([1, 9].into()),
+            read: [1, 9].into(),
+            finished: true,
+            ..Found::default()
+        }
+    }
+
+    fn originals(memory: &mut Memory, at: BootNs, found: Found) -> Vec<(String, bool)> {
+        let copies = memory.apply(at, found).copies;
+        copies.into_iter().filter_map(|copy| copy.original).map(|it| (it.path, it.is_certain)).collect()
+    }
+
+    #[test]
+    fn a_copy_that_was_there_while_the_host_had_it_is_of_it_for_certain() {
+        let mut memory = Memory::default();
+        assert_eq!(originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100))), []);
+        for at in 2..5 {
+            let left = found(&[], &[copy("0:50", Some(100))], Some(200));
+            assert_eq!(originals(&mut memory, at, left), [(VOLUME.to_owned(), true)], "{at}");
+        }
+        assert_eq!(originals(&mut memory, 6, found(&[], &[], Some(300))), []);
+        let next = found(&[], &[copy("0:50", Some(90))], Some(400));
+        assert_eq!(originals(&mut memory, 7, next), [], "the number was free in between");
+    }
+
+    #[test]
+    fn a_copy_that_was_made_since_may_be_of_the_next_file_system_with_that_number() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        let next = || found(&[], &[copy("0:50", Some(101))], Some(200));
+        assert_eq!(originals(&mut memory, 2, next()), []);
+        let with_old = found(&[], &[copy("0:50", Some(101)), copy("0:50", Some(99))], Some(300));
+        assert_eq!(originals(&mut memory, 3, with_old), [], "it is forgotten");
+        // While an older copy lives, so does the file system.
+        originals(&mut memory, 4, found(&[host("0:50", VOLUME)], &[], Some(400)));
+        let both = found(&[], &[copy("0:50", Some(401)), copy("0:50", Some(399))], Some(500));
+        assert_eq!(originals(&mut memory, 5, both).len(), 2);
+    }
+
+    #[test]
+    fn without_numbers_for_good_it_is_likely_as_long_as_the_type_is_the_same() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], None));
+        let left = || found(&[], &[copy("0:50", None)], None);
+        assert_eq!(originals(&mut memory, 2, left()), [(VOLUME.to_owned(), false)]);
+        let mut other = left();
+        other.copies[0].mount.fstype = "overlay".into();
+        assert_eq!(originals(&mut memory, 3, other), []);
+    }
+
+    #[test]
+    fn what_a_look_has_missed_is_not_taken_to_be_gone() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        let left = || found(&[], &[copy("0:50", Some(100))], Some(200));
+        assert_eq!(originals(&mut memory, 2, left()).len(), 1);
+        let missed = Found { copies: Vec::new(), read: [1].into(), finished: false, ..left() };
+        assert_eq!(originals(&mut memory, 3, missed).len(), 1, "its time ran out");
+        let hidden = Found { copies: Vec::new(), read: [1].into(), unread: [50].into(), ..left() };
+        assert_eq!(originals(&mut memory, 4, hidden).len(), 1, "its process cannot be read");
+        let blind = Found { host: None, ..left() };
+        assert_eq!(originals(&mut memory, 5, blind).len(), 1);
+        let gone = Found { copies: Vec::new(), indexed: Some([1].into()), read: [1].into(), ..left() };
+        assert_eq!(originals(&mut memory, 6, gone), [], "no process is in that namespace any more");
+    }
+
+    #[test]
+    fn a_process_that_has_started_since_has_no_copy_that_is_known_by_its_device_alone() {
+        let young = |start_ns| {
+            let mut found = found(&[], &[copy("0:50", None)], None);
+            found.copies[0].holder.start_ns = start_ns;
+            found
+        };
+        let mut memory = Memory::default();
+        originals(&mut memory, 11, found(&[host("0:50", VOLUME)], &[], None));
+        assert_eq!(originals(&mut memory, 12, young(11)), []);
+        assert_eq!(originals(&mut memory, 13, young(10)).len(), 1);
+        assert_eq!(
+            originals(&mut memory, 14, young(11)).len(),
+            1,
+            "it is the same mount, another process of it"
+        );
+    }
+
+    #[test]
+    fn a_namespace_without_a_process_is_gone_though_looks_do_not_finish() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        let left = || found(&[], &[copy("0:50", Some(100))], Some(200));
+        assert_eq!(originals(&mut memory, 2, left()).len(), 1);
+        let late =
+            |indexed| Found { copies: Vec::new(), indexed, read: [1].into(), finished: false, ..left() };
+        assert_eq!(originals(&mut memory, 3, late(None)).len(), 1, "not all processes were looked up");
+        assert_eq!(originals(&mut memory, 4, late(Some([1, 9].into()))).len(), 1, "it was not read");
+        assert_eq!(originals(&mut memory, 5, late(Some([1].into()))), []);
+    }
+
+    #[test]
+    fn a_copy_in_a_namespace_that_only_a_file_keeps_is_still_there() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        let left = || found(&[], &[copy("0:50", Some(100))], Some(200));
+        assert_eq!(originals(&mut memory, 2, left()).len(), 1);
+        assert_eq!(memory.wanted(), [(9, 100)]);
+        let alone = |kept: &[u64]| Found {
+            copies: Vec::new(),
+            indexed: Some([1].into()),
+            read: [1].into(),
+            kept: kept.iter().copied().collect(),
+            ..left()
+        };
+        for at in 3..5 {
+            let copies = memory.apply(at, alone(&[100])).copies;
+            assert!(copies.len() == 1 && copies[0].without_process && copies[0].original.is_some());
+        }
+        // Somebody has entered it.
+        assert!(!memory.apply(5, left()).copies[0].without_process);
+        assert_eq!(memory.apply(6, alone(&[])).copies, []);
+    }
+
+    #[test]
+    fn what_there_was_no_room_for_is_neither_gone_nor_forgotten() {
+        let mut memory = Memory::default();
+        originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
+        let left = || found(&[], &[copy("0:50", Some(100))], Some(200));
+        let full =
+            || Found { copies: Vec::new(), omitted: 1, missed: [9].into(), read: [1].into(), ..left() };
+        assert_eq!(originals(&mut memory, 2, full()), [], "none has been found yet");
+        for at in 3..7 {
+            let look = if at % 2 == 0 { full() } else { left() };
+            assert_eq!(originals(&mut memory, at, look), [(VOLUME.to_owned(), true)], "{at}");
+        }
+    }
+
+    #[test]
+    fn what_the_run_before_knew_is_known_on() {
+        let remembered = Remembered {
+            device: "0:50".into(),
+            root: "/".into(),
+            source: "t".into(),
+            fstype: "tmpfs".into(),
+            path: VOLUME.into(),
+            container: Some("a".into()),
+            unique: Some(100),
+            told: 1,
+        };
+        let mut memory = Memory::of(vec![remembered.clone()]);
+        let mut left = found(&[], &[copy("0:50", Some(100))], Some(200));
+        // A runtime with mounts of its own has another root.
+        left.host.as_mut().unwrap().insert(0, HostMount { mntns: 7, ..host("0:30", "/") });
+        let copies = memory.apply(1, left).copies;
+        let original = copies[0].original.clone().unwrap();
+        assert_eq!((original.path.as_str(), original.is_certain, original.mntns), (VOLUME, true, 1));
+        assert_eq!(original.root_of.as_deref(), Some("/a"));
+        // Where mounts have no numbers for good, whoever had it then has it on.
+        let likely = Remembered { unique: None, told: 1, ..remembered };
+        let mut memory = Memory::of(vec![likely]);
+        let left = || found(&[], &[copy("0:50", None)], None);
+        assert_eq!(originals(&mut memory, 1, left()), [(VOLUME.to_owned(), false)]);
+    }
+
+    #[test]
+    fn what_nobody_has_seen_on_the_host_is_told_only_if_a_container_has_it_from_there() {
+        let mut memory = Memory::default();
+        assert_eq!(memory.apply(1, found(&[], &[copy("0:50", Some(9))], Some(10))).copies, []);
+        let bind = BindMount { source: VOLUME.into(), destination: "/mem".into(), propagation: None };
+        let bound = MountCopy { bind: Some(bind), ..copy("0:50", Some(9)) };
+        assert_eq!(memory.apply(2, found(&[], &[bound], Some(10))).copies.len(), 1);
+    }
+}

@@ -1,0 +1,160 @@
+//! What a scan could not look into: processes that may not be read, and mounts that nobody shows.
+
+use kevtmon_observation::Access;
+use kevtmon_sources::procfs::dir::{Dir, is_gone};
+use kevtmon_sources::procfs::statmount::MountNamespace;
+
+use super::Scan;
+use crate::mntns_index::{self, MntnsIndex, Shown};
+use crate::pins::{Awaited, Visit};
+use crate::scope::Scope;
+
+/// Why it is not known what an unmount reaches.
+pub(super) const UNSEEN_GROUP: &str =
+    "a mount where an unmount of it could propagate to receives from a group of mounts that is not seen";
+/// Why not all mounts of a namespace are known.
+pub(super) const TOO_LONG: &str = "its mount namespace has more mounts, or longer names, than are read";
+
+impl Scan<'_> {
+    /// Where mounts of a namespace are not seen, as all its processes are in a chroot or it has more than are read, they may hold
+    /// one that matters.
+    pub(super) fn doubt_what_is_hidden(&mut self, shown: &Shown, scope: &Scope<'_>) {
+        let Some(member) = shown.hidden_from else { return };
+        let Some(task) = member.dir(self.proc) else { return };
+        let namespace = MountNamespace::of(&task);
+        let may_matter = |device: &str, propagates| scope.may_be_near_of(device, propagates);
+        if !matches!(namespace.and_then(|all| all.has_one(may_matter)), Ok(false)) {
+            let reason = match shown.table.is_cut() {
+                true => TOO_LONG,
+                false => {
+                    "every process of its mount namespace is in a chroot, and mounts outside of it are not seen"
+                }
+            };
+            self.blind_to(member.tgid, reason);
+        }
+    }
+
+    /// Counts the processes that may not be read. Those that see the mount, or whose mounts cannot be known
+    /// either, could be what is looked for.
+    pub(super) fn count_unreadable(&mut self, index: &MntnsIndex, scope: &Scope<'_>) {
+        let own = self.own;
+        let unreadable = index.unreadable.iter().copied();
+        self.count_unread(unreadable.filter(|tgid| Some(*tgid) != own), scope);
+    }
+
+    pub(super) fn count_unread(&mut self, tgids: impl Iterator<Item = u32>, scope: &Scope<'_>) {
+        for tgid in tgids {
+            let blind = match mntns_index::mounts_of_unreadable(self.proc, tgid) {
+                Ok(table) => table.is_cut() || scope.matters(&table),
+                Err(error) if is_gone(&error) => continue,
+                Err(_) => self.proc.is_alive(tgid),
+            };
+            self.count_as_unreadable(tgid);
+            if blind {
+                self.blind_to(tgid, "its descriptors may not be read");
+            }
+        }
+    }
+
+    /// What could not be told of a process that was looked at.
+    pub(super) fn doubt(&mut self, tgid: u32, process: &Dir, visit: &Visit, near: bool) {
+        // The kernel also refuses what it can no longer find.
+        if visit.refused && process.is_there(&mut Vec::new()) {
+            self.add_unreadable(tgid, near);
+        }
+        if visit.is_named_by_ring && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "a file of a name on it is registered with an io_uring of it, and on which mount cannot be told");
+        }
+        if visit.keeps_unknown && process.is_there(&mut Vec::new()) {
+            self.blind_to(
+                tgid,
+                "it keeps a mount namespace without a process, whose mounts this kernel does not show",
+            );
+        }
+        let is_certain = visit.pins.iter().any(|pin| !pin.possible);
+        if !visit.doubts.is_empty() && !is_certain && process.is_there(&mut Vec::new()) {
+            let is_socket = |access: &Access| *access == Access::Socket;
+            if visit.doubts.iter().any(is_socket) {
+                self.blind_to(tgid, "a socket of it is bound to a file, but on which mount cannot be told");
+            }
+            if !visit.doubts.iter().all(is_socket) {
+                self.blind_to(tgid, "it uses something of this name, but on which mount cannot be told");
+            }
+        }
+        if visit.is_sent_files && process.is_there(&mut Vec::new()) {
+            self.blind_to(
+                tgid,
+                "a socket of it has files that nobody has received yet, on mounts that are not known",
+            );
+        }
+        if visit.is_unlisted && process.is_there(&mut Vec::new()) {
+            self.blind_to(
+                tgid,
+                "it uses a mount of the same file system that no mount namespace shows, which may be a copy that the \
+                 unmount would reach",
+            );
+        }
+        if visit.is_cut && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "it has more open files than there was time to look at");
+        }
+        if visit.is_ending && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "it is ending, and what it has open until then nothing shows any more");
+        }
+        match visit.awaited {
+            Some(Awaited::Server(kind)) => self.blind_to(
+                tgid,
+                &format!("a thread of it waits for {kind} in a system call, and what that call uses nothing shows"),
+            ),
+            Some(Awaited::Pipe) => self.blind_to(
+                tgid,
+                "a thread of it opens a named pipe whose other end nobody opens, and where that is nothing shows",
+            ),
+            Some(Awaited::Closed) => self.blind_to(
+                tgid,
+                "a thread of it waits in a system call for a file whose descriptor is closed, and which file that is \
+                 nothing shows",
+            ),
+            None => {}
+        }
+        if visit.may_probe && process.is_there(&mut Vec::new()) {
+            self.blind_to(
+                tgid,
+                "it has a perf event open that may be a probe (uprobe), and in which file nothing shows",
+            );
+        }
+        if visit.has_closed_ring && process.is_there(&mut Vec::new()) {
+            self.blind_to(
+                tgid,
+                "it has mapped an io_uring whose descriptor is closed, and which files are registered with that nothing \
+                 shows",
+            );
+        }
+        if visit.has_more_threads && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "it has more threads than there was time to look at");
+        }
+        if visit.has_more_sockets && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "it has more sockets than there was time to look for files in");
+        }
+    }
+
+    fn count_as_unreadable(&mut self, tgid: u32) {
+        if self.progress.unreadable.insert(tgid) {
+            self.report.unreadable += 1;
+        }
+    }
+
+    pub(super) fn add_unreadable(&mut self, tgid: u32, near: bool) {
+        self.count_as_unreadable(tgid);
+        // By the kernel's list it has something of the file system.
+        if near || self.listed.as_ref().is_some_and(|listed| listed.names(tgid)) {
+            self.blind_to(tgid, "it may not be read");
+        }
+    }
+
+    /// A process that could be a holder was not looked into.
+    pub(super) fn blind_to(&mut self, tgid: u32, reason: &str) {
+        let comm = self.proc.stat(tgid).map(|stat| stat.comm);
+        let reason = if self.proc.is_aside(tgid) { "whoever reads it hangs" } else { reason };
+        self.report.blind_spot(Some((tgid, comm)), reason);
+    }
+}

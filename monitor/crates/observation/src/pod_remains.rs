@@ -1,0 +1,87 @@
+//! What there is of a pod on the node, as its state shows it: directory, mounts, control group, processes.
+
+use kevtmon_types::is_zero::is_zero;
+use kevtmon_types::names::names;
+use serde::{Deserialize, Serialize};
+
+use super::{BootNs, MountFacts, NsInum};
+
+names! {
+    /// The control group of a pod, in every form in which a kubelet names it.
+    PodCgroup {
+        /// Whether there is one could not be found out.
+        Unknown = "unknown",
+        /// There is none.
+        Absent = "absent",
+        /// It has no process.
+        Empty = "empty",
+        /// It, or one below it, has a process.
+        Populated = "populated",
+    }
+}
+
+/// A pod that has a directory below the root directory of a kubelet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodRemains {
+    /// Its uid: the name of the directory.
+    pub uid: String,
+    /// The directory.
+    pub directory: String,
+    /// The mount namespace in which that is its path.
+    pub mntns: NsInum,
+    /// Its control group.
+    pub cgroup: PodCgroup,
+    /// The containers in whose control groups there are processes: the first 12 digits of their ids. Empty where there are
+    /// processes elsewhere, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub containers: Vec<String>,
+    /// Whether the kubelet has started a container of it once: it makes a directory for that. Not looked for as long as
+    /// there are processes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub started: bool,
+    /// Its volumes that are mounted; not listed as long as there are processes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<MountFacts>,
+    /// Mounted volumes that are not listed, because the list is bounded.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub mounts_omitted: u32,
+    /// Directories of its volumes that are not empty though nothing is mounted there; not looked for as long as there are processes,
+    /// or volumes that are mounted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub filled: Vec<String>,
+    /// Processes in its control groups that were killed and are still there; of a pod whose processes were requested, the
+    /// first of all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<PodProcess>,
+    /// Namespace and name of the pod by the directory of its logs, which the kubelet makes; where it has processes, or something
+    /// is left of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<(String, String)>,
+}
+
+/// A process in a control group of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodProcess {
+    /// Process id (thread group).
+    pub tgid: u32,
+    /// Its start, to 10 ms.
+    pub start_ns: BootNs,
+    /// Command name.
+    pub comm: String,
+    /// As in `/proc/PID/stat`: `D` waits in the kernel, `Z` has ended but for its other threads.
+    pub state: char,
+    /// Whether SIGKILL is pending: it was sent that, or another thread of it has ended the process.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub killed: bool,
+    /// Whether it is the first one of its process namespace, with which all others in there end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub init: bool,
+}
+
+impl PodProcess {
+    /// Which process it is: the id alone is another one's later.
+    #[must_use]
+    pub fn key(&self) -> (u32, BootNs) {
+        (self.tgid, self.start_ns)
+    }
+}

@@ -1,0 +1,96 @@
+//! Executions of CNI plugins by root of the node, with what their environment asks for, and of `rbd`, with what its arguments ask
+//! for; and how they end.
+
+use kevtmon_ebpf::exec::{
+    ComponentRecord, ExecOffsets, ExitRecord, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT,
+    KIND_RBD, counter,
+};
+use kevtmon_metrics::KernelMetric;
+use kevtmon_observation::{CniExit, Fact};
+use kevtmon_types::namespace::NsInum;
+use zerocopy::IntoBytes as _;
+
+use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
+use crate::btf::{Btf, BtfError};
+use crate::cni::PartialCalls;
+use crate::decode::{DecodeError, layout};
+use crate::{objects, rbd};
+
+pub(super) const HOOK: Hook = Hook {
+    name: "exec",
+    observes: "calls of CNI plugins and of rbd",
+    without: "calls of CNI plugins are not seen, so that no change of the network is told to be part of one, nor those of rbd, so \
+              that it is not known which RBD images are wanted or locked",
+    rungs: &[Rung {
+        name: "tp_btf",
+        note: None,
+        lost: None,
+        mechanism: Mechanism::Programs(&[tp_btf("sched_process_exec"), tp_btf("sched_process_exit")]),
+    }],
+    offsets: Some(Offsets { global: "EXEC_OFFSETS", resolve: offsets }),
+    records: Records {
+        kinds: &[
+            (KIND_EXEC, Decode::Part(PartialCalls::begin)),
+            (KIND_ENVIRONMENT, Decode::Part(PartialCalls::part)),
+            (KIND_EXIT, Decode::Fact(exit)),
+            (KIND_COMPONENT, Decode::Fact(component)),
+            (KIND_RBD, Decode::Part(|_, bytes| rbd::call(bytes))),
+        ],
+        counts: &[Count { counter: counter::OTHERS, metric: KernelMetric::CniIgnored, labels: &[] }],
+        losses: &[
+            LossCount { counter: counter::RING_FULL, reason: "exec-ring-full" },
+            LossCount { counter: counter::RUNNING_FULL, reason: "exec-too-many-running" },
+        ],
+    },
+    skipped: "exec-run-skipped",
+};
+
+const fn tp_btf(name: &'static str) -> Program {
+    Program { object: &objects::CORE, name, attach: Attach::BtfTracepoint(name) }
+}
+
+fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
+    let offsets = ExecOffsets {
+        binprm_filename: btf.need("linux_binprm.filename")?,
+        task_mm: btf.need("task_struct.mm")?,
+        mm_env_start: btf.need("mm_struct.env_start")?,
+        mm_env_end: btf.need("mm_struct.env_end")?,
+        task_group_leader: btf.need("task_struct.group_leader")?,
+        task_exit_code: btf.need("task_struct.exit_code")?,
+        task_signal: btf.need("task_struct.signal")?,
+        signal_flags: btf.need("signal_struct.flags")?,
+        // atomic_t holds one number.
+        signal_live: btf.need("signal_struct.live")?,
+        signal_group_exit_code: btf.need("signal_struct.group_exit_code")?,
+        // Since 4.19.
+        task_thread_pid: btf.need("task_struct.thread_pid")?,
+        pid_level: btf.need("pid.level")?,
+    };
+    Ok(offsets.as_bytes().to_vec())
+}
+
+fn exit(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
+    let record = layout::<ExitRecord>(bytes)?;
+    Ok(Fact::CniExit(CniExit { tgid: record.tgid, start_ns: record.start_ns, status: record.status }))
+}
+
+fn component(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
+    Ok(Fact::ComponentExecuted { tgid: layout::<ComponentRecord>(bytes)?.tgid })
+}
+
+#[cfg(test)]
+mod tests {
+    use kevtmon_ebpf::Header;
+
+    use super::*;
+    use crate::decode::record;
+
+    #[test]
+    fn a_program_with_the_name_of_a_component_is_told_by_its_process() {
+        let header = Header { kind: KIND_COMPONENT, detail: 0, boot_ns: 5 };
+        let bytes = ComponentRecord { header, tgid: 7, reserved: 0 };
+        let seen = record(bytes.as_bytes(), 1).unwrap();
+        assert_eq!((seen.at, seen.fact), (5, Fact::ComponentExecuted { tgid: 7 }));
+        assert!(record(&bytes.as_bytes()[..20], 1).is_err());
+    }
+}

@@ -1,0 +1,135 @@
+//! The kernel programs: loaded, attached by the best rung that works, and read.
+//!
+//! In: the embedded objects, the running kernel's type information. Out: the facts that the hooks of [`hooks::HOOKS`]
+//! observe, and how many records were lost. A hook that does not work is reported with its reason; the others go on.
+
+use kevtmon_ebpf::lanes::Rate;
+use thiserror::Error;
+
+mod account;
+pub mod btf;
+mod budgets;
+mod cni;
+pub mod cost;
+mod counters;
+mod decode;
+pub mod hooks;
+pub mod iterators;
+mod lanes;
+mod lineage;
+mod load;
+mod mount_table;
+pub mod objects;
+mod plugins;
+mod questions;
+mod rbd;
+mod refusal;
+mod ring;
+pub mod settings;
+mod skipped;
+mod syscall_context;
+mod task;
+mod tracefs;
+
+pub use counters::{CountReader, loss_reasons};
+#[cfg(test)]
+use decode::record;
+pub use decode::{DecodeError, Decoder};
+use hooks::HookChoices;
+use kevtmon_sources::procfs::readers::{Entry, entry};
+pub use lanes::Lanes;
+pub use load::{BpfSource, LoadedHooks, load, load_iterators};
+pub use mount_table::MountTables;
+pub use plugins::Plugins;
+
+/// What readers of /proc do for the kernel programs.
+pub fn jobs() -> impl Iterator<Item = Entry> {
+    [entry::<lineage::Complete>()].into_iter()
+}
+
+/// What to load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BpfConfig {
+    /// Size of the ring in bytes, a power of two of pages.
+    pub ring_bytes: u32,
+    /// How much an unprivileged user may write.
+    pub user_rate: Rate,
+    /// How much any other source may write.
+    pub source_rate: Rate,
+    /// Which rungs are tried.
+    pub hooks: HookChoices,
+    /// Whether the kernel lists who may hold a mount, where it can.
+    pub iterators: bool,
+    /// Whether the programs log.
+    pub log: bool,
+    /// Why nothing is loaded whatever the rest says, if so. Rungs that take no programs remain.
+    pub withheld: Option<&'static str>,
+}
+
+/// Why no program at all could be loaded.
+#[derive(Debug, Error)]
+pub enum BpfError {
+    /// Built without the object.
+    #[error("this binary was built without its kernel programs")]
+    NoObject,
+    /// The kernel has no type information.
+    #[error("needs BTF at {path}, this kernel has none")]
+    NoBtf {
+        /// Where it was looked for.
+        path: &'static str,
+        /// Why it cannot be read.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The type information is not usable.
+    #[error("type information at {path}")]
+    Btf {
+        /// Where it was read.
+        path: &'static str,
+        /// What is wrong.
+        #[source]
+        source: btf::BtfError,
+    },
+    /// aya could not parse it.
+    #[error("type information at {path}")]
+    AyaBtf {
+        /// Where it was read.
+        path: &'static str,
+        /// What is wrong.
+        #[source]
+        source: aya::BtfError,
+    },
+    /// The kernel refused the object's maps.
+    #[error("the kernel refused the programs' maps")]
+    Load(#[source] Box<aya::EbpfError>),
+    /// No file system for the maps that objects share.
+    #[error("cannot create a BPF file system for the maps that the objects share")]
+    Share(#[source] std::io::Error),
+    /// The object has no such map: it is not of this build.
+    #[error("the embedded object has no map {0}")]
+    NoMap(&'static str),
+    /// A map could not be used.
+    #[error("cannot use map {name}")]
+    Map {
+        /// Which.
+        name: &'static str,
+        /// Why.
+        #[source]
+        source: Box<aya::maps::MapError>,
+    },
+    /// The ring could not be watched.
+    #[error("cannot poll the ring")]
+    Poll(#[source] std::io::Error),
+}
+
+/// This program of tests is its own reader of /proc.
+#[cfg(test)]
+mod reader {
+    #[test]
+    fn proc_reader() {
+        let jobs: Vec<_> = kevtmon_sources::jobs().chain(crate::jobs()).collect();
+        if let Some(served) = kevtmon_sources::procfs::readers::serve_if_asked(std::env::args_os(), &jobs) {
+            served.unwrap();
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! Loading and attaching: every hook on the best rung that the configuration and this kernel allow.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::io;
+use std::sync::Arc;
+
+use aya::maps::{Array, HashMap, LpmTrie, MapData, PerCpuArray, RingBuf};
+use aya::programs::{BtfTracePoint, FEntry, ProgramError, RawTracePoint, TracePoint};
+use aya::{Ebpf, EbpfLoader, Endianness};
+pub use iterating::load_iterators;
+use kevtmon_ebpf::lanes::Limits;
+use kevtmon_sources::procfs::Proc;
+use nix::errno::Errno;
+use thiserror::Error;
+use zerocopy::IntoBytes as _;
+
+use super::btf::{Btf, BtfError};
+use super::budgets::Budgets;
+use super::hooks::{
+    Attach, HOOKS, Hook, HookStatus, Program, SWITCHED_OFF, wants_programs, wants_untyped_programs,
+};
+use super::iterators::{self, Iterators};
+use super::lanes::Lanes;
+use super::mount_table::MountTables;
+use super::objects::{CORE, Object, SHARED_MAPS, SharedMaps};
+use super::plugins::Plugins;
+use super::skipped::SkippedRuns;
+use super::syscall_context::{self, ContextError, Expected};
+use super::tracefs::{self, TRACEFS};
+use super::{BpfConfig, BpfError, CountReader, counters, refusal, task};
+
+const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
+
+/// The status of every hook, and the programs of those that have any.
+pub struct LoadedHooks {
+    /// One per hook, in the order of the table.
+    pub statuses: Vec<HookStatus>,
+    /// The ring that the programs write to; `None` if nothing was loaded.
+    pub programs: Option<BpfSource>,
+    /// Why nothing could be loaded, if something was wanted.
+    pub failure: Option<Arc<BpfError>>,
+    /// What lists who may hold a mount, or why nothing does.
+    pub iterators: Result<Iterators, String>,
+}
+
+/// Programs in the kernel, and the ring they write to.
+pub struct BpfSource {
+    /// Keeps the programs attached; dropped with the source.
+    _attached: Arc<Vec<Ebpf>>,
+    pub(super) loggers: Vec<aya_log::EbpfLogger<&'static dyn log::Log>>,
+    pub(super) ring: RingBuf<MapData>,
+    pub(super) armed: Array<MapData, u32>,
+    pub(super) counts: Arc<PerCpuArray<MapData, u64>>,
+    pub(super) budgets: Option<Budgets>,
+    pub(super) skipped: Vec<SkippedRuns>,
+    lanes: Option<Lanes>,
+    plugins: Option<Plugins>,
+    mount_tables: Option<MountTables>,
+}
+
+impl BpfSource {
+    /// What tells whether mounts have changed since a call; `None` the second time.
+    #[must_use]
+    pub fn take_mount_tables(&mut self) -> Option<MountTables> {
+        self.mount_tables.take()
+    }
+
+    /// Reads the kernel's counters.
+    #[must_use]
+    pub fn counts(&self) -> CountReader {
+        let counts = Arc::clone(&self.counts);
+        Arc::new(move || counters::read_all(&counts))
+    }
+
+    /// The gateways that have a lane of their own, to be kept by the caller; `None` the second time.
+    #[must_use]
+    pub fn take_lanes(&mut self) -> Option<Lanes> {
+        self.lanes.take()
+    }
+
+    /// Where CNI plugins are, to be kept by the caller; `None` the second time.
+    #[must_use]
+    pub fn take_plugins(&mut self) -> Option<Plugins> {
+        self.plugins.take()
+    }
+}
+
+/// Loads the objects and attaches every hook by the best rung that works.
+#[must_use]
+pub fn load(config: &BpfConfig) -> LoadedHooks {
+    let wanted = wanted_objects(config);
+    // Without a reason, none of the rungs that are tried takes programs.
+    let withheld = config.withheld.or(wanted.is_empty().then_some(""));
+    if let Some(reason) = withheld {
+        let of_iterators = if config.iterators { reason } else { SWITCHED_OFF };
+        return LoadedHooks {
+            statuses: without_programs(config, reason),
+            programs: None,
+            failure: None,
+            iterators: Err(of_iterators.to_owned()),
+        };
+    }
+    let loaded = Objects::load(config, &wanted).and_then(|mut objects| {
+        let statuses = HOOKS
+            .iter()
+            .map(|hook| {
+                HookStatus::select(hook, config.hooks.of(hook), |programs| {
+                    objects.attach(hook, programs).map_err(|error| refusal::reason(&error))
+                })
+            })
+            .collect();
+        let iterators = match config.iterators {
+            true => objects.iterators().map_err(|error| refusal::reason(&error)),
+            false => Err(SWITCHED_OFF.to_owned()),
+        };
+        Ok((statuses, iterators, objects.into_source(config.log)?))
+    });
+    // Type information costs some 30 MB while it is parsed.
+    kevtmon_types::allocator::release_free_memory();
+    match loaded {
+        Ok((statuses, iterators, source)) => {
+            LoadedHooks { statuses, programs: Some(source), failure: None, iterators }
+        }
+        Err(error) => {
+            let reason = refusal::reason(&*error);
+            let statuses = without_programs(config, &reason);
+            LoadedHooks { statuses, programs: None, failure: Some(error), iterators: Err(reason) }
+        }
+    }
+}
+
+/// The objects that hold programs of the hooks that may use any.
+fn wanted_objects(config: &BpfConfig) -> Vec<&'static Object> {
+    let hooks = HOOKS.iter().filter(|hook| wants_programs(hook, config.hooks.of(hook)));
+    let mut wanted: Vec<&Object> = Vec::new();
+    let of_iterators = config.iterators.then_some(&CORE);
+    let of_hooks = hooks.flat_map(|hook| hook.programs()).map(|program| program.object);
+    for object in of_hooks.chain(of_iterators) {
+        if wanted.iter().all(|other| other.name != object.name) {
+            wanted.push(object);
+        }
+    }
+    wanted
+}
+
+fn without_programs(config: &BpfConfig, reason: &str) -> Vec<HookStatus> {
+    let refuse = |_: &'static [Program]| Err(reason.to_owned());
+    HOOKS.iter().map(|hook| HookStatus::select(hook, config.hooks.of(hook), refuse)).collect()
+}
+
+/// Why a rung is refused.
+#[derive(Debug, Error)]
+enum AttachError {
+    #[error("type information at {BTF_PATH}")]
+    Offsets(#[source] BtfError),
+    #[error(transparent)]
+    Object(#[from] Arc<BpfError>),
+    #[error("the object {object} has no program {program}")]
+    NoProgram { object: &'static str, program: &'static str },
+    #[error("{program}")]
+    Program {
+        program: &'static str,
+        #[source]
+        source: ProgramError,
+    },
+    #[error("needs tracefs at {TRACEFS}, which is not mounted and cannot be mounted")]
+    NoTracefs(#[source] Errno),
+    #[error("the format of {event} in tracefs")]
+    NoFormat {
+        event: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Context(#[from] ContextError),
+    #[error("cannot attach the iterators")]
+    Iterators(#[source] io::Error),
+}
+
+/// Offsets that are no hook's.
+const COMMON: [super::hooks::Offsets; 3] = [task::OFFSETS, syscall_context::OFFSETS, iterators::OFFSETS];
+
+/// Offsets as bytes, by the global that they are written to.
+type Offsets = Vec<(&'static str, Result<Vec<u8>, BtfError>)>;
+
+/// A program, and the kernel's types.
+type Found<'o> = (&'o mut aya::programs::Program, &'o Result<aya::Btf, Arc<BpfError>>);
+
+/// The objects that the wanted hooks need, in the kernel.
+struct Objects {
+    /// An error where only programs that need none can be loaded.
+    types: Result<aya::Btf, Arc<BpfError>>,
+    syscalls: Result<Expected, BtfError>,
+    offsets: Offsets,
+    loaded: Vec<(&'static Object, Result<Ebpf, Arc<BpfError>>)>,
+}
+
+impl Objects {
+    /// Loads each by itself; an error if none can be.
+    fn load(config: &BpfConfig, wanted: &[&'static Object]) -> Result<Self, Arc<BpfError>> {
+        let has_untyped = HOOKS.iter().any(|hook| wants_untyped_programs(hook, config.hooks.of(hook)));
+        let (types, syscalls, offsets) = match type_information() {
+            Ok(TypeInformation { types, syscalls, offsets }) => (Ok(types), syscalls, offsets),
+            Err(error) if has_untyped => {
+                let expected = Expected::WITHOUT_TYPES;
+                let context = (syscall_context::OFFSETS.global, Ok(expected.layout.as_bytes().to_vec()));
+                (Err(Arc::new(error)), Ok(expected), vec![context])
+            }
+            Err(error) => return Err(Arc::new(error)),
+        };
+        let shared = match wanted {
+            [] | [_] => None,
+            _ => Some(SharedMaps::new().map_err(BpfError::Share)?),
+        };
+        let loaded: Vec<(&Object, Result<_, Arc<_>>)> = wanted
+            .iter()
+            .map(|object| {
+                let loaded = load_object(object, config, types.as_ref().ok(), &offsets, shared.as_ref());
+                (*object, loaded.map_err(Arc::new))
+            })
+            .collect();
+        if let Some((_, Err(error))) = loaded.first()
+            && loaded.iter().all(|(_, loaded)| loaded.is_err())
+        {
+            return Err(Arc::clone(error));
+        }
+        Ok(Self { types, syscalls, offsets, loaded })
+    }
+
+    /// Attaches all of the programs or none, but for those that can be done without: of them it gives those that were refused,
+    /// and why.
+    fn attach(&mut self, hook: &Hook, programs: &[Program]) -> Result<Option<String>, AttachError> {
+        let resolved = |global| self.offsets.iter().find(|(name, _)| *name == global);
+        if programs.iter().any(|program| program.attach.needs_types()) {
+            if let Err(error) = &self.types {
+                return Err(AttachError::Object(Arc::clone(error)));
+            }
+            if let Some((_, Err(error))) = hook.offsets.and_then(|offsets| resolved(offsets.global)) {
+                return Err(AttachError::Offsets(error.clone()));
+            }
+        }
+        programs.iter().try_for_each(|program| self.check_context(program))?;
+        let needed = || programs.iter().filter(|program| !is_extra(program));
+        let attached = needed()
+            .try_for_each(|program| self.load_program(program))
+            .and_then(|()| needed().try_for_each(|program| self.attach_program(program)));
+        if let Err(error) = attached {
+            needed().for_each(|program| self.unload_program(program));
+            return Err(error);
+        }
+        let mut lacks = Vec::new();
+        for program in programs.iter().filter(|program| is_extra(program)) {
+            if let Err(error) = self.load_program(program).and_then(|()| self.attach_program(program)) {
+                self.unload_program(program);
+                let reason = refusal::reason(&error);
+                tracing::info!(hook = hook.name, program = program.name, reason, "does without a program");
+                lacks.push(format!("without {reason}"));
+            }
+        }
+        Ok((!lacks.is_empty()).then(|| lacks.join("; ")))
+    }
+
+    /// Whether the program would read what it is given where it is.
+    fn check_context(&self, program: &Program) -> Result<(), AttachError> {
+        let events: Vec<String> = match program.attach {
+            Attach::Tracepoint { category: "syscalls", name }
+            | Attach::UntypedTracepoint { category: "syscalls", name } => vec![name.to_owned()],
+            Attach::Starts(calls) => starts(calls).collect(),
+            Attach::Returns(calls) => returns(calls).collect(),
+            _ => return Ok(()),
+        };
+        tracefs::mount().map_err(AttachError::NoTracefs)?;
+        let expected = self.syscalls.as_ref().map_err(|error| AttachError::Offsets(error.clone()))?;
+        events.into_iter().try_for_each(|event| {
+            let format = tracefs::format_of_syscall(&event);
+            let format = format.map_err(|source| AttachError::NoFormat { event: event.clone(), source })?;
+            Ok(syscall_context::check(expected, &event, &format)?)
+        })
+    }
+
+    fn load_program(&mut self, program: &Program) -> Result<(), AttachError> {
+        let (found, types) = self.find(program)?;
+        match program.attach {
+            Attach::BtfTracepoint(name) => {
+                let types = types.as_ref().map_err(|error| AttachError::Object(Arc::clone(error)))?;
+                <&mut BtfTracePoint>::try_from(found).and_then(|found| found.load(name, types))
+            }
+            Attach::Tracepoint { .. }
+            | Attach::UntypedTracepoint { .. }
+            | Attach::Starts(_)
+            | Attach::Returns(_) => <&mut TracePoint>::try_from(found).and_then(TracePoint::load),
+            Attach::Function(name) => {
+                let types = types.as_ref().map_err(|error| AttachError::Object(Arc::clone(error)))?;
+                <&mut FEntry>::try_from(found).and_then(|found| found.load(name, types))
+            }
+            Attach::OnRequest => <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::load),
+        }
+        .map_err(|source| AttachError::Program { program: program.name, source })
+    }
+
+    fn attach_program(&mut self, program: &Program) -> Result<(), AttachError> {
+        let (found, _) = self.find(program)?;
+        match program.attach {
+            Attach::BtfTracepoint(_) => {
+                <&mut BtfTracePoint>::try_from(found).and_then(|found| found.attach().map(drop))
+            }
+            Attach::Tracepoint { category, name } | Attach::UntypedTracepoint { category, name } => {
+                <&mut TracePoint>::try_from(found).and_then(|found| found.attach(category, name).map(drop))
+            }
+            Attach::Starts(calls) => attach_to_each(found, starts(calls)),
+            Attach::Returns(calls) => attach_to_each(found, returns(calls)),
+            Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(|found| found.attach().map(drop)),
+            Attach::OnRequest => Ok(()),
+        }
+        .map_err(|source| AttachError::Program { program: program.name, source })
+    }
+
+    fn unload_program(&mut self, program: &Program) {
+        let Ok((found, _)) = self.find(program) else { return };
+        // Fails only for one that was not loaded.
+        let _ = match program.attach {
+            Attach::BtfTracepoint(_) => <&mut BtfTracePoint>::try_from(found).and_then(BtfTracePoint::unload),
+            Attach::Tracepoint { .. }
+            | Attach::UntypedTracepoint { .. }
+            | Attach::Starts(_)
+            | Attach::Returns(_) => <&mut TracePoint>::try_from(found).and_then(TracePoint::unload),
+            Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(FEntry::unload),
+            Attach::OnRequest => <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::unload),
+        };
+    }
+
+    fn find(&mut self, program: &Program) -> Result<Found<'_>, AttachError> {
+        let object = program.object.name;
+        let missing = AttachError::NoProgram { object, program: program.name };
+        match self.loaded.iter_mut().find(|(loaded, _)| loaded.name == object) {
+            Some((_, Ok(ebpf))) => match ebpf.program_mut(program.name) {
+                Some(found) => Ok((found, &self.types)),
+                None => Err(missing),
+            },
+            Some((_, Err(error))) => Err(AttachError::Object(Arc::clone(error))),
+            None => Err(missing),
+        }
+    }
+
+    fn into_source(self, log: bool) -> Result<BpfSource, BpfError> {
+        let mut attached: Vec<Ebpf> = self.loaded.into_iter().filter_map(|(_, loaded)| loaded.ok()).collect();
+        let ring = RingBuf::try_from(take(&mut attached, "EVENTS")?).map_err(map_error("EVENTS"))?;
+        let armed = Array::try_from(take(&mut attached, "ARMED")?).map_err(map_error("ARMED"))?;
+        let counts = PerCpuArray::try_from(take(&mut attached, "COUNTS")?).map_err(map_error("COUNTS"))?;
+        let budgets = Budgets::new(
+            [
+                HashMap::try_from(take(&mut attached, "USERS")?).map_err(map_error("USERS"))?,
+                HashMap::try_from(take(&mut attached, "SOURCES")?).map_err(map_error("SOURCES"))?,
+            ],
+            HashMap::try_from(take(&mut attached, "GROUPS")?).map_err(map_error("GROUPS"))?,
+            Array::try_from(take(&mut attached, "SHARED_BUDGETS")?).map_err(map_error("SHARED_BUDGETS"))?,
+        );
+        let lanes = Lanes::new(
+            HashMap::try_from(take(&mut attached, "GATEWAYS")?).map_err(map_error("GATEWAYS"))?,
+            HashMap::try_from(take(&mut attached, "CONTAINERS")?).map_err(map_error("CONTAINERS"))?,
+        );
+        let plugins = Plugins::new(
+            LpmTrie::try_from(take(&mut attached, "CNI_DIRECTORIES")?)
+                .map_err(map_error("CNI_DIRECTORIES"))?,
+            HashMap::try_from(take(&mut attached, "CNI_MOUNT_NAMESPACES")?)
+                .map_err(map_error("CNI_MOUNT_NAMESPACES"))?,
+            HashMap::try_from(take(&mut attached, "CNI_CALLERS")?).map_err(map_error("CNI_CALLERS"))?,
+        );
+        let mut loggers = Vec::new();
+        for object in attached.iter_mut().filter(|_| log) {
+            match aya_log::EbpfLogger::init(object) {
+                Ok(logger) => loggers.push(logger),
+                Err(error) => tracing::warn!(%error, "cannot read the log of the kernel programs"),
+            }
+        }
+        let state = Array::try_from(take(&mut attached, "MOUNT_TABLE")?).map_err(map_error("MOUNT_TABLE"))?;
+        let attached = Arc::new(attached);
+        let mount_tables = MountTables::new(Arc::downgrade(&attached), state);
+        Ok(BpfSource {
+            skipped: SkippedRuns::of(&attached),
+            _attached: attached,
+            mount_tables: Some(mount_tables),
+            loggers,
+            ring,
+            armed,
+            counts: Arc::new(counts),
+            budgets: Some(budgets),
+            lanes: Some(lanes),
+            plugins: Some(plugins),
+        })
+    }
+}
+
+/// The tracepoints of the starts of system calls.
+fn starts(calls: &[&str]) -> impl Iterator<Item = String> {
+    calls.iter().map(|call| format!("sys_enter_{call}"))
+}
+
+/// Those of their returns.
+fn returns(calls: &[&str]) -> impl Iterator<Item = String> {
+    calls.iter().map(|call| format!("sys_exit_{call}"))
+}
+
+fn attach_to_each(
+    found: &mut aya::programs::Program,
+    mut events: impl Iterator<Item = String>,
+) -> Result<(), ProgramError> {
+    let program = <&mut TracePoint>::try_from(found)?;
+    events.try_for_each(|event| program.attach("syscalls", &event).map(drop))
+}
+
+/// Whether the others do without it.
+fn is_extra(program: &Program) -> bool {
+    matches!(program.attach, Attach::Function(_))
+}
+
+fn load_object(
+    object: &'static Object,
+    config: &BpfConfig,
+    types: Option<&aya::Btf>,
+    offsets: &Offsets,
+    shared: Option<&SharedMaps>,
+) -> Result<Ebpf, BpfError> {
+    if (object.bytes)().is_empty() {
+        return Err(BpfError::NoObject);
+    }
+    let log_level = if config.log { u8::MAX } else { 0 };
+    let limits = Limits {
+        ring_bytes: config.ring_bytes.into(),
+        host_mntns: Proc::default().first_mntns().map_or(0, u64::from),
+        user: config.user_rate,
+        source: config.source_rate,
+    };
+    let key = RandomState::new().build_hasher().finish();
+    let mut loader = EbpfLoader::new();
+    loader
+        .btf(types)
+        .override_global("AYA_LOG_LEVEL", &log_level, true)
+        .override_global("LIMITS", limits.as_bytes(), true)
+        .override_global("HANDLE_KEY", &key, true)
+        .map_max_entries("EVENTS", config.ring_bytes);
+    for (global, bytes) in offsets {
+        if let Ok(bytes) = bytes {
+            // Must be there if a hook that reads it has programs in this object.
+            let hooks = HOOKS.iter().filter(|hook| hook.has_program_in(object));
+            let mut read = hooks.filter_map(|hook| hook.offsets).map(|offsets| offsets.global);
+            let is_common = COMMON.iter().any(|common| common.global == *global);
+            let required = is_common || read.any(|read| read == *global);
+            loader.override_global(global, &bytes[..], required);
+        }
+    }
+    if let Some(shared) = shared {
+        for map in SHARED_MAPS {
+            loader.map_pin_path(map, shared.path(map));
+        }
+    }
+    if !config.log {
+        loader.map_max_entries("AYA_LOGS", 4096);
+    }
+    loader.load((object.bytes)()).map_err(|error| BpfError::Load(Box::new(error)))
+}
+
+/// What the kernel says about its types.
+struct TypeInformation {
+    types: aya::Btf,
+    syscalls: Result<Expected, BtfError>,
+    offsets: Offsets,
+}
+
+/// The kernel's types, and the offsets that are resolved from them. Without those of the task no hook works.
+fn type_information() -> Result<TypeInformation, BpfError> {
+    let bytes = std::fs::read(BTF_PATH).map_err(|source| BpfError::NoBtf { path: BTF_PATH, source })?;
+    let malformed = |source| BpfError::Btf { path: BTF_PATH, source };
+    let btf = Btf::parse(&bytes).map_err(malformed)?;
+    let of_task = (task::OFFSETS.resolve)(&btf).map_err(malformed)?;
+    let of_hooks = HOOKS.iter().filter_map(|hook| hook.offsets);
+    let of_hooks = of_hooks
+        .chain([syscall_context::OFFSETS, iterators::OFFSETS])
+        .map(|wanted| (wanted.global, (wanted.resolve)(&btf)));
+    let offsets: Offsets = [(task::OFFSETS.global, Ok(of_task))].into_iter().chain(of_hooks).collect();
+    let syscalls = Expected::of(&btf);
+    let types = aya::Btf::parse(&bytes, Endianness::default())
+        .map_err(|source| BpfError::AyaBtf { path: BTF_PATH, source })?;
+    Ok(TypeInformation { types, syscalls, offsets })
+}
+
+fn take(objects: &mut [Ebpf], name: &'static str) -> Result<aya::maps::Map, BpfError> {
+    objects.iter_mut().find_map(|object| object.take_map(name)).ok_or(BpfError::NoMap(name))
+}
+
+fn map_error(name: &'static str) -> impl FnOnce(aya::maps::MapError) -> BpfError {
+    move |source| BpfError::Map { name, source: Box::new(source) }
+}
+
+mod iterating;
+#[cfg(test)]
+mod tests;

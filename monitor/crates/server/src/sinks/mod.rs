@@ -1,0 +1,165 @@
+//! Where events go. Each sink has a bounded queue and a thread of its own: what it cannot take in time is
+//! discarded, counted and summed up in one event, and nothing waits for it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kevtmon_core::Kept;
+use kevtmon_event::{Event, Severity, SharedEvent};
+use kevtmon_observation::SourceStatus;
+
+pub mod api;
+mod commit_barrier;
+mod event_gap;
+mod event_queue;
+pub mod health;
+pub mod journald;
+pub mod json;
+mod kept;
+pub mod listen;
+pub mod prometheus;
+mod reconnect;
+mod stall;
+mod startup;
+pub mod stdout;
+pub mod store;
+
+pub use commit_barrier::CommitBarrier;
+pub use event_queue::EventQueue;
+pub use kept::KeptState;
+pub use reconnect::{Backoff, Destination, Disconnected, ENDED, Reconnecting};
+pub use stall::Liveness;
+pub use startup::{Context, Running, StartError, Started, start};
+
+/// Every sink, with its name in errors, in the order in which they get an event. The store is the first: the others
+/// wait for its commits.
+const SINKS: [(&str, startup::Start); 4] = [
+    ("the event store", store::start_if_enabled),
+    ("standard output", stdout::start),
+    ("the journal", journald::start),
+    ("the memory of events", api::start_sink),
+];
+
+/// What the thread of a queue hands its events to.
+pub trait Sink: Send + 'static {
+    /// Takes an event; may buffer it until [`Self::flush`].
+    ///
+    /// # Errors
+    /// When the sink can take no more, ever.
+    fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()>;
+
+    /// Writes what was buffered; called as soon as nothing waits.
+    ///
+    /// # Errors
+    /// When the sink can take no more, ever.
+    fn flush(&mut self) -> io::Result<()>;
+
+    /// After an error: how many of the events that it was given were not written.
+    fn unwritten(&self) -> usize {
+        0
+    }
+
+    /// When [`Self::on_time`] is to be called, between two batches of events or while none arrives.
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The time of [`Self::due`] has come.
+    fn on_time(&mut self) {}
+
+    /// Time that an event may take in a storm, for a sink whose work would otherwise compete with the processes
+    /// being watched. It rests for what its work leaves of it.
+    fn time_per_event(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Nothing more arrives.
+    fn finish(&mut self) {}
+}
+
+/// Which events a sink takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Filter {
+    /// Least severity; `daemon.*` and `incident.*` pass always.
+    pub min_severity: Severity,
+}
+
+impl Filter {
+    /// Whether the sink takes it.
+    #[must_use]
+    pub fn passes(self, event: &Event) -> bool {
+        event.severity >= self.min_severity
+            || ["daemon.", "incident."].iter().any(|family| event.kind.name().starts_with(family))
+    }
+}
+
+/// All sinks of the daemon.
+#[derive(Default)]
+pub struct Sinks {
+    queues: Vec<EventQueue>,
+    /// Of sinks that are watched, by their place in `queues`.
+    stalls: Vec<(usize, stall::Stall)>,
+    barrier: Option<Arc<CommitBarrier>>,
+    kept: Option<Arc<KeptState>>,
+}
+
+impl Sinks {
+    /// Sinks behind a store: transitions of incidents are committed there before the others get them.
+    #[must_use]
+    pub fn behind(store: store::Store) -> Self {
+        let mut sinks = Self::default();
+        sinks.add(store.queue);
+        sinks.wait_for(store.barrier);
+        sinks
+    }
+
+    /// Lets the sinks that are added from now on wait for the commits of a store.
+    fn wait_for(&mut self, barrier: Arc<CommitBarrier>) {
+        self.barrier = Some(barrier);
+    }
+
+    /// Keeps this for the next run, if there is a store.
+    pub fn keep(&self, state: Kept) {
+        if let Some(kept) = &self.kept {
+            kept.put(state);
+        }
+    }
+
+    /// Adds a sink.
+    pub fn add(&mut self, queue: EventQueue) {
+        if let Some(barrier) = &self.barrier {
+            queue.wait_for_commits(Arc::clone(barrier));
+        }
+        self.queues.push(queue);
+    }
+
+    /// Watches whether the sink that was added last comes back from its work.
+    fn watch(&mut self, source: &'static str, liveness: Liveness) {
+        let last = self.queues.len().saturating_sub(1);
+        self.stalls.push((last, stall::Stall::new(source, liveness)));
+    }
+
+    /// The statuses of sinks that have begun to be stuck in their work, or do it again.
+    pub fn stalled(&mut self) -> Vec<SourceStatus> {
+        let now = Instant::now();
+        let queues = &self.queues;
+        let stalls = self.stalls.iter_mut();
+        stalls.filter_map(|(at, stall)| stall.look(queues.get(*at)?.working_since(), now)).collect()
+    }
+
+    /// Queues the event for every sink that takes it; never waits.
+    pub fn offer(&self, event: &Arc<SharedEvent>) {
+        for queue in &self.queues {
+            queue.offer(event);
+        }
+    }
+
+    /// Waits until every sink has written what it was given, all together at most this long.
+    pub fn finish(self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        for queue in self.queues {
+            queue.finish(deadline);
+        }
+    }
+}

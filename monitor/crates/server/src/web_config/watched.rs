@@ -1,0 +1,176 @@
+//! The web configuration in use: looked at for each connection, and read again when one of its files has changed.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hyper::header::HeaderValue;
+use kevtmon_types::error_chain::chain;
+use rustls::ServerConfig;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+
+use super::attempts::{Attempts, Outcome};
+use super::turns::Turns;
+use super::users::Claim;
+use super::{Files, WebConfig, WebConfigError};
+
+/// A disk that takes longer is not waited for: the configuration from before is used.
+const DISK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why a request is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Name and password are missing or wrong.
+    Unauthorized,
+    /// Too many passwords are being compared.
+    Busy,
+}
+
+/// The configuration in use. Where a changed one is wrong, the one from before stays.
+#[derive(Debug)]
+pub struct WatchedConfig {
+    shared: Arc<Shared>,
+    /// Of TLS handshakes.
+    pub(super) turns: Mutex<Turns>,
+}
+
+/// What a thread that waits for a disk goes on with by itself.
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    current: Mutex<Current>,
+    /// Whether there is such a thread.
+    looking: AtomicBool,
+    attempts: Attempts,
+}
+
+#[derive(Debug, Clone)]
+struct Current {
+    web: Arc<WebConfig>,
+    /// Its files when they were looked at last.
+    seen: Files,
+}
+
+impl WatchedConfig {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// When it cannot be used.
+    pub fn load(path: &Path) -> Result<Self, WebConfigError> {
+        let mut seen = Files::default();
+        let web = WebConfig::read(path, &mut seen)?;
+        let shared = Shared {
+            path: path.to_owned(),
+            current: Mutex::new(Current { web: Arc::new(web), seen }),
+            looking: AtomicBool::new(false),
+            attempts: Attempts::default(),
+        };
+        Ok(Self { shared: Arc::new(shared), turns: Mutex::default() })
+    }
+
+    /// Whether connections are encrypted. That stays as it was at the start.
+    pub(super) fn has_tls(&self) -> bool {
+        self.lock().web.tls.is_some()
+    }
+
+    /// How to talk to the next client, once it is its turn; `None` where it would have to wait too long.
+    pub(super) async fn handshake(&self, from: IpAddr) -> Option<Arc<ServerConfig>> {
+        let turn = self.turns.lock().unwrap_or_else(PoisonError::into_inner).take(from, Instant::now());
+        sleep(turn?).await;
+        self.look().await;
+        self.lock().web.tls.clone()
+    }
+
+    /// Whether a client may read metrics.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn admit(&self, authorization: Option<&HeaderValue>, from: IpAddr) -> Result<(), Refusal> {
+        if !self.has_tls() {
+            self.look().await;
+        }
+        let users = Arc::clone(&self.lock().web.users);
+        if users.is_empty() {
+            return Ok(());
+        }
+        let claim = authorization.and_then(Claim::of).ok_or(Refusal::Unauthorized)?;
+        match self.shared.attempts.compare(&users, claim, from).await {
+            Outcome::Right => Ok(()),
+            Outcome::Wrong => Err(Refusal::Unauthorized),
+            Outcome::Busy => Err(Refusal::Busy),
+        }
+    }
+
+    /// Reads it again if a file has changed. One thread looks at a time: meanwhile, what is there is used.
+    async fn look(&self) {
+        let Some(looking) = Looking::begin(&self.shared) else { return };
+        let looking = spawn_blocking(move || looking.look());
+        // If it takes longer, its result is for later clients.
+        let _ = timeout(DISK_PATIENCE, looking).await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Current> {
+        self.shared.lock()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread that looks. Another one may when this is dropped, also by a panic.
+struct Looking(Arc<Shared>);
+
+impl Looking {
+    fn begin(shared: &Arc<Shared>) -> Option<Self> {
+        let is_first = !shared.looking.swap(true, Ordering::AcqRel);
+        is_first.then(|| Self(Arc::clone(shared)))
+    }
+
+    fn look(&self) {
+        let before = self.0.lock().clone();
+        if let Some(newer) = look(&self.0.path, &before) {
+            self.0.attempts.keep(&newer.web.users);
+            *self.0.lock() = newer;
+        }
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.0.looking.store(false, Ordering::Release);
+    }
+}
+
+/// What is to be used from now on, if a file has changed.
+fn look(path: &Path, before: &Current) -> Option<Current> {
+    if before.seen.now() == before.seen {
+        return None;
+    }
+    // Where it cannot be used, these are what it waits for: a file that it names may come later.
+    let mut seen = Files::default();
+    let why = match WebConfig::read(path, &mut seen) {
+        Ok(web) if web.tls.is_some() != before.web.tls.is_some() => {
+            "TLS cannot be switched on or off without a restart".to_owned()
+        }
+        // A file that is being written is empty, or has its first lines only.
+        Ok(web) if web.asks_less_than(&before.web) => {
+            "authentication cannot be switched off without a restart".to_owned()
+        }
+        Ok(web) => {
+            tracing::info!(path = %path.display(), "web configuration reloaded");
+            return Some(Current { web: Arc::new(web), seen });
+        }
+        Err(error) => chain(&error),
+    };
+    tracing::error!("{why}; keeping the web configuration from before");
+    Some(Current { web: Arc::clone(&before.web), seen })
+}
+
+#[cfg(test)]
+mod tests;

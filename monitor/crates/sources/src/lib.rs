@@ -1,0 +1,63 @@
+//! The only modules that touch the kernel, /proc and sockets. Each turns one of them into observations.
+
+use kevtmon_observation::{Fact, Observation, Source};
+use kevtmon_types::clock::boot_now;
+
+pub mod beat;
+pub mod capabilities;
+pub mod cni;
+pub mod components;
+pub mod ipam;
+pub mod kernel;
+pub mod kubelet;
+pub mod logs;
+pub mod loop_device;
+pub mod netlink;
+pub mod pod_remains;
+pub mod procfs;
+pub mod programs;
+pub mod rbd;
+pub mod runtime;
+pub mod unix_sockets;
+
+/// What readers of /proc do for sources.
+pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
+    use procfs::readers::entry;
+    let own = [
+        entry::<netlink::Discover>(),
+        entry::<netlink::Open>(),
+        entry::<netlink::FindPeers>(),
+        entry::<runtime::FindCheckpoints>(),
+        entry::<runtime::Identify>(),
+        entry::<runtime::Prove>(),
+        entry::<runtime::ReadStateFiles>(),
+        entry::<runtime::StillRuns>(),
+        entry::<kubelet::Look>(),
+        entry::<cni::FindNetns>(),
+        entry::<components::Look>(),
+        entry::<pod_remains::Look>(),
+        entry::<ipam::Look>(),
+        entry::<rbd::Look>(),
+    ];
+    procfs::readers::JOBS.into_iter().chain(own)
+}
+
+/// Where sources put observations. Bounded: a full queue makes the source wait, so that the kernel
+/// buffers and counts what it cannot.
+pub type Sender = tokio::sync::mpsc::Sender<Observation>;
+
+/// Answered once all that the kernel had given to a source by then was delivered: messages and records of the kernel
+/// programs come by different ways.
+pub type Barrier = tokio::sync::oneshot::Sender<()>;
+
+/// An observation of the daemon itself, with the current time.
+#[must_use]
+pub fn observed_now(fact: Fact) -> Observation {
+    observed_now_by(Source::Daemon, fact)
+}
+
+/// An observation of a source, with the current time.
+#[must_use]
+pub fn observed_now_by(source: Source, fact: Fact) -> Observation {
+    Observation { at: boot_now(), source, fact }
+}

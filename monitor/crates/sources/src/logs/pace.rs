@@ -1,0 +1,71 @@
+//! When logs are looked at, and whether the last look has ended: who reads them may wait for a disk, and cannot tell it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kevtmon_observation::{Fact, SourceKind, SourceStatus};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+use super::{NAME, Sender};
+use crate::observed_now;
+
+/// Moments in a row, one a second, at which a look had not ended: a disk that is slow takes less.
+pub(super) const MISSED_MAX: u32 = 30;
+
+/// What the two know of each other.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// The log that is looked at.
+    log: Mutex<String>,
+    /// Whether another status than the reader's own was told.
+    is_overruled: AtomicBool,
+}
+
+impl Progress {
+    /// The reader goes on with this log.
+    pub(super) fn at(&self, log: &str) {
+        log.clone_into(&mut self.log.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Whether the reader has to tell its status again.
+    pub(super) fn was_overruled(&self) -> bool {
+        self.is_overruled.swap(false, Ordering::SeqCst)
+    }
+}
+
+/// Has the reader look.
+#[derive(Debug)]
+pub(super) struct Pace {
+    pub(super) ticks: mpsc::Sender<()>,
+    pub(super) tx: Sender,
+    pub(super) progress: Arc<Progress>,
+    pub(super) missed: u32,
+}
+
+impl Pace {
+    /// The next look is due; whether there is somebody who reads, and somebody who is told.
+    pub(super) fn tick(&mut self) -> bool {
+        match self.ticks.try_send(()) {
+            Ok(()) => self.missed = 0,
+            // A look that takes longer is followed by one.
+            Err(TrySendError::Full(())) => self.missed = self.missed.saturating_add(1),
+            Err(TrySendError::Closed(())) => return false,
+        }
+        let progress = &self.progress;
+        if self.missed < MISSED_MAX || progress.is_overruled.load(Ordering::SeqCst) {
+            return true;
+        }
+        let log = progress.log.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let reason = format!("a look at the logs has not ended for {MISSED_MAX} s; it is at {log}");
+        let status = SourceStatus::down(SourceKind::Logs, NAME, reason);
+        match self.tx.try_send(observed_now(Fact::Source(status))) {
+            // In this order: what the reader tells because of it comes later.
+            Ok(()) => progress.is_overruled.store(true, Ordering::SeqCst),
+            // It may be that queue for which the reader waits.
+            Err(TrySendError::Full(_)) => {}
+            Err(TrySendError::Closed(_)) => return false,
+        }
+        true
+    }
+}

@@ -1,0 +1,206 @@
+//! The lines that are looked for, each by words that its program writes whatever the language of the node. Of a line nothing is
+//! kept but the part that is known: the rest can hold anything, keys included.
+
+use std::net::IpAddr;
+
+use kevtmon_observation::{LogSays, RbdRefusal};
+use kevtmon_types::escape::is_hidden;
+
+/// Longest name of an image, a pool, a pod or an interface that is taken.
+const NAME_MAX: usize = 255;
+/// Longest part of a line that is kept, characters.
+const TEXT_MAX: usize = 240;
+
+/// What was recognised, and the part of the line that says so.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Recognised {
+    pub(super) says: LogSays,
+    pub(super) text: String,
+}
+
+/// A line of a kubelet, a runtime or a driver.
+pub(super) fn of_program(line: &str) -> Option<Recognised> {
+    let found = refused(line).or_else(|| endpoint_missing(line)).or_else(|| sandbox_missing(line));
+    let (says, text) = found.or_else(|| teardown_failed(line)).or_else(|| spec_hash_changed(line))?;
+    Some(Recognised { says, text: kept(text) })
+}
+
+/// A message of the kernel.
+pub(super) fn of_kernel(line: &str) -> Option<Recognised> {
+    let says = if let Some(rest) = line.strip_prefix("INFO: task ") {
+        let (task, _) = rest.split_once(" blocked ")?;
+        let (comm, tid) = task.rsplit_once(':')?;
+        LogSays::HungTask { comm: comm.to_owned(), tid: tid.parse().ok()? }
+    } else if line.starts_with("device-mapper: thin: Deletion of thin device ") && line.contains(" failed") {
+        LogSays::ThinDeletion
+    } else if let Some(rest) = line.strip_prefix("neighbour: ") {
+        // In full: the kernel quotes names that anybody chooses, as that of a program with a fault.
+        match rest {
+            "arp_cache: neighbor table overflow!" => LogSays::NeighborOverflow { ipv6: false },
+            "ndisc_cache: neighbor table overflow!" => LogSays::NeighborOverflow { ipv6: true },
+            _ => return None,
+        }
+    } else {
+        return None;
+    };
+    Some(Recognised { says, text: kept(line) })
+}
+
+/// Cut, with what does not show as blanks: it is quoted in sentences.
+fn kept(text: &str) -> String {
+    text.chars()
+        .take(TEXT_MAX)
+        .map(|c| if is_hidden(c) { ' ' } else { c })
+        .collect::<String>()
+        .trim()
+        .to_owned()
+}
+
+/// How a program says that it was refused an image: the words before its name, those behind, and whether it says so for other
+/// failures as well.
+const REFUSALS: [(&str, &str, bool); 3] = [
+    // Kubelets up to 1.7.
+    ("rbd: image ", " is locked by other nodes", false),
+    // Those in between, whatever `rbd lock add` failed for.
+    ("rbd: failed to lock image ", " (maybe locked by other nodes)", true),
+    // Kubelets since 1.8, and Ceph CSI.
+    ("rbd image ", " is still being used", false),
+];
+
+fn refused(line: &str) -> Option<(LogSays, &str)> {
+    REFUSALS.iter().find_map(|(before, behind, vague)| {
+        let start = line.find(before)?;
+        let rest = &line[start + before.len()..];
+        let end = rest.find(behind)?;
+        // So a controller says why it does not delete an image (`DeleteImage` of pkg/volume/rbd): nobody is refused it.
+        if rest[end + behind.len()..].starts_with(", rbd output") {
+            return None;
+        }
+        let mut parts = rest[..end].splitn(4, '/').map(named);
+        let names = (parts.next()??, parts.next(), parts.next(), parts.next());
+        let (pool, namespace, image) = match names {
+            (image, None, ..) => (None, None, image),
+            (pool, Some(image), None, _) => (Some(pool), None, image?),
+            (pool, Some(namespace), Some(image), None) => (Some(pool), Some(namespace?), image?),
+            _ => return None,
+        };
+        let refusal = RbdRefusal {
+            pool: pool.map(str::to_owned),
+            namespace: namespace.map(str::to_owned),
+            image: image.to_owned(),
+            held_by: watcher(&rest[end..]),
+            vague: *vague,
+        };
+        let len = before.len() + end + behind.len();
+        Some((LogSays::RbdRefused(refusal), &line[start..start + len]))
+    })
+}
+
+/// The address in the answer of `rbd status`, if the line goes on with that: `watcher=10.47.136.60:0/1504107565`.
+fn watcher(rest: &str) -> Option<String> {
+    let (_, behind) = rest.split_once("watcher=")?;
+    let is_of_address = |c: char| c.is_ascii_hexdigit() || ".:[]/".contains(c);
+    let end = behind.find(|c| !is_of_address(c)).unwrap_or(behind.len());
+    let address = &behind[..end];
+    let (host, nonce) = address.split_once('/')?;
+    let (ip, port) = host.rsplit_once(':')?;
+    let ip = ip.strip_prefix('[').and_then(|ip| ip.strip_suffix(']')).unwrap_or(ip);
+    let is_one = ip.parse::<IpAddr>().is_ok() && port.parse::<u16>().is_ok() && nonce.parse::<u64>().is_ok();
+    is_one.then(|| address.to_owned())
+}
+
+/// What Calico's plugin says of an endpoint that is gone already.
+const MISSING: &str = "resource does not exist: WorkloadEndpoint";
+
+fn endpoint_missing(line: &str) -> Option<(LogSays, &str)> {
+    let start = line.find(MISSING)?;
+    let behind = &line[start + MISSING.len()..];
+    // The kubelet quotes it, once or more.
+    let end = behind.find(['"', '\\', '\n', ';']).unwrap_or(behind.len());
+    let text = &line[start..start + MISSING.len() + end];
+    let says = LogSays::EndpointMissing {
+        sandbox: words(line).find(|word| is_id(word)).map(str::to_owned),
+        pod: workload(text).or_else(|| words(line).find_map(pod)),
+    };
+    Some((says, text))
+}
+
+/// How kubelets from 1.18 to 1.23 say why they do not start (`buildContainerMapFromRuntime`).
+const NO_SANDBOX: &str = "no PodsandBox found with Id '";
+
+fn sandbox_missing(line: &str) -> Option<(LogSays, &str)> {
+    let start = line.find(NO_SANDBOX)?;
+    let (id, _) = line[start + NO_SANDBOX.len()..].split_once('\'').filter(|(id, _)| is_id(id))?;
+    let text = &line[start..start + NO_SANDBOX.len() + id.len() + 1];
+    Some((LogSays::SandboxMissing { sandbox: id.to_owned() }, text))
+}
+
+/// How a kubelet says that an unmount failed; what `umount` said comes behind, in whatever language.
+const TEARDOWN: &str = "UnmountVolume.TearDown failed for volume ";
+
+fn teardown_failed(line: &str) -> Option<(LogSays, &str)> {
+    let start = line.find(TEARDOWN)?;
+    let rest = &line[start + TEARDOWN.len()..];
+    // The quotation marks are escaped where the whole is quoted.
+    let (_, behind) = rest.split_once(" pod ")?;
+    let uid = words(behind).next().filter(|word| is_uid(word))?;
+    let volume = rest.split(' ').next().and_then(|name| named(name.trim_matches(['"', '\\'])))?;
+    let end = rest.find(volume)? + volume.len();
+    let text = &line[start..start + TEARDOWN.len() + end];
+    Some((LogSays::TeardownFailed { pod_uid: uid.to_owned() }, text))
+}
+
+const HASH_CHANGED: &str = "Container spec hash changed (";
+
+fn spec_hash_changed(line: &str) -> Option<(LogSays, &str)> {
+    let start = line.find(HASH_CHANGED)?;
+    let (hashes, _) = line[start + HASH_CHANGED.len()..].split_once(')')?;
+    let (old, new) = hashes.split_once(" vs ")?;
+    let is_hash = |text: &str| text.parse::<u64>().is_ok();
+    let text = &line[start..start + HASH_CHANGED.len() + hashes.len() + 1];
+    (is_hash(old) && is_hash(new)).then_some((LogSays::SpecHashChanged, text))
+}
+
+fn is_uid(word: &str) -> bool {
+    let groups: Vec<usize> = word.split('-').map(str::len).collect();
+    groups == [8, 4, 4, 4, 12] && word.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+}
+
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    let is_of_word = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    line.split(move |c| !is_of_word(c)).filter(|word| !word.is_empty())
+}
+
+/// A container's.
+fn is_id(word: &str) -> bool {
+    word.len() == 64 && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// `workload=lijiaob.etcd1-0`: names of namespaces have no dots.
+fn workload(text: &str) -> Option<(String, String)> {
+    let (_, rest) = text.split_once("workload=")?;
+    let (namespace, name) = rest.split([',', ')']).next()?.split_once('.')?;
+    Some((named(namespace)?.to_owned(), named(name)?.to_owned()))
+}
+
+/// `etcd1-0_lijiaob`, as the kubelet writes it.
+fn pod(word: &str) -> Option<(String, String)> {
+    let (name, namespace) = word.split_once('_')?;
+    let is_label = |text: &str| {
+        !text.is_empty() && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'))
+    };
+    let is_one = is_label(name) && is_label(namespace) && !namespace.contains('.') && word.len() <= NAME_MAX;
+    is_one.then(|| (namespace.to_owned(), name.to_owned()))
+}
+
+/// A name without blanks, of a length that one can have.
+fn named(text: &str) -> Option<&str> {
+    let is_name = !text.is_empty()
+        && text.len() <= NAME_MAX
+        && !text.contains(['"', '\\', '@'])
+        && !text.chars().any(|c| c.is_whitespace() || is_hidden(c));
+    is_name.then_some(text)
+}
+
+#[cfg(test)]
+mod tests;

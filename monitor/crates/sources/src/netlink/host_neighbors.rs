@@ -1,0 +1,82 @@
+//! Looks at the neighbor entries of the host's namespace from time to time: those that are not resolved are told.
+//!
+//! Changes of them are not listened to: a listener slows down whoever changes neighbors, and that an entry stays as it is has
+//! no message.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use kevtmon_observation::{Fact, HostNeighbor};
+use kevtmon_types::clock::boot_now;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::neighbour::NeighbourMessage;
+use tokio::time::sleep_until;
+
+use super::dump::{self, BUDGET};
+use super::message;
+use super::socket::{RequestError, RequestSocket};
+use crate::beat::at_beat;
+use crate::{Sender, observed_now};
+
+/// How often is looked.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// Entries that are told: the table of a node has some thousand at most, of which few are not resolved.
+const MOST: usize = 256;
+
+/// Follows them until the receiver of observations is gone. To be called where the host's network namespace is that of the
+/// process.
+pub async fn follow_host_neighbors(tx: Sender) {
+    let mut told = HashSet::new();
+    loop {
+        tokio::select! {
+            () = sleep_until(at_beat(INTERVAL)) => {}
+            () = tx.closed() => return,
+        }
+        let before = told.clone();
+        let entries = match dump::on_thread(move || read(&before)) {
+            Ok(reading) => reading.await.ok(),
+            Err(error) => {
+                tracing::debug!(%error, "cannot look at the neighbor entries of the host");
+                None
+            }
+        };
+        let entries = match entries {
+            Some(Ok(entries)) => entries,
+            Some(Err(error)) => {
+                tracing::debug!(%error, "cannot read the neighbor entries of the host");
+                continue;
+            }
+            None => continue,
+        };
+        // That there is still none is no news.
+        if entries.is_empty() && told.is_empty() {
+            continue;
+        }
+        let unresolved = entries.iter().filter(|entry| entry.state.is_unresolved());
+        told = unresolved.map(|entry| (entry.ifindex, entry.address)).collect();
+        if tx.send(observed_now(Fact::HostNeighbors(entries))).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Those that are not resolved, and of those that were told before the present state.
+fn read(told: &HashSet<(u32, IpAddr)>) -> Result<Vec<HostNeighbor>, RequestError> {
+    let mut entries = Vec::new();
+    let now = boot_now();
+    let request = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
+    RequestSocket::open(BUDGET)?.dump(request, |message| {
+        let found = message::host_neighbor(now, message.payload()).ok().flatten();
+        let is_told = |entry: &HostNeighbor| told.contains(&(entry.ifindex, entry.address));
+        entries.extend(found.filter(|entry| entry.state.is_unresolved() || is_told(entry)));
+    })?;
+    // The table has no order. The same ones are told at each look, as far as there are not too many.
+    entries.sort_unstable_by_key(|entry| (!is_told_first(told, entry), entry.ifindex, entry.address));
+    entries.truncate(MOST);
+    Ok(entries)
+}
+
+fn is_told_first(told: &HashSet<(u32, IpAddr)>, entry: &HostNeighbor) -> bool {
+    told.contains(&(entry.ifindex, entry.address))
+}

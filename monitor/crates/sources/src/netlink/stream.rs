@@ -1,0 +1,496 @@
+//! The loop: one socket is read all the time, one discovery or dump runs at a time.
+//!
+//! Decides when to read what; what it means for the model is decided in `changes` and `snapshots`.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::future;
+use std::io;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use kevtmon_observation::{
+    BootNs, Fact, LinkFacts, Loss, NsInum, Observation, Source, SourceKind, SourceStatus,
+};
+use kevtmon_types::clock::boot_now;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot};
+
+use super::discover::{Discover, DiscoveredNetns};
+use super::dump::{self, ReadError};
+use super::job::{Job, Outcome, outcome, read_foreign};
+use super::neighbor::NeighborCache;
+use super::nsid::NsidTable;
+use super::schedule::{FullRead, ReadSchedule, Work};
+use super::socket::{self, DATAGRAM, Datagram, Subscription};
+use super::{Barrier, NetlinkConfig};
+use crate::procfs::readers::{Answer, Readers};
+use crate::{Sender, observed_now, observed_now_by};
+
+const SOURCE: &str = "netlink";
+/// Changes that may wait for the snapshot of their namespace. With more, the kernel buffers.
+const PENDING_MAX: usize = 1024;
+/// Datagrams taken before a reading begins, at most.
+const BURST: usize = 256;
+/// Datagrams taken before a mark is worth its system call.
+const FEW: usize = 64;
+/// What a queued message takes of the receive buffer, at least.
+const LEAST_MESSAGE: usize = 768;
+
+/// The receiver of observations is gone.
+#[derive(Debug)]
+pub(super) struct Closed;
+
+pub(super) type SendResult = Result<(), Closed>;
+
+enum Event {
+    Closed,
+    Outcome(Outcome),
+    Request(Option<NsInum>),
+    Barrier(Option<Barrier>),
+    Datagram(io::Result<Datagram>),
+    Empty(BootNs),
+    Due,
+}
+
+pub(super) struct Stream {
+    pub(super) host: NsInum,
+    readers: Readers,
+    bind_directories: Vec<PathBuf>,
+    socket: AsyncFd<Subscription>,
+    /// More messages than the socket can hold at a time.
+    most_queued: usize,
+    /// When nothing was left in the socket.
+    pub(super) heard: BootNs,
+    /// Since when messages may have been lost, until the socket is empty: until then more are.
+    missed: Option<BootNs>,
+    /// Marks set so far, and the last one that was answered.
+    marks: u32,
+    marked: Option<u32>,
+    buffer: Vec<u8>,
+    tx: Sender,
+    pub(super) names: NsidTable,
+    pub(super) schedule: ReadSchedule,
+    pub(super) found: HashMap<NsInum, DiscoveredNetns>,
+    /// Their snapshot was delivered.
+    pub(super) known: HashSet<NsInum>,
+    /// Requested by the core and not yet answered, with the time of the request.
+    pub(super) wanted: HashMap<NsInum, Instant>,
+    /// Of which a discovery is to find other processes, since those that it found before have left.
+    pub(super) abandoned: HashSet<NsInum>,
+    /// In which no process lived when they were last read.
+    pub(super) ownerless: HashSet<NsInum>,
+    /// Links delivered without the namespace of their peer, with its nsid.
+    pub(super) unresolved: HashMap<(NsInum, u32), (LinkFacts, i32)>,
+    /// Only if neighbor messages are subscribed to.
+    pub(super) memory: Option<NeighborCache>,
+    pub(super) job: Option<Job>,
+    /// Changes in the namespace that is being read.
+    pub(super) pending: VecDeque<Observation>,
+    /// Why a namespace could not be entered.
+    pub(super) refused: Option<String>,
+    /// The state of the source as last reported.
+    up: Option<bool>,
+}
+
+impl Stream {
+    pub(super) fn new(
+        config: NetlinkConfig,
+        readers: Readers,
+        host: NsInum,
+        socket: AsyncFd<Subscription>,
+        tx: Sender,
+    ) -> Self {
+        Self {
+            host,
+            readers,
+            bind_directories: config.bind_directories,
+            socket,
+            // The kernel doubles what is asked for.
+            most_queued: config.receive_buffer * 2 / LEAST_MESSAGE,
+            heard: boot_now(),
+            missed: None,
+            marks: 0,
+            marked: None,
+            buffer: vec![0; DATAGRAM],
+            tx,
+            names: NsidTable::default(),
+            schedule: ReadSchedule::new(Instant::now()),
+            found: HashMap::new(),
+            known: HashSet::new(),
+            wanted: HashMap::new(),
+            abandoned: HashSet::new(),
+            ownerless: HashSet::new(),
+            unresolved: HashMap::new(),
+            memory: config.neighbors_live.then(NeighborCache::default),
+            job: None,
+            pending: VecDeque::new(),
+            refused: None,
+            up: None,
+        }
+    }
+
+    pub(super) async fn run(
+        mut self,
+        mut requests: mpsc::Receiver<NsInum>,
+        mut barriers: mpsc::Receiver<Barrier>,
+    ) {
+        let (mut requests_open, mut barriers_open) = (true, true);
+        loop {
+            if self.begin_work().await.is_err() {
+                return;
+            }
+            if self.job.is_none() && self.report_completion().await.is_err() {
+                return;
+            }
+            let deadline = self.schedule.deadline().filter(|_| self.job.is_none());
+            let event = tokio::select! {
+                () = self.tx.closed() => Event::Closed,
+                outcome = outcome(&mut self.job) => Event::Outcome(outcome),
+                request = requests.recv(), if requests_open => Event::Request(request),
+                barrier = barriers.recv(), if barriers_open => Event::Barrier(barrier),
+                ready = self.socket.readable(), if self.pending.len() < PENDING_MAX => match ready {
+                    Ok(mut guard) => {
+                        let now = boot_now();
+                        guard
+                            .try_io(|socket| socket.get_ref().receive(&mut self.buffer))
+                            .map_or(Event::Empty(now), Event::Datagram)
+                    }
+                    Err(_) => Event::Closed,
+                },
+                () = until(deadline) => Event::Due,
+            };
+            let flow = match event {
+                Event::Closed => Err(Closed),
+                Event::Outcome(outcome) => self.end_work(outcome).await,
+                Event::Request(Some(netns)) => {
+                    self.requested(netns);
+                    Ok(())
+                }
+                Event::Request(None) => {
+                    requests_open = false;
+                    Ok(())
+                }
+                Event::Barrier(Some(barrier)) => {
+                    let drained = self.drain().await;
+                    // Nobody may be waiting any more.
+                    let _ = barrier.send(());
+                    drained
+                }
+                Event::Barrier(None) => {
+                    barriers_open = false;
+                    Ok(())
+                }
+                Event::Datagram(datagram) => self.received(datagram).await,
+                Event::Empty(at) => self.emptied(at).await,
+                Event::Due => Ok(()),
+            };
+            if flow.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn requested(&mut self, netns: NsInum) {
+        let now = Instant::now();
+        self.wanted.insert(netns, now);
+        // A process may have entered one that had none.
+        let had_processes = self.found.get(&netns).map(DiscoveredNetns::had_processes);
+        let discovers = match had_processes {
+            Some(true) => false,
+            Some(false) => self.schedule.should_discover(now),
+            None => netns != self.host,
+        };
+        if discovers {
+            self.schedule.plan_discovery(now, 0);
+        } else {
+            self.schedule.enqueue(netns);
+        }
+    }
+
+    async fn begin_work(&mut self) -> SendResult {
+        while self.job.is_none() {
+            let now = Instant::now();
+            let Some(work) = self.schedule.next(now) else { break };
+            let begun = match work {
+                Work::Discover { all } => self.begin_discovery(all, now),
+                Work::Read(netns) => {
+                    // As far as that is quick: what is taken before needs no other reading.
+                    self.take(BURST, None).await?;
+                    self.begin_read(netns)
+                }
+            };
+            match begun {
+                Ok(job) => self.job = job,
+                Err(error) => {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot read namespaces; retrying"
+                    );
+                    self.schedule.postpone(work, now);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_discovery(&mut self, all: bool, began: Instant) -> Result<Option<Job>, ReadError> {
+        self.names.begin_discovery();
+        let (done, result) = oneshot::channel();
+        let readers = self.readers.clone();
+        let job = Discover { bind_directories: self.bind_directories.clone(), host: self.host };
+        tokio::spawn(async move {
+            match readers.ask(job, dump::PATIENCE).await {
+                Ok(Answer { reply, .. }) => {
+                    // The requester may be gone: then the result is dropped.
+                    let _ = done.send(reply.into_iter().map(|found| (found.netns, found)).collect());
+                }
+                Err(error) => tracing::warn!(%error, "cannot look for namespaces"),
+            }
+        });
+        Ok(Some(Job::Discover { all, began, result }))
+    }
+
+    fn begin_read(&mut self, netns: NsInum) -> Result<Option<Job>, ReadError> {
+        let result = if netns == self.host {
+            dump::on_thread(move || dump::read_host(netns))?
+        } else if let Some(found) = self.found.get(&netns).cloned() {
+            // Without an nsid its messages do not arrive.
+            let naming = (!self.names.has_nsid(netns) && !self.is_host_only()).then(|| self.names.naming());
+            read_foreign(found, self.readers.clone(), naming)
+        } else {
+            // It was removed while it was queued.
+            self.schedule.forget(netns);
+            return Ok(None);
+        };
+        if let Some(memory) = &mut self.memory {
+            memory.begin_dump(netns);
+        }
+        Ok(Some(Job::Read { netns, heard: self.heard, result }))
+    }
+
+    async fn end_work(&mut self, outcome: Outcome) -> SendResult {
+        // What a reading shows may have been told already: that message belongs behind it.
+        self.drain().await?;
+        self.job = None;
+        match outcome {
+            Outcome::Discover { all, began, found: Some(found) } => {
+                self.discovered(all, began, found).await?
+            }
+            Outcome::Discover { all, .. } => self.schedule.postpone(Work::Discover { all }, Instant::now()),
+            Outcome::Read { netns, heard, reading } => self.read(netns, heard, reading).await?,
+        }
+        self.resolve().await
+    }
+
+    /// Reports that everything is read, if so, while no job is running.
+    async fn report_completion(&mut self) -> SendResult {
+        if let Some(FullRead::Resync(reasons)) = self.schedule.finish(Instant::now()) {
+            for reason in reasons {
+                self.send(observed_now(Fact::Resync { source: SOURCE.into(), reason: reason.into() }))
+                    .await?;
+            }
+        }
+        if self.up != Some(true) && !self.schedule.is_reading_all() && self.known.contains(&self.host) {
+            self.up = Some(true);
+            self.send(observed_now(Fact::Source(self.status()))).await?;
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> SourceStatus {
+        let refused = self.socket.get_ref().host_only.as_ref();
+        let unsubscribed = refused.map(|error| format!("cannot subscribe to other namespaces: {error}"));
+        let rung = if refused.is_some() { "host-only" } else { "all-nsid" };
+        let unread = self.refused.as_ref().map(|error| format!("cannot read other namespaces: {error}"));
+        let reasons: Vec<String> = unsubscribed.into_iter().chain(unread).collect();
+        let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
+        SourceStatus { rung: Some(rung.into()), reason, ..SourceStatus::up(SourceKind::Netlink, SOURCE) }
+    }
+
+    /// A message carried an nsid that is not in the table.
+    pub(super) fn unknown_nsid(&mut self, nsid: i32) {
+        if let Some(tries) = self.names.unknown(nsid) {
+            self.schedule.plan_discovery(Instant::now(), tries);
+        }
+    }
+
+    /// Reads at least all that is in the socket by now.
+    pub(super) async fn drain(&mut self) -> SendResult {
+        if self.take(FEW, None).await? {
+            return Ok(());
+        }
+        // More may come as fast as it is read: all that is there by now comes before the answer to a mark.
+        let (at, mark) = (boot_now(), self.marks.wrapping_add(1));
+        self.marks = mark;
+        let is_set = self.socket.get_ref().set_mark(mark).is_ok();
+        if !self.take(self.most_queued, is_set.then_some(mark)).await? {
+            self.heard = at;
+        }
+        Ok(())
+    }
+
+    /// Reads until nothing is left, until the answer to a mark, or so many datagrams; true if nothing was left.
+    async fn take(&mut self, most: usize, mark: Option<u32>) -> Result<bool, Closed> {
+        for _ in 0..most {
+            let now = boot_now();
+            match self.socket.get_ref().receive(&mut self.buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.emptied(now).await?;
+                    return Ok(true);
+                }
+                datagram => self.received(datagram).await?,
+            }
+            if mark.is_some() && self.marked == mark {
+                break;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Nothing was left in the socket at a time.
+    async fn emptied(&mut self, at: BootNs) -> SendResult {
+        if let Some(since) = self.missed.take() {
+            self.missed(since).await?;
+        }
+        self.heard = at;
+        Ok(())
+    }
+
+    /// Messages were lost: what is known of every namespace is old, and so is what is being read.
+    async fn missed(&mut self, since: BootNs) -> SendResult {
+        if let Some(Job::Read { netns, .. }) = self.job {
+            self.pending.push_back(observed_now_by(Source::Netlink, Fact::NetnsStale { netns, told: false }));
+            self.schedule.mark_stale(netns, Instant::now());
+        }
+        self.send(observed_now_by(Source::Netlink, Fact::NetnsMissed { since })).await
+    }
+
+    async fn received(&mut self, datagram: io::Result<Datagram>) -> SendResult {
+        match datagram {
+            Ok(datagram) if !datagram.from_kernel => Ok(()),
+            Ok(datagram) if datagram.truncated => self.undecoded().await,
+            Ok(datagram) if socket::mark(&self.buffer[..datagram.length]).is_some() => {
+                self.marked = socket::mark(&self.buffer[..datagram.length]);
+                Ok(())
+            }
+            Ok(datagram) => {
+                let buffer = std::mem::take(&mut self.buffer);
+                let flow = self.changed(datagram.nsid, &buffer[..datagram.length], boot_now()).await;
+                self.buffer = buffer;
+                flow
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) => {
+                let is_news = self.schedule.gap("overrun", Instant::now());
+                tracing::debug!(%error, "netlink messages were lost");
+                if is_news {
+                    self.lost("overrun", None).await?;
+                }
+                self.missed = Some(self.heard);
+                self.missed(self.heard).await
+            }
+        }
+    }
+
+    /// A message did not decode.
+    pub(super) async fn undecoded(&mut self) -> SendResult {
+        self.schedule.gap("decode", Instant::now());
+        self.lost("decode", Some(1)).await?;
+        self.missed(self.heard).await
+    }
+
+    pub(super) async fn lost(&mut self, reason: &str, count: Option<u64>) -> SendResult {
+        self.send(observed_now(Fact::Lost(Loss { source: SOURCE.into(), reason: reason.into(), count })))
+            .await
+    }
+
+    pub(super) async fn down(&mut self, reason: String) -> SendResult {
+        if self.up.replace(false) == Some(false) {
+            return Ok(());
+        }
+        let status = SourceStatus::down(SourceKind::Netlink, SOURCE, reason);
+        self.send(observed_now(Fact::Source(status))).await
+    }
+
+    /// Removes a namespace, and reports it if the core has or requested it.
+    pub(super) async fn gone(&mut self, netns: NsInum) -> SendResult {
+        let was_wanted = self.wanted.remove(&netns).is_some();
+        let was_known = self.known.remove(&netns);
+        self.found.remove(&netns);
+        self.names.forget(netns);
+        self.schedule.forget(netns);
+        self.abandoned.remove(&netns);
+        self.ownerless.remove(&netns);
+        self.unresolved.retain(|(of, _), _| *of != netns);
+        if let Some(memory) = &mut self.memory {
+            memory.forget(netns);
+        }
+        if self.is_reading(netns) {
+            // Its content no longer matters.
+            self.job = None;
+            self.pending.clear();
+        }
+        if was_wanted || was_known {
+            self.send(observed_now(Fact::NetnsGone { netns })).await
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether no other namespace is listened to.
+    pub(super) fn is_host_only(&self) -> bool {
+        self.socket.get_ref().host_only.is_some()
+    }
+
+    pub(super) fn is_reading(&self, netns: NsInum) -> bool {
+        matches!(self.job, Some(Job::Read { netns: read, .. }) if read == netns)
+    }
+
+    /// Delivers a change, after the snapshot if that is being made. Changes of routes are told at once, so that the model knows
+    /// which of them came first; the snapshot is brought up to them.
+    pub(super) async fn deliver(&mut self, netns: NsInum, observation: Observation) -> SendResult {
+        if !self.is_reading(netns) {
+            return self.send(observation).await;
+        }
+        match observation.fact {
+            Fact::RouteAsked { .. }
+            | Fact::Route(_)
+            | Fact::RouteGone(_)
+            | Fact::NetnsHeard { .. }
+            | Fact::NetnsStale { .. } => {
+                self.send(observation.clone()).await?;
+            }
+            _ => {}
+        }
+        self.pending.push_back(observation);
+        Ok(())
+    }
+
+    pub(super) async fn send_all(&mut self, observations: VecDeque<Observation>) -> SendResult {
+        for observation in observations {
+            self.send(observation).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn send(&mut self, observation: Observation) -> SendResult {
+        self.tx.send(observation).await.map_err(|_| Closed)
+    }
+}
+
+/// Whether a change makes another gateway be in use, or may do so.
+pub(super) fn changes_routes(fact: &Fact) -> bool {
+    match fact {
+        Fact::Route(route) | Fact::RouteGone(route) => route.is_default(),
+        Fact::NetnsStale { .. } => true,
+        _ => false,
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+        None => future::pending().await,
+    }
+}

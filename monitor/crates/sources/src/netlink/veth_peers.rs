@@ -1,0 +1,435 @@
+//! Finds the network namespace of the other end of a veth device of the host, and what keeps it: processes in it, open files,
+//! and mounts in any mount namespace that a process is in.
+//!
+//! A namespace without a process and without a file in the usual directories is found by what keeps it: that is opened for as
+//! long as the kernel is asked for the nsid of the namespace, which the device names too. Files are opened only where they
+//! are namespaces, and paths in other mount namespaces are walked from the kernel's cache only, as else a dead file server could be
+//! waited for. What keeps a namespace by a socket in it alone is not seen.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use kevtmon_observation::{Access, Fact, Holder, HolderReport, NsInum, VethPeer};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use serde::{Deserialize, Serialize};
+
+use super::NetlinkConfig;
+use super::discover::{nsid_of, open_namespace, own_namespace};
+use super::message::{self, Change};
+use super::socket::{RequestError, RequestSocket};
+use crate::procfs::dir::{Buffer, Dir, NumberName, is_gone};
+use crate::procfs::readers::{Answer, Job, Readers, reading_none};
+use crate::procfs::{Proc, parse_ns};
+use crate::{Sender, observed_now};
+
+/// Longest wait for a reader.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// All processes are looked at within this time, or not all of them.
+const TIME: Duration = Duration::from_secs(10);
+/// All requests to the kernel together.
+const BUDGET: Duration = Duration::from_secs(2);
+/// What keeps one namespace, as far as it is told.
+const KEEPERS_MAX: usize = 16;
+/// Processes by which one mount namespace is read: one may be gone.
+const READERS_MAX: usize = 2;
+/// `RESOLVE_CACHED` of include/uapi/linux/openat2.h, since 5.12.
+const RESOLVE_CACHED: u64 = 0x20;
+
+/// Looks for the other ends of these devices.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct FindPeers {
+    links: Vec<u32>,
+}
+
+impl Job for FindPeers {
+    const NAME: &'static str = "veth-peers";
+    type Reply = Vec<VethPeer>;
+
+    fn in_background(&self) -> bool {
+        true
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        let found = find(proc, &self.links).unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot look for the other ends of veth devices");
+            Vec::new()
+        });
+        found.into()
+    }
+}
+
+/// Looks, and sends what is found; nothing where nobody can look now: the core asks again.
+pub fn find_and_send(readers: &Readers, tx: &Sender, links: Vec<u32>) {
+    let (readers, tx) = (readers.clone(), tx.clone());
+    tokio::spawn(async move {
+        match readers.ask(FindPeers { links }, PATIENCE).await {
+            // The receiver is gone when the daemon ends.
+            Ok(Answer { reply, .. }) => drop(tx.send(observed_now(Fact::VethPeers(reply))).await),
+            Err(error) => tracing::debug!(%error, "cannot look for the other ends of veth devices"),
+        }
+    });
+}
+
+/// Why nothing was found.
+#[derive(Debug, thiserror::Error)]
+enum FindError {
+    #[error("cannot read the namespace of this process")]
+    Namespace(#[source] io::Error),
+    #[error("cannot read the devices")]
+    Links(#[from] RequestError),
+}
+
+fn find(proc: &Proc, links: &[u32]) -> Result<Vec<VethPeer>, FindError> {
+    let host = own_namespace(proc).map_err(FindError::Namespace)?;
+    let survey = Survey::of(proc, host);
+    reading_none();
+    let mut requests = RequestSocket::open(BUDGET)?;
+    let nsids = survey.nsids(proc, &mut requests);
+    let devices = devices(&mut requests, host)?;
+    let peer = |ifindex: u32| {
+        let other = devices.get(&ifindex);
+        let netns = other.and_then(|other| match other {
+            Other::Here => Some(host),
+            Other::Nsid(nsid) => nsids.get(nsid).copied(),
+            Other::Gone => None,
+        });
+        let kept = netns.and_then(|netns| survey.kept.get(&netns));
+        let mut keepers = kept.map(|kept| kept.holders.clone()).unwrap_or_default();
+        keepers.iter_mut().for_each(|keeper| describe(proc, keeper));
+        VethPeer {
+            ifindex,
+            present: other.is_some(),
+            netns,
+            name: netns.and_then(|netns| survey.names.get(&netns).cloned()),
+            keepers,
+            omitted: kept.map_or(0, |kept| kept.omitted),
+            blind_spots: survey.report.blind_spots.clone(),
+        }
+    };
+    Ok(links.iter().map(|ifindex| peer(*ifindex)).collect())
+}
+
+/// What a process is, which is read only of those that are told.
+fn describe(proc: &Proc, keeper: &mut Holder) {
+    if keeper.tgid == 0 {
+        return;
+    }
+    if let Some(stat) = proc.stat(keeper.tgid) {
+        (keeper.comm, keeper.start_ns) = (stat.comm, Some(stat.start_ns));
+    }
+    keeper.exe = proc.exe(keeper.tgid);
+    keeper.cmdline = proc.cmdline(keeper.tgid);
+    keeper.uid = proc.uid(keeper.tgid);
+    keeper.cgroup = proc.cgroup(keeper.tgid);
+}
+
+/// Where the other end of a device is.
+enum Other {
+    Here,
+    Nsid(i32),
+    Gone,
+}
+
+/// The veth devices of the host.
+fn devices(requests: &mut RequestSocket, host: NsInum) -> Result<HashMap<u32, Other>, RequestError> {
+    let mut request = LinkMessage::default();
+    request.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    let mut devices = HashMap::new();
+    requests.dump(RouteNetlinkMessage::GetLink(request), |message| {
+        if let Ok(Change::Link(link)) = message::decode(host, message)
+            && link.facts.kind.as_deref() == Some("veth")
+        {
+            let other = match (link.facts.peer, link.other_nsid) {
+                (None, _) => Other::Gone,
+                (Some(_), Some(nsid)) => Other::Nsid(nsid),
+                (Some(_), None) => Other::Here,
+            };
+            devices.insert(link.facts.ifindex, other);
+        }
+    })?;
+    Ok(devices)
+}
+
+/// What keeps a namespace.
+#[derive(Debug, Default)]
+struct Kept {
+    holders: Vec<Holder>,
+    omitted: u32,
+}
+
+/// What all processes have of network namespaces.
+#[derive(Debug)]
+struct Survey {
+    host: NsInum,
+    kept: BTreeMap<NsInum, Kept>,
+    /// Names in the usual directories.
+    names: BTreeMap<NsInum, String>,
+    report: HolderReport,
+    /// The device of the file system of namespaces.
+    nsfs: Option<[u32; 2]>,
+}
+
+/// A mount of a network namespace.
+struct NetnsMount {
+    netns: NsInum,
+    mountpoint: String,
+    /// Whether no unmount elsewhere takes it along.
+    is_private: bool,
+}
+
+impl Survey {
+    fn of(proc: &Proc, host: NsInum) -> Self {
+        let mut survey = Self {
+            host,
+            kept: BTreeMap::new(),
+            names: BTreeMap::new(),
+            report: HolderReport::skipped(0, String::new()),
+            nsfs: nsfs(proc),
+        };
+        let mut buffer = Buffer::default();
+        let mut by_mntns: BTreeMap<NsInum, Vec<u32>> = BTreeMap::new();
+        let end = Instant::now() + TIME;
+        for tgid in proc.pids().unwrap_or_default() {
+            if Instant::now() > end {
+                survey.report.blind_spot(None, "there was no time to look at all processes");
+                break;
+            }
+            match proc.dir(tgid) {
+                Ok(dir) => survey.process(tgid, &dir, &mut buffer, &mut by_mntns),
+                Err(error) if is_gone(&error) => {}
+                Err(_) => survey.report.blind_spot(Some((tgid, None)), "it hangs whoever reads it"),
+            }
+        }
+        survey.mounts(proc, &by_mntns);
+        survey.bound();
+        survey
+    }
+
+    fn process(
+        &mut self,
+        tgid: u32,
+        dir: &Dir,
+        buffer: &mut Buffer,
+        by_mntns: &mut BTreeMap<NsInum, Vec<u32>>,
+    ) {
+        let own = match dir.link(c"ns/net", buffer) {
+            Ok(link) => parse_ns(&link),
+            // One that has ended has none.
+            Err(error) if is_gone(&error) => return,
+            Err(_) => return self.report.blind_spot(Some((tgid, None)), "it cannot be read"),
+        };
+        if let Some(netns) = own {
+            self.add(netns, holder(tgid, Access::Netns));
+        }
+        if let Some(mntns) = dir.link(c"ns/mnt", buffer).ok().and_then(|link| parse_ns(&link)) {
+            let readers = by_mntns.entry(mntns).or_default();
+            if readers.len() < READERS_MAX {
+                readers.push(tgid);
+            }
+        }
+        let (Ok(files), mut numbers) = (dir.at(c"fd"), Vec::new()) else { return };
+        if files.numbers(buffer, &mut numbers).is_err() {
+            return;
+        }
+        for number in numbers {
+            let Ok(link) = files.link(NumberName::new(number).as_c_str(), buffer) else { continue };
+            let netns = match link.strip_prefix("net:[") {
+                Some(_) => parse_ns(&link),
+                None if may_be_detached_namespace(&link) => self.namespace_at(&files, number),
+                None => None,
+            };
+            if let Some(netns) = netns.filter(|netns| Some(*netns) != own) {
+                let path = Some(link.into_owned());
+                self.add(netns, Holder { path, fd: Some(number), ..holder(tgid, Access::Fd) });
+            }
+        }
+    }
+
+    /// The network namespace that a descriptor is of whose link does not show it.
+    fn namespace_at(&self, files: &Dir, number: u32) -> Option<NsInum> {
+        let (device, inode) = files.file_id(NumberName::new(number).as_c_str()).ok()?;
+        (Some(device) == self.nsfs).then_some(NsInum::try_from(inode).ok()?)
+    }
+
+    /// Notes what keeps a namespace; a process once.
+    fn add(&mut self, netns: NsInum, keeper: Holder) {
+        if netns == self.host {
+            return;
+        }
+        let kept = self.kept.entry(netns).or_default();
+        if keeper.tgid != 0 && kept.holders.iter().any(|known| known.tgid == keeper.tgid) {
+            return;
+        }
+        if kept.holders.len() < KEEPERS_MAX {
+            kept.holders.push(keeper);
+        } else {
+            kept.omitted += 1;
+        }
+    }
+
+    /// Mounts of namespaces in the mount namespaces of all processes. Copies that go with the one in this process's are none of
+    /// their own.
+    fn mounts(&mut self, proc: &Proc, by_mntns: &BTreeMap<NsInum, Vec<u32>>) {
+        let own = proc.ns(std::process::id(), "mnt");
+        let mut seen_here = BTreeSet::new();
+        let mut namespaces: Vec<(NsInum, &Vec<u32>)> =
+            by_mntns.iter().map(|(mntns, readers)| (*mntns, readers)).collect();
+        namespaces.sort_by_key(|(mntns, _)| Some(*mntns) != own);
+        for (mntns, readers) in namespaces {
+            let found = readers.iter().find_map(|tgid| Some((*tgid, netns_mounts(proc, *tgid)?)));
+            let Some((tgid, mounts)) = found else {
+                self.report.blind_spot(
+                    readers.first().map(|tgid| (*tgid, None)),
+                    "the mounts of its namespace cannot be read",
+                );
+                continue;
+            };
+            for NetnsMount { netns, mountpoint, is_private } in mounts {
+                let is_here = Some(mntns) == own;
+                if is_here {
+                    seen_here.insert(netns);
+                } else if seen_here.contains(&netns) && !is_private {
+                    continue;
+                }
+                let tgid = if is_here { 0 } else { tgid };
+                let keeper =
+                    Holder { mntns: Some(mntns), path: Some(mountpoint), ..holder(tgid, Access::Mount) };
+                self.add(netns, keeper);
+            }
+        }
+    }
+
+    /// Names in the usual directories.
+    fn bound(&mut self) {
+        for directory in NetlinkConfig::default().bind_directories {
+            for (netns, path) in super::discover::bound(&directory) {
+                let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+                if let Some(name) = name {
+                    self.names.entry(netns).or_insert(name);
+                }
+            }
+        }
+    }
+
+    /// The nsids of all that are kept, as far as one of their keepers can be opened.
+    fn nsids(&self, proc: &Proc, requests: &mut RequestSocket) -> HashMap<i32, NsInum> {
+        let mut nsids = HashMap::new();
+        for (netns, kept) in &self.kept {
+            let opened = kept.holders.iter().find_map(|keeper| open(proc, *netns, keeper).ok());
+            reading_none();
+            let nsid = opened.and_then(|file| nsid_of(requests, &file).ok().flatten());
+            nsids.extend(nsid.map(|nsid| (nsid, *netns)));
+        }
+        nsids
+    }
+}
+
+/// The device of the file system of namespaces, as of this process's own.
+fn nsfs(proc: &Proc) -> Option<[u32; 2]> {
+    proc.dir(std::process::id()).ok()?.at(c"ns").ok()?.file_id(c"net").ok().map(|(device, _)| device)
+}
+
+/// Whether a link may be that of a namespace which was opened by a name in one of the usual directories: its path while
+/// that is mounted there, and afterwards the root of a mount that is nowhere.
+fn may_be_detached_namespace(link: &str) -> bool {
+    link == "/"
+        || NetlinkConfig::default().bind_directories.iter().any(|usual| Path::new(link).starts_with(usual))
+}
+
+fn holder(tgid: u32, access: Access) -> Holder {
+    Holder { tgid, path: None, ..Holder::of_kernel(access, String::new()) }
+}
+
+/// The network namespaces that are mounted in the mount namespace of a process.
+fn netns_mounts(proc: &Proc, tgid: u32) -> Option<Vec<NetnsMount>> {
+    let dir = proc.dir(tgid).ok()?;
+    // Of most tables it is no line.
+    let table = dir.mount_table("/", |line| line.contains(" net:[")).ok().filter(|table| !table.is_cut())?;
+    let mounts = table.iter().filter_map(|mount| {
+        let netns = mount.root.strip_prefix("net:[").and_then(|_| parse_ns(&mount.root))?;
+        let is_private = mount.shared.is_none() && mount.master.is_none();
+        Some(NetnsMount { netns, mountpoint: mount.mountpoint.clone(), is_private })
+    });
+    Some(mounts.collect())
+}
+
+/// Opens a namespace by what keeps it.
+fn open(proc: &Proc, netns: NsInum, keeper: &Holder) -> io::Result<File> {
+    match (keeper.access, keeper.fd, keeper.path.as_deref()) {
+        (Access::Netns, ..) => open_namespace(&proc.path(keeper.tgid, "ns/net"), netns),
+        (Access::Fd, Some(fd), _) => open_namespace(&proc.path(keeper.tgid, &format!("fd/{fd}")), netns),
+        (Access::Mount, _, Some(path)) if keeper.tgid == 0 => open_mounted(Path::new("/"), path, netns),
+        (Access::Mount, _, Some(path)) => open_mounted(&proc.path(keeper.tgid, "root"), path, netns),
+        _ => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
+/// Opens the namespace that is mounted on a path below this root: from the kernel's cache, and only if it is one.
+fn open_mounted(root: &Path, path: &str, netns: NsInum) -> io::Result<File> {
+    let root = nix::fcntl::open(
+        root,
+        OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+        nix::sys::stat::Mode::empty(),
+    )?;
+    let resolve = ResolveFlag::from_bits_retain(RESOLVE_CACHED)
+        | ResolveFlag::RESOLVE_IN_ROOT
+        | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(resolve);
+    let found = openat2(root.as_fd(), path, how)?;
+    let itself = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let is_nsfs = fs::metadata("/proc/self/ns/net")?.dev() == fs::metadata(&itself)?.dev();
+    if is_nsfs { open_namespace(Path::new(&itself), netns) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_what_keeps_a_namespace_once_and_the_host_is_kept_by_nobody() {
+        let mut survey = Survey {
+            host: 1,
+            kept: BTreeMap::new(),
+            names: BTreeMap::new(),
+            report: HolderReport::skipped(0, String::new()),
+            nsfs: None,
+        };
+        survey.add(1, holder(7, Access::Netns));
+        survey.add(2, holder(7, Access::Netns));
+        survey.add(2, Holder { fd: Some(3), ..holder(7, Access::Fd) });
+        for _ in 0..KEEPERS_MAX {
+            survey.add(2, holder(0, Access::Mount));
+        }
+        assert_eq!(survey.kept.keys().collect::<Vec<_>>(), [&2]);
+        assert_eq!(survey.kept[&2].holders.len(), KEEPERS_MAX);
+        assert_eq!(survey.kept[&2].omitted, 1);
+        assert_eq!(survey.kept[&2].holders[0].access, Access::Netns);
+    }
+
+    #[test]
+    fn a_file_that_is_no_namespace_is_not_opened() {
+        let own = own_namespace(&Proc::default()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("file"), "").unwrap();
+        assert!(open_mounted(directory.path(), "/file", own).is_err());
+        assert!(open_mounted(Path::new("/proc/self"), "/ns/net", own).is_err(), "through no magic link");
+    }
+
+    #[test]
+    fn the_processes_in_a_namespace_keep_it() {
+        let proc = Proc::default();
+        let own = own_namespace(&proc).unwrap();
+        // As seen from another host: this one is one of the namespaces then.
+        let survey = Survey::of(&proc, own.wrapping_add(1));
+        let keepers = &survey.kept[&own];
+        assert!(keepers.holders.iter().any(|keeper| keeper.access == Access::Netns), "{keepers:?}");
+        assert!(keepers.holders.len() <= KEEPERS_MAX);
+    }
+}

@@ -1,0 +1,196 @@
+//! What there is of each pod on the node, by state alone: its directory below the root directory of a kubelet, what is
+//! mounted there, and the processes in its control group.
+//!
+//! Nothing that may be mounted is touched: mounts are read as the text of the kernel's table, and only directories on the
+//! kubelet's own file system are listed (`openat2` with `RESOLVE_NO_XDEV`).
+
+use std::time::Duration;
+
+use cgroups::PodCgroups;
+use kevtmon_observation::{Fact, KubeletFacts, PodCgroup, PodRemains};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::sleep_until;
+
+use super::kubelet::KubeletFinder;
+use super::procfs::Proc;
+use super::procfs::readers::{Answer, Job, Readers};
+use super::{Sender, observed_now};
+use crate::beat::at_beat;
+
+mod cgroups;
+mod directories;
+mod logs;
+mod processes;
+
+/// How often is looked.
+const INTERVAL: Duration = Duration::from_secs(20);
+/// How often while something remains of a pod.
+const OFTEN: Duration = Duration::from_secs(5);
+/// After so many looks the kubelets are looked for: one with another root directory may have started.
+const KUBELETS_AFTER: u32 = 15;
+/// The same where what is known of them may be old, since something could not be read.
+const KUBELETS_AFTER_FAILURES: u32 = 3;
+/// After so many in a row what was told last counts no more.
+const FAILURES_MAX: u32 = 2;
+/// Longest wait for a reader.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Pods that are told; a node has some hundred, and only root makes their directories.
+const PODS_MAX: usize = 512;
+
+/// Of which pods the processes are listed.
+#[derive(Debug)]
+pub struct Wanted(watch::Sender<Vec<String>>);
+
+/// Has the processes of these pods listed from now on, and no others; they are looked at at once.
+pub fn list_of(wanted: Option<&Wanted>, pods: Vec<String>) {
+    if let Some(Wanted(wanted)) = wanted {
+        wanted.send_replace(pods);
+    }
+}
+
+/// Follows the pods until the receiver of observations is gone.
+pub fn start(readers: Readers, kubelets: KubeletFinder, tx: Sender) -> Wanted {
+    let (wanted, changes) = watch::channel(Vec::new());
+    tokio::spawn(follow(readers, kubelets, changes, tx));
+    Wanted(wanted)
+}
+
+async fn follow(
+    readers: Readers,
+    kubelets: KubeletFinder,
+    mut wanted: watch::Receiver<Vec<String>>,
+    tx: Sender,
+) {
+    let mut told: Option<Vec<PodRemains>> = None;
+    let (mut looks, mut failures) = (0, 0);
+    loop {
+        looks += 1;
+        let look = Look {
+            kubelets: kubelets.known(),
+            daemon: std::process::id(),
+            wanted: wanted.borrow_and_update().clone(),
+        };
+        let found = match readers.ask(look, PATIENCE).await {
+            Ok(Answer { reply, .. }) => reply,
+            Err(error) => {
+                tracing::debug!(%error, "cannot look for what there is of pods");
+                None
+            }
+        };
+        failures = if found.is_some() { 0 } else { failures + 1 };
+        let is_outdated = failures >= FAILURES_MAX && told.take().is_some();
+        if is_outdated && tx.send(observed_now(Fact::PodRemainsUnread)).await.is_err() {
+            return;
+        }
+        // What could not be read is no news.
+        if looks >= if found.is_none() { KUBELETS_AFTER_FAILURES } else { KUBELETS_AFTER } {
+            looks = 0;
+            kubelets.look_and_send(&readers, &tx);
+        }
+        if let Some(pods) = found.filter(|pods| told.as_ref() != Some(pods)) {
+            told = Some(pods.clone());
+            if tx.send(observed_now(Fact::PodRemains { pods })).await.is_err() {
+                return;
+            }
+        }
+        let pause = if told.iter().flatten().any(is_unfinished) { OFTEN } else { INTERVAL };
+        tokio::select! {
+            () = sleep_until(at_beat(pause)) => {}
+            Ok(()) = wanted.changed() => {}
+            () = tx.closed() => return,
+        }
+    }
+}
+
+/// Whether something is there that should go: what is mounted for a pod that has had no container yet is for what is to come.
+fn is_unfinished(pod: &PodRemains) -> bool {
+    pod.started && !pod.mounts.is_empty() || !pod.processes.is_empty()
+}
+
+/// Looks at all pods.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Look {
+    kubelets: KubeletFacts,
+    /// The process that asks.
+    daemon: u32,
+    /// Pods whose processes are listed.
+    wanted: Vec<String>,
+}
+
+impl Job for Look {
+    const NAME: &'static str = "pod-remains";
+    /// None where something could not be read, so that what is missing may be there.
+    type Reply = Option<Vec<PodRemains>>;
+    const WAITS_FOR_DISK: bool = true;
+
+    fn in_background(&self) -> bool {
+        true
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        self.look(proc).into()
+    }
+}
+
+impl Look {
+    fn look(&self, proc: &Proc) -> Option<Vec<PodRemains>> {
+        let mut pods: Vec<PodRemains> = Vec::new();
+        let mut groups: Option<PodCgroups> = None;
+        // A mount namespace of the daemon's own may have copies of what is gone elsewhere.
+        let own = proc.ns(self.daemon, "mnt");
+        let mut namespaces: Vec<_> = self.kubelets.namespaces.iter().collect();
+        namespaces.sort_by_key(|namespace| (Some(namespace.mntns) == own, !namespace.of_kubelet));
+        for namespace in namespaces {
+            let Some(mut place) = directories::Place::of(proc, namespace, self.daemon) else {
+                // A kubelet of which nothing is known any more may have been replaced by another one.
+                if namespace.of_kubelet {
+                    return None;
+                }
+                continue;
+            };
+            for (directory, uid) in place.pods()? {
+                // Of two mount namespaces that show one directory, the kubelet's or the host's counts.
+                if pods.len() >= PODS_MAX || pods.iter().any(|known| known.uid == uid) {
+                    continue;
+                }
+                let groups = groups.get_or_insert_with(|| PodCgroups::find(proc));
+                let found = groups.of(&uid);
+                let is_wanted = self.wanted.contains(&uid);
+                let processes = processes::of(proc, &found.processes, is_wanted);
+                let mut pod = PodRemains {
+                    directory,
+                    mntns: namespace.mntns,
+                    cgroup: found.state,
+                    containers: found.containers.into_iter().collect(),
+                    started: false,
+                    mounts: Vec::new(),
+                    mounts_omitted: 0,
+                    filled: Vec::new(),
+                    processes,
+                    name: None,
+                    uid,
+                };
+                if pod.cgroup != PodCgroup::Populated || is_wanted {
+                    pod.started = place.has_started(&pod.uid);
+                    (pod.mounts, pod.mounts_omitted) = place.mounts(proc, &pod.uid)?;
+                }
+                if pod.started && pod.mounts.is_empty() && pod.cgroup != PodCgroup::Populated {
+                    pod.filled = place.filled(&pod.uid, &pod.directory);
+                }
+                pods.push(pod);
+            }
+            // Of one that runs, a runtime may not be there to tell it.
+            let is_asked = |pod: &PodRemains| is_unfinished(pod) || pod.cgroup == PodCgroup::Populated;
+            let is_unnamed = |pod: &PodRemains| pod.name.is_none() && is_asked(pod);
+            if pods.iter().any(is_unnamed) {
+                logs::name(place.top(), pods.iter_mut().filter(|pod| is_unnamed(pod)));
+            }
+        }
+        pods.sort_by(|one, other| one.uid.cmp(&other.uid));
+        Some(pods)
+    }
+}
+
+#[cfg(test)]
+mod tests;

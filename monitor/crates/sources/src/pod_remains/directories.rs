@@ -1,0 +1,165 @@
+//! The directories of pods below the root directories of kubelets, and what is mounted there.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use kevtmon_event::volume;
+use kevtmon_observation::{KubeletNamespace, MountFacts};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+
+use crate::kubelet::below;
+use crate::procfs::Proc;
+use crate::procfs::mountinfo::{Mount, MountTable};
+use crate::procfs::readers::reading_none;
+use crate::procfs::statmount::MountNamespace;
+
+/// Mounts that are told of one pod.
+const MOUNTS_MAX: usize = 32;
+/// Directories of volumes of one pod that are looked into, and that are told.
+const VOLUMES_MAX: usize = 64;
+const FILLED_MAX: usize = 8;
+/// Processes whose mount namespace may be the host's, and that nobody but root started there: init and kthreadd.
+const NODE: [u32; 2] = [1, 2];
+
+/// A mount namespace in which kubelets mount, through a process that is in it.
+#[derive(Debug)]
+pub(super) struct Place<'n> {
+    namespace: &'n KubeletNamespace,
+    /// The process; `None` where the namespace is our own.
+    process: Option<u32>,
+    top: PathBuf,
+    table: MountTable,
+    /// The directories of pods, by the path of the root directory as it was resolved.
+    opened: BTreeMap<PathBuf, File>,
+    /// Which of them a pod was found in.
+    found: BTreeMap<String, PathBuf>,
+}
+
+impl<'n> Place<'n> {
+    /// None where it cannot be read.
+    pub(super) fn of(proc: &Proc, namespace: &'n KubeletNamespace, daemon: u32) -> Option<Self> {
+        let candidates = namespace.pid.into_iter().chain([daemon]).chain(NODE);
+        for pid in candidates {
+            if proc.ns(pid, "mnt") != Some(namespace.mntns) {
+                continue;
+            }
+            let Ok(process) = proc.dir(pid) else { continue };
+            let root = proc.link(pid, "root").unwrap_or_else(|| "/".into());
+            let Some(table) = process.mount_table(&root, |_| true).ok().filter(|table| !table.is_cut())
+            else {
+                continue;
+            };
+            let is_own = pid == daemon;
+            let top = if is_own { PathBuf::from("/") } else { proc.path(pid, "root") };
+            let process = Some(pid).filter(|_| !is_own);
+            let (opened, found) = (BTreeMap::new(), BTreeMap::new());
+            return Some(Self { namespace, process, top, table, opened, found });
+        }
+        None
+    }
+
+    pub(super) fn top(&self) -> &Path {
+        &self.top
+    }
+
+    /// The directory and the uid of each pod. None where a directory could not be read.
+    pub(super) fn pods(&mut self) -> Option<Vec<(String, String)>> {
+        reading_none();
+        let mut pods = Vec::new();
+        for root in &self.namespace.roots {
+            let path = below(&self.top, root).join("pods");
+            if self.opened.contains_key(&path) {
+                continue;
+            }
+            let entries = match fs::read_dir(&path) {
+                Ok(entries) => entries,
+                Err(error) if is_none(&error) => continue,
+                Err(_) => return None,
+            };
+            let directory = File::open(&path).ok()?;
+            for entry in entries {
+                let name = entry.ok()?.file_name();
+                let Some(uid) = name.to_str().filter(|name| volume::is_uid(name)) else { continue };
+                pods.push((format!("{}/pods/{uid}", root.trim_end_matches('/')), uid.to_owned()));
+                self.found.entry(uid.to_owned()).or_insert_with(|| path.clone());
+            }
+            self.opened.insert(path, directory);
+        }
+        Some(pods)
+    }
+
+    /// Whether the kubelet has made a directory for a container of the pod, which it does when it starts one.
+    pub(super) fn has_started(&self, uid: &str) -> bool {
+        self.list(uid, "containers", 1).is_some_and(|names| !names.is_empty())
+    }
+
+    /// The directories of volumes of a pod that are not empty, though nothing is mounted there. `directory`: the pod's.
+    pub(super) fn filled(&self, uid: &str, directory: &str) -> Vec<String> {
+        let mut filled = Vec::new();
+        let mut looked_at = 0;
+        for plugin in self.list(uid, "volumes", VOLUMES_MAX).unwrap_or_default() {
+            let of_plugin = format!("volumes/{plugin}");
+            for volume in self.list(uid, &of_plugin, VOLUMES_MAX).unwrap_or_default() {
+                looked_at += 1;
+                if looked_at > VOLUMES_MAX || filled.len() >= FILLED_MAX {
+                    return filled;
+                }
+                let path = format!("{of_plugin}/{volume}");
+                if self.list(uid, &path, 1).is_some_and(|names| !names.is_empty()) {
+                    filled.push(format!("{directory}/{path}"));
+                }
+            }
+        }
+        filled.sort();
+        filled
+    }
+
+    /// The names in a directory of a pod, if that is on the file system of the kubelet's: nothing that is mounted is touched, as
+    /// its server may not answer, and no link is followed. So many of them, and none that is no text.
+    fn list(&self, uid: &str, below: &str, most: usize) -> Option<Vec<String>> {
+        let pods = self.found.get(uid).and_then(|path| self.opened.get(path))?;
+        let resolve =
+            ResolveFlag::RESOLVE_NO_XDEV | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_BENEATH;
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let how = OpenHow::new().flags(flags).resolve(resolve);
+        let directory = openat2(pods, format!("{uid}/{below}").as_str(), how).ok()?;
+        let entries = fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd())).ok()?;
+        let names = entries
+            .take(most)
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
+        Some(names.collect())
+    }
+
+    /// The volumes of a pod that are mounted, and how many more there are. None where they cannot be read.
+    pub(super) fn mounts(&self, proc: &Proc, uid: &str) -> Option<(Vec<MountFacts>, u32)> {
+        let of_pod = |mount: &&Mount| {
+            let volumes =
+                self.namespace.roots.iter().filter_map(|root| volume::below(root, &mount.mountpoint));
+            volumes.into_iter().any(|volume| volume.pod_uid == uid)
+        };
+        let mounts: Vec<&Mount> = self.table.iter().filter(of_pod).collect();
+        if mounts.is_empty() {
+            return Some((Vec::new(), 0));
+        }
+        let ids = match self.process {
+            None => Some(MountNamespace::own()),
+            Some(pid) => proc.dir(pid).and_then(|process| MountNamespace::of(&process)).ok(),
+        };
+        let told = &mounts[..mounts.len().min(MOUNTS_MAX)];
+        let unique = ids.map_or_else(|| vec![None; told.len()], |ids| ids.unique_ids(told));
+        let facts = told
+            .iter()
+            .zip(unique)
+            .map(|(mount, unique)| mount.facts(self.namespace.mntns, unique))
+            .collect();
+        Some((facts, u32::try_from(mounts.len().saturating_sub(MOUNTS_MAX)).unwrap_or(u32::MAX)))
+    }
+}
+
+/// Whether there is no such directory, or never one that the daemon may read.
+fn is_none(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::EACCES | libc::EPERM))
+}

@@ -1,0 +1,106 @@
+use std::fs;
+use std::path::Path;
+
+use kevtmon_observation::{KubeletNamespace, NsInum};
+
+use super::*;
+
+const UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
+const STATIC_UID: &str = "0123456789abcdef0123456789abcdef";
+
+fn own_mntns() -> NsInum {
+    Proc::default().ns(std::process::id(), "mnt").unwrap()
+}
+
+/// A look at this root directory only.
+fn look(root: &Path, wanted: &[&str]) -> Option<Vec<PodRemains>> {
+    let namespace = KubeletNamespace {
+        mntns: own_mntns(),
+        roots: vec![root.to_str().unwrap().to_owned()],
+        of_kubelet: false,
+        pid: None,
+    };
+    let look = Look {
+        kubelets: KubeletFacts { namespaces: vec![namespace] },
+        daemon: std::process::id(),
+        wanted: wanted.iter().map(|uid| (*uid).to_owned()).collect(),
+    };
+    look.run(&Proc::default()).reply
+}
+
+#[test]
+fn each_directory_of_a_pod_is_told_and_nothing_else() {
+    let root = tempfile::tempdir().unwrap();
+    assert_eq!(look(root.path(), &[]), Some(Vec::new()), "no pod yet");
+    for name in [UID, STATIC_UID, "no-pod", ".hidden"] {
+        fs::create_dir_all(root.path().join("pods").join(name)).unwrap();
+    }
+    let pods = look(root.path(), &[]).unwrap();
+    assert_eq!(pods.iter().map(|pod| pod.uid.as_str()).collect::<Vec<_>>(), [STATIC_UID, UID]);
+    let pod = &pods[1];
+    assert_eq!(pod.directory, root.path().join("pods").join(UID).to_str().unwrap());
+    assert_eq!((pod.started, &pod.mounts[..], &pod.processes[..]), (false, &[][..], &[][..]));
+}
+
+#[test]
+fn a_pod_was_started_once_a_container_has_a_directory() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("pods").join(UID);
+    let started = || look(root.path(), &[]).unwrap()[0].started;
+    fs::create_dir_all(directory.join("volumes/kubernetes.io~secret/token")).unwrap();
+    assert!(!started(), "its volumes come before");
+    fs::create_dir(directory.join("containers")).unwrap();
+    assert!(!started());
+    fs::create_dir_all(directory.join("containers/web")).unwrap();
+    assert!(started());
+    fs::remove_dir_all(directory.join("containers")).unwrap();
+    let elsewhere = root.path().join("elsewhere/web");
+    fs::create_dir_all(&elsewhere).unwrap();
+    std::os::unix::fs::symlink(elsewhere.parent().unwrap(), directory.join("containers")).unwrap();
+    assert!(!started(), "no link is followed");
+}
+
+#[test]
+fn the_directory_of_a_volume_that_is_not_empty_is_told_of_a_pod_that_has_run() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("pods").join(UID);
+    let filled = || look(root.path(), &[]).unwrap()[0].filled.clone();
+    let volumes = directory.join("volumes");
+    for (volume, file) in [("kubernetes.io~rbd/data", "left"), ("kubernetes.io~csi/pvc-1", "mount/left")] {
+        let file = volumes.join(volume).join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "").unwrap();
+    }
+    fs::create_dir_all(volumes.join("kubernetes.io~rbd/empty")).unwrap();
+    std::os::unix::fs::symlink(&volumes, volumes.join("kubernetes.io~rbd/link")).unwrap();
+    assert_eq!(filled(), [""; 0], "what it is to have is made before it runs");
+    fs::create_dir_all(directory.join("containers/web")).unwrap();
+    let path = |volume: &str| format!("{}/{volume}", volumes.to_str().unwrap());
+    assert_eq!(filled(), [path("kubernetes.io~csi/pvc-1"), path("kubernetes.io~rbd/data")]);
+    fs::remove_dir_all(volumes.join("kubernetes.io~csi")).unwrap();
+    fs::remove_file(volumes.join("kubernetes.io~rbd/data/left")).unwrap();
+    assert_eq!(filled(), [""; 0]);
+}
+
+#[test]
+fn a_directory_that_cannot_be_listed_is_no_news() {
+    let root = tempfile::tempdir().unwrap();
+    fs::write(root.path().join("pods"), "").unwrap();
+    assert_eq!(look(root.path(), &[]), Some(Vec::new()), "no directory");
+    let loops = root.path().join("loop");
+    std::os::unix::fs::symlink(&loops, &loops).unwrap();
+    assert_eq!(look(&loops, &[]), None);
+}
+
+#[test]
+fn a_kubelet_whose_namespace_is_gone_is_looked_for_again() {
+    let namespace = KubeletNamespace { mntns: 1, roots: Vec::new(), of_kubelet: true, pid: Some(u32::MAX) };
+    let of = |of_kubelet| {
+        let namespaces = vec![KubeletNamespace { of_kubelet, ..namespace.clone() }];
+        let look =
+            Look { kubelets: KubeletFacts { namespaces }, daemon: std::process::id(), wanted: Vec::new() };
+        look.run(&Proc::default()).reply
+    };
+    assert_eq!(of(true), None);
+    assert_eq!(of(false), Some(Vec::new()));
+}

@@ -1,0 +1,109 @@
+//! The node itself: what the daemon sees of it from within a container that has the node's processes in view.
+
+use std::path::{Path, PathBuf};
+
+use kevtmon_observation::NsInum;
+
+use super::Proc;
+
+/// Process id of kthreadd (kernel/kthread.c).
+const KTHREADD: u32 = 2;
+
+/// The environment variable with the id of a process whose mounts are the node's, instead of those of pid 1 and the kernel
+/// threads: so each test can have a node with mounts of its own.
+const STAND_IN: &str = "KEVTMON_HOST_PID";
+
+pub(super) fn stand_in() -> Option<u32> {
+    std::env::var(STAND_IN).ok()?.parse().ok()
+}
+
+impl Proc {
+    /// The node's root directory; the daemon's own where no other can be reached.
+    #[must_use]
+    pub fn host_root(&self) -> PathBuf {
+        self.roots().find(|root| root.join("proc").exists()).unwrap_or_else(|| "/".into())
+    }
+
+    /// A path of the node; the daemon's own where no other can be reached, or that one does not exist.
+    #[must_use]
+    pub fn on_host(&self, path: &Path) -> PathBuf {
+        let Ok(below) = path.strip_prefix("/") else { return path.to_owned() };
+        self.roots()
+            .map(|root| root.join(below))
+            .find(|path| path.exists())
+            .unwrap_or_else(|| path.to_owned())
+    }
+
+    /// The root of pid 1, which may be out of reach even for root, since a security module or a user namespace may refuse
+    /// it; and of the first kernel thread, which has the root that the kernel was given, executes nothing and so hangs nobody
+    /// who reads it.
+    fn roots(&self) -> impl Iterator<Item = PathBuf> {
+        let first = || self.is_kthreadd().then(|| self.first_root());
+        std::iter::once_with(|| self.init_root()).chain(std::iter::once_with(first).flatten())
+    }
+
+    /// The mount namespace of pid 1; `None` where it may not be read.
+    #[must_use]
+    pub fn init_mntns(&self) -> Option<NsInum> {
+        self.ns(self.stand_in.unwrap_or(1), "mnt")
+    }
+
+    /// The root of that mount namespace.
+    #[must_use]
+    pub fn init_root(&self) -> PathBuf {
+        self.path(self.stand_in.unwrap_or(1), "root")
+    }
+
+    /// The mount namespace that the kernel started with. `None` where /proc does not show it, as within a process
+    /// namespace.
+    #[must_use]
+    pub fn first_mntns(&self) -> Option<NsInum> {
+        let first = self.stand_in.or_else(|| self.is_kthreadd().then_some(KTHREADD))?;
+        self.ns(first, "mnt")
+    }
+
+    /// The root of that mount namespace.
+    #[must_use]
+    pub fn first_root(&self) -> PathBuf {
+        self.path(self.stand_in.unwrap_or(KTHREADD), "root")
+    }
+
+    /// The node's mount namespace, as far as it may be read: of pid 1, else of the kernel threads.
+    #[must_use]
+    pub fn host_mntns(&self) -> Option<NsInum> {
+        self.init_mntns().or_else(|| self.first_mntns())
+    }
+
+    /// Whether pid 2 is what it should be: within a process namespace it is anybody.
+    fn is_kthreadd(&self) -> bool {
+        self.stat(KTHREADD).is_some_and(|stat| stat.comm == "kthreadd" && stat.ppid == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_pid_1_is_out_of_reach_the_root_is_that_of_the_first_kernel_thread() {
+        let node = tempfile::tempdir().unwrap();
+        let proc = Proc::new(node.path());
+        let found = || proc.on_host(Path::new("/etc/hosts"));
+        assert_eq!(found(), Path::new("/etc/hosts"));
+        std::fs::create_dir_all(node.path().join("2/root/etc")).unwrap();
+        std::fs::write(node.path().join("2/root/etc/hosts"), "").unwrap();
+        let stat = |comm: &str, parent: u32| {
+            let fields = "0 ".repeat(17);
+            std::fs::write(node.path().join("2/stat"), format!("2 ({comm}) S {parent} {fields}7 0\n"))
+                .unwrap();
+        };
+        stat("kthreadd", 1);
+        assert_eq!(found(), Path::new("/etc/hosts"), "anybody can have that name");
+        stat("kthreadd", 0);
+        assert_eq!(found(), node.path().join("2/root/etc/hosts"));
+        assert_eq!(proc.on_host(Path::new("/etc/nothing")), Path::new("/etc/nothing"));
+        std::fs::create_dir_all(node.path().join("1/root/etc")).unwrap();
+        std::fs::write(node.path().join("1/root/etc/hosts"), "").unwrap();
+        assert_eq!(found(), node.path().join("1/root/etc/hosts"));
+    }
+}

@@ -1,0 +1,489 @@
+//! Reads of other processes, made by expendable processes of our own.
+//!
+//! Any read of another process below /proc can hang for as long as that process wants: while it executes a new
+//! program, the kernel may wait for a dead FUSE server and holds the lock that `ns/*`, `maps`, `exe` or `stat` need.
+//! Whoever reads is beyond all signals but SIGKILL, and possibly beyond that. So the daemon itself reads nothing of
+//! other processes. It asks a *reader*: this program, executed once more, with one socket and no other descriptor. A
+//! reader serves one [`Job`] at a time. One that hangs is killed and replaced, and the process that it was reading
+//! is set aside: no job reads that one until it has ended, or until it is tried again after a while.
+//!
+//! ```text
+//! ask (a job) ─► idle or new reader ─► answer
+//!                       └─ hangs ─► killed; its process is set aside and named, and so are all others that hang
+//!                                   whoever reads them ─► the job is begun anew, or goes on where it was
+//! ```
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use child::{Child, Ended};
+use hanging::Describe;
+use idle::IdleReaders;
+use kevtmon_metrics::Metrics;
+use kevtmon_observation::Fact;
+use lost::keep;
+use scout::Scout;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use set_aside::SetAside;
+use sieve::{Sieve, Sifted};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+use turns::{Turn, Turns};
+
+use super::Proc;
+use crate::beat::at_beat;
+use crate::{Sender, observed_now};
+
+mod apart;
+mod child;
+mod hanging;
+mod idle;
+mod lost;
+mod scout;
+mod serve;
+mod set_aside;
+mod sieve;
+#[cfg(test)]
+mod tests;
+mod turns;
+mod waits_in;
+mod wire;
+
+pub use apart::unless_it_hangs;
+pub(super) use serve::reading;
+use serve::{ARGUMENT, BACKGROUND, PROGRAM};
+pub use serve::{Entry, asker, entry, note, reading_none, serve_if_asked};
+pub use waits_in::{WAITS, Waits, unanswered};
+
+/// Readers at a time.
+const READERS: usize = 8;
+/// Readers besides that were killed and do not end, since the kernel waits for what they read. They work no more, but each
+/// costs memory; of further ones each takes the place of one that works.
+const LOST: usize = 16;
+/// When fewer places of lost ones are free, a [scout](Scout) reads every process before a job does.
+const SCARCE: usize = READERS;
+/// How often readers are ended that have nothing to do.
+const SWEEP: Duration = Duration::from_secs(10);
+/// How often a job is begun anew because a reader hung.
+const ATTEMPTS: usize = 64;
+/// Longest wait for a place to look for all that hang.
+const SIEVE_PATIENCE: Duration = Duration::from_millis(200);
+/// How often processes that are set aside are looked at.
+const REVIEW: Duration = Duration::from_secs(1);
+
+/// The jobs of this module.
+pub const JOBS: [Entry; 2] = [entry::<Describe>(), entry::<Sieve>()];
+
+/// Something to read, in a process of its own.
+pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// Unique.
+    const NAME: &'static str;
+    /// What is found.
+    type Reply: Serialize + DeserializeOwned + Send + 'static;
+    /// Whether it reads files on a disk, which may hang: then one of its kind is done at a time.
+    const WAITS_FOR_DISK: bool = false;
+
+    /// Whether workloads of the node take precedence.
+    fn in_background(&self) -> bool {
+        false
+    }
+
+    /// Reads it. Called in a reader.
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply>;
+
+    /// Goes on from what was [noted](note) last, after a process hung the reader. Without that, it begins anew.
+    fn go_on(&mut self, _note: &[u8]) {}
+}
+
+/// What a job found, and a descriptor if it opened one for the daemon.
+#[derive(Debug)]
+pub struct Answer<T> {
+    /// What was found.
+    pub reply: T,
+    /// What was opened.
+    pub opened: Option<OwnedFd>,
+}
+
+impl<T> From<T> for Answer<T> {
+    fn from(reply: T) -> Self {
+        Self { reply, opened: None }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Unread {
+    /// All readers are busy, or hang.
+    #[error("no reader of /proc is free")]
+    Busy,
+    /// The caller did not want to wait any longer.
+    #[error("reading /proc takes too long")]
+    Late,
+    /// Too many processes hang whoever reads them.
+    #[error("too many processes hang whoever reads them")]
+    Hanging,
+    /// The job of this kind before waits for a disk.
+    #[error("a disk does not answer the reader before")]
+    Stuck,
+    /// A reader cannot be started, or ended early.
+    #[error("a reader of /proc failed")]
+    Failed(#[source] std::io::Error),
+}
+
+/// Asks readers, which are started when they are needed. Clones share them.
+#[derive(Debug, Clone)]
+pub struct Readers(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    proc: Proc,
+    slots: Arc<Semaphore>,
+    lost: Arc<Semaphore>,
+    scout: Scout,
+    state: Mutex<State>,
+    /// When all processes that hang were looked for last.
+    sifted: tokio::sync::Mutex<Option<Instant>>,
+    reporting: tokio::sync::Mutex<()>,
+    report: Option<Report>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    idle: IdleReaders,
+    turns: Turns,
+    aside: SetAside,
+    /// Readers that were killed and are still there, by process id.
+    killed: BTreeSet<u32>,
+    /// How many of them keep the place of one that would work.
+    missing: usize,
+    /// Whether a task ends idle readers.
+    sweeping: bool,
+    /// Whether a task looks at what is set aside.
+    reviewing: bool,
+}
+
+/// Where hanging processes are reported.
+struct Report {
+    tx: Sender,
+    metrics: Arc<Metrics>,
+}
+
+impl std::fmt::Debug for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Report")
+    }
+}
+
+impl From<Proc> for Readers {
+    fn from(proc: Proc) -> Self {
+        Self::new(proc, None)
+    }
+}
+
+impl Readers {
+    /// Readers of a /proc, which report what hangs as the status of a source and as a metric.
+    #[must_use]
+    pub fn reporting(proc: Proc, tx: Sender, metrics: Arc<Metrics>) -> Self {
+        Self::new(proc, Some(Report { tx, metrics }))
+    }
+
+    fn new(proc: Proc, report: Option<Report>) -> Self {
+        let (slots, lost) = (Arc::new(Semaphore::new(READERS)), Arc::new(Semaphore::new(LOST)));
+        let (scout, state, sifted, reporting) = Default::default();
+        Self(Arc::new(Inner { proc, slots, lost, scout, state, sifted, reporting, report }))
+    }
+
+    /// The /proc that is read.
+    #[must_use]
+    pub fn proc(&self) -> &Proc {
+        &self.0.proc
+    }
+
+    /// Has a job done. Waits no longer than `patience`; the reader goes on, and is judged, without the caller.
+    ///
+    /// # Errors
+    /// When no reader answered in time.
+    pub async fn ask<J: Job>(&self, job: J, patience: Duration) -> Result<Answer<J::Reply>, Unread> {
+        let (done, answer) = oneshot::channel();
+        let inner = Arc::clone(&self.0);
+        tokio::spawn(async move {
+            // The caller may have lost patience.
+            let _ = done.send(inner.attempt(job, patience).await);
+        });
+        match timeout(patience, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(Unread::Busy),
+            Err(_) => Err(Unread::Late),
+        }
+    }
+}
+
+/// Readers for a thread that may block.
+#[derive(Debug)]
+pub struct BlockingReaders {
+    readers: Readers,
+    runtime: tokio::runtime::Handle,
+}
+
+impl BlockingReaders {
+    /// Readers that are driven by the runtime of the caller.
+    ///
+    /// # Errors
+    /// Where there is none.
+    pub fn new(readers: Readers) -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Handle::try_current().map_err(std::io::Error::other)?;
+        Ok(Self { readers, runtime })
+    }
+
+    /// As [`Readers::ask`]. Must not be called from within the runtime.
+    ///
+    /// # Errors
+    /// As there, and at once when the runtime ends.
+    pub fn ask<J: Job>(&self, job: J, patience: Duration) -> Result<Answer<J::Reply>, Unread> {
+        let (done, answer) = std::sync::mpsc::sync_channel(1);
+        let readers = self.readers.clone();
+        self.runtime.spawn(async move {
+            // The receiver waits for it.
+            let _ = done.send(readers.ask(job, patience).await);
+        });
+        answer.recv().unwrap_or(Err(Unread::Busy))
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn attempt<J: Job>(
+        self: &Arc<Self>,
+        mut job: J,
+        patience: Duration,
+    ) -> Result<Answer<J::Reply>, Unread> {
+        let (begun, background) = (Instant::now(), job.in_background());
+        let turn = self.turn::<J>(patience).await?;
+        for _ in 0..ATTEMPTS {
+            let slots = Arc::clone(&self.slots);
+            let left = patience.saturating_sub(begun.elapsed());
+            let Ok(Ok(slot)) = timeout(left, slots.acquire_owned()).await else { return Err(Unread::Busy) };
+            if self.is_scarce() && self.sift(Instant::now()).await {
+                self.has_set_aside();
+            }
+            let proc = self.proc.without(self.state().aside.pids());
+            let mut child = self.take(background).map_err(Unread::Failed)?;
+            let asked = Instant::now();
+            match child.converse(&job, &proc).await {
+                Ok(answer) => {
+                    drop(slot);
+                    self.put_back(child, background);
+                    return Ok(answer);
+                }
+                Err(Ended::Failed(error)) => {
+                    let was_new = child.is_new();
+                    self.end(child, slot, ());
+                    // One that was idle may have been killed meanwhile.
+                    if was_new {
+                        return Err(Unread::Failed(error));
+                    }
+                }
+                Err(Ended::Slow) => {
+                    self.end(child, slot, turn);
+                    return Err(Unread::Late);
+                }
+                Err(Ended::Hangs { tgid }) => {
+                    if let Some(note) = child.take_note() {
+                        job.go_on(&note);
+                    }
+                    self.end(child, slot, ());
+                    self.state().aside.add(&self.proc, tgid);
+                    tracing::warn!(tgid, "reading a process hangs; it is set aside");
+                    self.sift(asked).await;
+                    self.has_set_aside();
+                }
+            }
+        }
+        Err(Unread::Hanging)
+    }
+
+    /// The turn of a job that may wait for a disk.
+    async fn turn<J: Job>(&self, patience: Duration) -> Result<Option<Turn>, Unread> {
+        if !J::WAITS_FOR_DISK {
+            return Ok(None);
+        }
+        let line = self.state().turns.of(J::NAME);
+        line.turn(patience).await.map(Some).ok_or(Unread::Stuck)
+    }
+
+    /// An idle reader, else a new one.
+    fn take(&self, background: bool) -> std::io::Result<Child> {
+        let idle = self.state().idle.take(background);
+        idle.map_or_else(|| Child::start(background), Ok)
+    }
+
+    fn put_back(self: &Arc<Self>, child: Child, background: bool) {
+        let mut state = self.state();
+        state.idle.put(child, background);
+        if !std::mem::replace(&mut state.sweeping, true) {
+            let inner = Arc::downgrade(self);
+            tokio::spawn(repeat(inner, SWEEP, Self::sweep));
+        }
+    }
+
+    /// Ends a reader, which keeps its place and `turn` until it is gone; if it is lost, others take its place.
+    fn end<T: Send + 'static>(self: &Arc<Self>, child: Child, slot: OwnedSemaphorePermit, turn: T) {
+        let (id, inner) = (child.id(), Arc::downgrade(self));
+        self.state().killed.insert(id);
+        tokio::spawn(async move {
+            keep(slot, &inner, child.end(turn)).await;
+            if let Some(inner) = inner.upgrade() {
+                inner.state().killed.remove(&id);
+            }
+        });
+    }
+
+    /// Ends readers that have nothing to do; false when none is left.
+    fn sweep(self: Arc<Self>) -> impl Future<Output = bool> {
+        let mut state = self.state();
+        let expired = state.idle.take_expired(Instant::now());
+        state.sweeping = !state.idle.is_empty();
+        let goes_on = state.sweeping;
+        drop(state);
+        for child in expired {
+            tokio::spawn(child.end(()));
+        }
+        std::future::ready(goes_on)
+    }
+
+    /// Reports what was set aside, and has it tried again.
+    fn has_set_aside(self: &Arc<Self>) {
+        let inner = Arc::clone(self);
+        tokio::spawn(async move { inner.report().await });
+        self.review_from_now_on();
+    }
+
+    fn review_from_now_on(self: &Arc<Self>) {
+        if !std::mem::replace(&mut self.state().reviewing, true) {
+            tokio::spawn(repeat(Arc::downgrade(self), REVIEW, Self::review));
+        }
+    }
+
+    /// Whether few more readers may be lost.
+    fn is_scarce(&self) -> bool {
+        self.lost.available_permits() < SCARCE
+    }
+
+    /// Sets all others aside that hang, unless they were looked for after a time; whether there are any.
+    async fn sift(self: &Arc<Self>, since: Instant) -> bool {
+        let mut sifted = self.sifted.lock().await;
+        let mut any = false;
+        while sifted.is_none_or(|at| at <= since) {
+            let (began, proc) = (Instant::now(), self.proc.without(self.state().aside.pids()));
+            let Some(Sifted { hanging, .. }) = self.sieve(&Sieve { pids: None }, &proc).await else { break };
+            // There may be more where it had no threads left.
+            *sifted = (hanging.len() < sieve::THREADS).then_some(began);
+            if !hanging.is_empty() {
+                tracing::warn!(?hanging, "reading processes hangs; they are set aside");
+            }
+            let mut state = self.state();
+            for tgid in hanging {
+                any |= state.aside.add(&self.proc, tgid);
+            }
+        }
+        any
+    }
+
+    /// Has processes sieved; where places are scarce, without the risk of one more.
+    async fn sieve(self: &Arc<Self>, job: &Sieve, proc: &Proc) -> Option<Sifted> {
+        if !self.is_scarce() {
+            return self.once(job, proc).await;
+        }
+        self.review_from_now_on();
+        self.scout.ask(job, proc).await
+    }
+
+    /// Finds out what can be read of those that a message names.
+    async fn describe(self: &Arc<Self>) {
+        let undescribed = self.state().aside.undescribed();
+        for tgid in undescribed {
+            if let Some(description) = self.once(&Describe { tgid }, &self.proc).await {
+                self.state().aside.describe(tgid, description);
+            }
+        }
+    }
+
+    /// Which of the processes that were set aside can be read again.
+    async fn answering(self: &Arc<Self>, tgids: Vec<u32>) -> Vec<u32> {
+        match self.sieve(&Sieve { pids: Some(tgids.clone()) }, &self.proc).await {
+            Some(Sifted { hanging, unread }) => {
+                let answers = |tgid: &u32| !hanging.contains(tgid) && !unread.contains(tgid);
+                tgids.into_iter().filter(answers).collect()
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Has a job done by a reader of its own, which is ended then.
+    async fn once<J: Job>(self: &Arc<Self>, job: &J, proc: &Proc) -> Option<J::Reply> {
+        let slot = timeout(SIEVE_PATIENCE, Arc::clone(&self.slots).acquire_owned()).await.ok()?.ok()?;
+        let mut child = Child::start(true).ok()?;
+        let done = child.converse(job, proc).await;
+        self.end(child, slot, ());
+        Some(done.ok()?.reply)
+    }
+
+    /// Lets go of those that have ended, and has some tried again; false when none is left.
+    async fn review(self: Arc<Self>) -> bool {
+        // Each of them would hold the next reader, too, until none is left.
+        let killed = self.state().killed.clone();
+        let mut holding = self.scout.holding().await;
+        holding.extend(killed.into_iter().flat_map(child::read_by_threads));
+        let (mut changed, due) =
+            self.state().aside.review(&self.proc, Instant::now(), sieve::THREADS, &holding);
+        if !due.is_empty() {
+            for tgid in self.answering(due).await {
+                self.state().aside.remove(tgid);
+                changed = true;
+            }
+        }
+        if changed {
+            self.report().await;
+        }
+        let has_scout = self.is_scarce() || self.scout.end().await;
+        let mut state = self.state();
+        state.reviewing = has_scout || !state.aside.is_empty();
+        state.reviewing
+    }
+
+    async fn report(self: &Arc<Self>) {
+        let Some(report) = &self.report else { return };
+        // One after the other: what is sent last is what is so.
+        let _turn = self.reporting.lock().await;
+        self.describe().await;
+        let (count, status) = {
+            let state = self.state();
+            (state.aside.len(), state.aside.status(state.missing, READERS))
+        };
+        report.metrics.proc_readers_stuck(count);
+        // Sending fails only during shutdown, when the core's queue is closed.
+        let _ = report.tx.send(observed_now(Fact::Source(status))).await;
+    }
+}
+
+/// Calls `work` at this interval until it returns false or nobody asks readers any more.
+async fn repeat<F: Future<Output = bool>>(
+    inner: Weak<Inner>,
+    interval: Duration,
+    work: impl Fn(Arc<Inner>) -> F,
+) {
+    loop {
+        sleep_until(at_beat(interval)).await;
+        let Some(inner) = inner.upgrade() else { return };
+        if !work(inner).await {
+            return;
+        }
+    }
+}

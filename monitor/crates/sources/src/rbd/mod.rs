@@ -1,0 +1,208 @@
+//! Ceph RBD images that are mapped, by state: what sysfs shows of them, read at the start, from time to time, and whenever the
+//! kernel tells that one came or went. Of those that a program has mapped by `rbd-nbd`, the kernel tells nothing but the process.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kevtmon_observation::{Fact, RbdImages, RbdNumber};
+use kevtmon_types::settings::settings;
+use serde::{Deserialize, Deserializer, Serialize};
+use tokio::time::{Instant, sleep_until};
+
+use super::procfs::readers::Readers;
+use super::{Sender, observed_now};
+use crate::beat::at_beat;
+
+pub mod command_line;
+mod nbd;
+mod sysfs;
+mod uevents;
+
+pub(super) use nbd::Look;
+use sysfs::{Found, Problem};
+pub use sysfs::{devices, has_pool, users};
+use uevents::{Heard, Uevents};
+
+settings! { "rbd":
+    /// Where sysfs is: the images that are mapped are read from bus/rbd/devices there, and from block, where rbd-nbd has network
+    /// block devices. Only tests need another directory.
+    SYSFS: Sysfs = "sysfs", default Sysfs::default();
+}
+
+/// How often is looked where the kernel tells nothing.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// Longest wait for a reader.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// When is looked after the kernel has told: at once, and once more, since an image goes after it was told to go.
+const AFTER_EVENT: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
+/// The source, as in [`Fact::Malformed`] and [`Fact::Resync`].
+const NAME: &str = "rbd";
+
+/// An absolute path of a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Sysfs(pub PathBuf);
+
+impl Default for Sysfs {
+    fn default() -> Self {
+        Self("/sys".into())
+    }
+}
+
+impl<'de> Deserialize<'de> for Sysfs {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let path = PathBuf::deserialize(from)?;
+        if path.is_absolute() {
+            return Ok(Self(path));
+        }
+        let path = path.display();
+        Err(serde::de::Error::custom(format!(
+            "\"{path}\" is not valid: expected an absolute path such as /sys"
+        )))
+    }
+}
+
+/// Follows the mapped images until the receiver of observations is gone. `sysfs`: where that is.
+pub fn start(readers: Readers, sysfs: PathBuf, tx: Sender) {
+    // Before the first look: what comes after it is told.
+    let uevents = Uevents::open().inspect_err(|error| {
+        tracing::warn!(%error, "the kernel's events of devices cannot be read: images that are mapped are looked for every 30 s");
+    });
+    tokio::spawn(
+        Follower { readers, sysfs, tx, told: None, problems: BTreeSet::new(), is_full: false }
+            .run(uevents.ok()),
+    );
+}
+
+struct Follower {
+    readers: Readers,
+    sysfs: PathBuf,
+    tx: Sender,
+    told: Option<RbdImages>,
+    /// What was wrong at the last look; each is said once.
+    problems: BTreeSet<Problem>,
+    /// Whether there were too many.
+    is_full: bool,
+}
+
+/// The receiver of observations is gone.
+struct Closed;
+
+impl Follower {
+    async fn run(mut self, mut uevents: Option<Uevents>) {
+        let mut after = Vec::new();
+        loop {
+            if self.look().await.is_err() {
+                return;
+            }
+            let next = after.pop().unwrap_or_else(|| at_beat(INTERVAL));
+            let mut rest = std::pin::pin!(sleep_until(next));
+            loop {
+                tokio::select! {
+                    () = &mut rest => break,
+                    () = self.tx.closed() => return,
+                    heard = heard(uevents.as_mut()) => match heard {
+                        Heard::Rbd => {
+                            let now = Instant::now();
+                            after = AFTER_EVENT.map(|pause| now + pause).into_iter().rev().collect();
+                        }
+                        // What was lost may have been of an image.
+                        Heard::Lost => {
+                            let lost = Fact::Resync { source: NAME.to_owned(), reason: "overrun".to_owned() };
+                            if self.tx.send(observed_now(lost)).await.is_err() {
+                                return;
+                            }
+                            after = vec![Instant::now()];
+                        }
+                        Heard::Refused | Heard::Other => continue,
+                        Heard::Closed => {
+                            uevents = None;
+                            continue;
+                        }
+                    },
+                }
+                // The first of many does not wait for the last.
+                if let Some(first) = after.pop() {
+                    let deadline = rest.deadline().min(first);
+                    rest.as_mut().reset(deadline);
+                }
+            }
+        }
+    }
+
+    /// Looks once, and tells what has changed.
+    async fn look(&mut self) -> Result<(), Closed> {
+        let found = match self.find().await {
+            Ok(found) => found,
+            Err(error) => {
+                if self.problems.insert((None, "the list of images cannot be read")) {
+                    tracing::warn!(%error, "cannot read which RBD images are mapped");
+                }
+                return Ok(());
+            }
+        };
+        let new = found.problems.difference(&self.problems).count();
+        for (number, problem) in found.problems.difference(&self.problems) {
+            let device = number.map_or_else(|| "?".to_owned(), |number| number.to_string());
+            tracing::warn!(
+                device,
+                problem,
+                "sysfs does not show an RBD device as expected; that is left out"
+            );
+        }
+        self.problems = found.problems;
+        if found.images.omitted > 0 && !std::mem::replace(&mut self.is_full, true) {
+            tracing::warn!(
+                omitted = found.images.omitted,
+                "too many RBD images are mapped: not all are followed"
+            );
+        }
+        if new > 0 {
+            let count = new.try_into().unwrap_or(u64::MAX);
+            self.send(Fact::Malformed { source: NAME.to_owned(), count }).await?;
+        }
+        if self.told.as_ref() != Some(&found.images) {
+            self.told = Some(found.images.clone());
+            self.send(Fact::RbdImages(found.images)).await?;
+        }
+        Ok(())
+    }
+
+    /// All that are mapped.
+    async fn find(&self) -> io::Result<Found> {
+        let mut found = sysfs::look(&self.sysfs)?;
+        let connected = nbd::connected(&self.sysfs, &mut found)?;
+        if connected.is_empty() {
+            return Ok(found);
+        }
+        let looked = self.readers.ask(Look::at(&connected), PATIENCE).await;
+        let mappers = looked.map(|looked| looked.reply).unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot look at what has connected network block devices");
+            Vec::new()
+        });
+        let told = self.told.as_ref();
+        let was_image = |number: RbdNumber| {
+            told.is_some_and(|told| {
+                told.images.iter().any(|image| image.number == number) || told.unread.contains(&number)
+            })
+        };
+        nbd::add(connected, &mappers, was_image, &mut found);
+        Ok(found)
+    }
+
+    async fn send(&self, fact: Fact) -> Result<(), Closed> {
+        self.tx.send(observed_now(fact)).await.map_err(|_| Closed)
+    }
+}
+
+/// What the kernel tells next; for ever nothing where it is not listened to.
+async fn heard(uevents: Option<&mut Uevents>) -> Heard {
+    match uevents {
+        Some(uevents) => uevents.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

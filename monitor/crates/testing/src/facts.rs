@@ -1,0 +1,55 @@
+//! Facts for tests: a pod, a container, a mount.
+
+use kevtmon_observation::{ContainerFacts, ContainerState, Incarnation, MountFacts, PodIdentity, PodProof};
+
+/// A pod as its container's control group confirms it.
+pub fn pod() -> PodIdentity {
+    PodIdentity {
+        namespace: "lijiaob".into(),
+        name: "etcd1-0".into(),
+        uid: "u".into(),
+        sandbox_id: None,
+        container_name: None,
+        proof: PodProof::Cgroup,
+        labels: None,
+    }
+}
+
+/// A container of Docker that runs, of no pod.
+pub fn container(id: &str) -> ContainerFacts {
+    ContainerFacts {
+        id: id.into(),
+        name: "web".into(),
+        runtime: "docker".into(),
+        source: "docker".into(),
+        image: "nginx".into(),
+        state: ContainerState::Running,
+        tgid: Some(7),
+        started_ns: None,
+        netns: None,
+        mntns: None,
+        addresses: Vec::new(),
+        pod: None,
+        sandbox: false,
+        joined_netns: false,
+        exit: None,
+        incarnation: Incarnation::default(),
+        own_mounts: Default::default(),
+        removal_error: None,
+    }
+}
+
+/// A tmpfs at /mnt/x.
+pub fn mount(id: u64) -> MountFacts {
+    MountFacts {
+        id,
+        parent: Some(29),
+        unique: None,
+        mountpoint: "/mnt/x".into(),
+        root: "/".into(),
+        fstype: "tmpfs".into(),
+        source: "tmpfs".into(),
+        device: "0:77".into(),
+        mntns: 2,
+    }
+}

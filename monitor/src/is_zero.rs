@@ -1,6 +1,0 @@
-//! Numbers that serde leaves out.
-
-/// Whether a number is 0, for `skip_serializing_if`.
-pub(crate) fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
-    *number == T::default()
-}
