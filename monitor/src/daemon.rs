@@ -106,7 +106,6 @@ pub enum DaemonError {
     Start {
         /// What could not be started.
         what: &'static str,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -120,7 +119,6 @@ pub enum DaemonError {
 pub struct Options {
     /// Version of the program.
     pub version: &'static str,
-    /// Git revision.
     pub revision: &'static str,
     /// Whether kernel programs log.
     pub log_bpf: bool,

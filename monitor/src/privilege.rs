@@ -97,7 +97,6 @@ pub enum PrivilegeError {
     /// Required capabilities are missing.
     #[error("missing capabilities: {}; run as root, or grant them", list(.missing))]
     Missing {
-        /// What is missing, and what it is for.
         missing: Vec<(Capability, &'static str)>,
     },
     /// /proc cannot be read.
@@ -149,7 +148,6 @@ pub fn missing_to_see_holders(own: &Own) -> Option<String> {
 /// daemon runs.
 #[derive(Debug)]
 pub struct Writes {
-    /// Its state directory.
     pub state: StateDirectory,
     /// Other files and directories.
     pub paths: Vec<PathBuf>,

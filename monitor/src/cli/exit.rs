@@ -1,6 +1,5 @@
 //! Exit codes: the one place that names them. Values above 63 follow `sysexits.h`.
 
-/// Success.
 pub const OK: u8 = 0;
 /// Failed, or nothing was found.
 pub const FAILED: u8 = 1;

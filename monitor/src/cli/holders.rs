@@ -92,7 +92,6 @@ enum Failure {
     Write(#[source] io::Error),
 }
 
-/// What was found.
 struct Scanned {
     report: HolderReport,
     view: View,

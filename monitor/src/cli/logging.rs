@@ -35,7 +35,6 @@ pub enum LoggingError {
     /// `RUST_LOG` is not a list of directives.
     #[error("RUST_LOG={value:?} is not valid; try info, or kevtmon=debug,warn")]
     Directives {
-        /// What it holds.
         value: String,
         /// Why it is not valid.
         #[source]
@@ -71,7 +70,6 @@ static LOST: AtomicU64 = AtomicU64::new(0);
 /// A pipe that is ready takes so many bytes without blocking (`PIPE_BUF`).
 const CHUNK: usize = 4096;
 
-/// Standard error.
 struct Stderr(StderrLock<'static>);
 
 /// Standard error opened once more, if it is a terminal. One that is stopped, or that nobody reads, is said to be ready

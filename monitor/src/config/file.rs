@@ -18,9 +18,7 @@ pub enum FileError {
     /// An unknown key.
     #[error("{position}: unknown key {key:?}{}", hint(.nearest.as_deref(), .valid))]
     UnknownKey {
-        /// Its position.
         position: Position,
-        /// The key.
         key: String,
         /// The valid key that looks most like it.
         nearest: Option<String>,
@@ -30,7 +28,6 @@ pub enum FileError {
     /// Not TOML, or a value of the wrong type or range.
     #[error("{position}: {}{message}", .key.as_ref().map_or_else(String::new, |key| format!("{key}: ")))]
     Invalid {
-        /// Its position.
         position: Position,
         /// The key that it belongs to, with its table, where there is one.
         key: Option<String>,

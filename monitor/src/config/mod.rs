@@ -118,9 +118,7 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -133,7 +131,6 @@ pub enum ConfigError {
     /// This node has no name, or not a usable one.
     #[error("{given:?} is not a usable node name; set one with --node-name NAME")]
     NodeName {
-        /// The name.
         given: String,
     },
 }

@@ -9,7 +9,6 @@ use toml::Value;
 
 use super::{Config, Environment, Overrides, descriptions, merge};
 
-/// Width of comments.
 const WIDTH: usize = 100;
 
 /// A configuration file with every setting and what it means, commented out, at its default.

@@ -31,13 +31,11 @@ pub enum RuntimeSpecError {
     /// Neither a choice nor NAME=PATH.
     #[error("{given:?} is not valid: expected {}", choices())]
     Unknown {
-        /// What was given.
         given: String,
     },
     /// The socket is not an absolute path.
     #[error("{given:?} is not valid: the socket must be an absolute path, as in {example}")]
     RelativePath {
-        /// What was given.
         given: String,
         /// What would be valid.
         example: String,

@@ -29,7 +29,6 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Starts the task.
     pub(super) fn start(
         programs: BpfSource,
         readers: Readers,

@@ -84,12 +84,10 @@ impl ServiceManager {
         self.send(format!("RELOADING=1\nMONOTONIC_USEC={}\n", now.as_micros()));
     }
 
-    /// The daemon ends.
     pub(super) fn stopping(&mut self) {
         self.send("STOPPING=1\n".to_owned());
     }
 
-    /// The core works.
     pub(super) fn feed_watchdog(&mut self) {
         self.send("WATCHDOG=1\n".to_owned());
     }

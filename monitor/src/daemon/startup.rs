@@ -155,7 +155,6 @@ impl Sources {
         names
     }
 
-    /// Starts delivery.
     pub(super) fn start(
         self,
         daemon: &mut Daemon,

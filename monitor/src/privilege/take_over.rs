@@ -25,13 +25,11 @@ const STICKY: u32 = 0o1000;
 /// The state directory, and which paths below it the daemon makes itself.
 #[derive(Debug, Clone)]
 pub struct StateDirectory {
-    /// Where it is.
     pub path: PathBuf,
     /// Whether a path relative to it is the name of something that the daemon makes.
     pub is_own: fn(&Path) -> bool,
 }
 
-/// What was found there.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// What root owns from now on.

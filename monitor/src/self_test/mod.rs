@@ -45,9 +45,7 @@ pub enum Done {
         /// What umount2(2) returned: the name of an errno, or `ok`.
         umount: String,
     },
-    /// Nothing more comes.
     Failed {
-        /// Why.
         reason: String,
     },
 }

@@ -29,7 +29,6 @@ const OTHERS: &str = "";
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Folding {
     now: BootNs,
-    /// Of users.
     accounts: BTreeMap<String, Account>,
     containers: BTreeMap<String, Account>,
     /// When the next summary is due.

@@ -124,13 +124,11 @@ pub struct Held {
     /// Whether it is no mount point: then it lies on `mount`, and the holders are those of what lies below it.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub below: bool,
-    /// The mount.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mount: Option<HeldMount>,
     /// The pod whose volume the path leads to.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
-    /// Who holds it.
     pub holders: Vec<MountHolder>,
     /// Holders that are not listed.
     #[serde(skip_serializing_if = "is_zero", default)]
@@ -140,24 +138,19 @@ pub struct Held {
     /// What could not be looked into.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub holders_unreadable: Vec<Unreadable>,
-    /// The conclusion.
     pub holders_verdict: Verdict,
 }
 
-/// The mount that is held.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HeldMount {
     /// Where it is mounted.
     pub path: String,
-    /// File system type.
     pub fstype: String,
-    /// Mount source.
     pub source: String,
     /// `major:minor`.
     pub device: String,
     /// Mount namespace, inode number.
     pub mntns: u32,
-    /// Which mount it is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub identity: Option<MountIdentity>,
     /// The pod volume that the path leads to.

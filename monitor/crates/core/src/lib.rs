@@ -175,7 +175,6 @@ impl Core {
         Self::with_state(settings, engine, Saved::from(resume))
     }
 
-    /// Processes one observation.
     pub fn observe(&mut self, Observation { at, source, fact }: Observation) {
         self.source = source;
         self.folded.clear();
@@ -322,7 +321,6 @@ impl Core {
         })
     }
 
-    /// The mount namespaces of the host.
     pub fn host_mount_namespaces(&self) -> impl Iterator<Item = NsInum> {
         self.kubelets.host_namespaces()
     }

@@ -110,7 +110,6 @@ pub(super) struct HolderScans {
     benign: Benign,
 }
 
-/// An unmount.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct QueuedUmount {
     at: BootNs,
@@ -149,7 +148,6 @@ struct QueuedUmount {
 /// What an unmount awaits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Awaited {
-    /// Of the request.
     id: u64,
     deadline: BootNs,
     answer: Answer,
@@ -183,7 +181,6 @@ impl QueuedUmount {
         self.attempt.is_lazy()
     }
 
-    /// Bytes of its texts.
     fn text_bytes(&self) -> usize {
         let task = self.task.as_ref().map_or(0, |task| task.text_bytes());
         let other = self.unless_held.as_ref().map_or(0, |other| other.text_bytes());

@@ -11,7 +11,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// not depend on how many others are pending.
 #[derive(Clone)]
 pub(super) struct Pending<K, T> {
-    /// By arrival.
     entries: BTreeMap<u64, Entry<K, T>>,
     by_answer: HashMap<K, BTreeSet<u64>>,
     by_deadline: BTreeSet<(BootNs, u64)>,
@@ -68,7 +67,6 @@ impl<K: Eq + Hash + Clone, T> Pending<K, T> {
         overdue.into_iter().filter_map(|arrived| self.take(arrived)).collect()
     }
 
-    /// The earliest deadline.
     pub(super) fn deadline(&self) -> Option<BootNs> {
         self.by_deadline.first().map(|(deadline, _)| *deadline)
     }

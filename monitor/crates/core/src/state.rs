@@ -24,7 +24,6 @@ pub use pods::{KnownBy, PodStatus};
 pub struct NodeState {
     /// Time of the snapshot, RFC 3339.
     pub time: String,
-    /// Node name.
     pub node: String,
     /// Identity of this boot.
     pub boot_id: String,
@@ -38,7 +37,6 @@ pub struct NodeState {
     pub host_netns: NsInum,
     /// Sources and hooks, by name.
     pub sources: Vec<SourceStatus>,
-    /// Numbers of objects.
     pub counts: Counts,
     /// Pods with at least one container, by namespace and name; not those that a container only claims to be of. Where not all
     /// runtimes answer, those too that are known otherwise.
@@ -64,26 +62,19 @@ pub struct NodeState {
     pub recounts: Vec<Recount>,
 }
 
-/// Numbers of objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Containers by state.
     pub containers: BTreeMap<String, u64>,
-    /// Pods.
     pub pods: u64,
-    /// Network namespaces.
     pub namespaces: u64,
-    /// Links in all of them.
     pub links: u64,
 }
 
 /// A container with its pod and namespaces.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainerStatus {
-    /// The container.
     #[serde(flatten)]
     pub container: Container,
-    /// Its pod.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
     /// Whether it is its pod's sandbox.
@@ -95,10 +86,8 @@ pub struct ContainerStatus {
     /// Hash of the specification that it was made by, as the kubelet computed it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub spec_hash: Option<SpecHash>,
-    /// Its network namespace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<NsInum>,
-    /// Its mount namespace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mntns: Option<NsInum>,
     /// Its addresses as reported by the runtime.
@@ -112,10 +101,8 @@ pub struct ContainerStatus {
     pub stale: bool,
 }
 
-/// A network namespace.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NetnsStatus {
-    /// Inode number.
     pub netns: NsInum,
     /// Name below /run/netns.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -132,7 +119,6 @@ pub struct NetnsStatus {
     /// Command name of that process.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub comm: Option<String>,
-    /// Its owner.
     pub owner: Target,
     /// Next hops of its default routes.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -169,12 +155,10 @@ pub struct EntryStatus {
     pub lladdr: Option<String>,
 }
 
-/// A default route.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteStatus {
     /// `default`, or a half of it: `0.0.0.0/1`.
     pub destination: String,
-    /// Next hop.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gateway: Option<IpAddr>,
     /// Index of the interface.
@@ -182,7 +166,6 @@ pub struct RouteStatus {
     pub ifindex: Option<u32>,
     /// Table: 254 is the main one.
     pub table: u32,
-    /// The lowest wins.
     pub metric: u32,
     /// Whether it is of IPv6.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]

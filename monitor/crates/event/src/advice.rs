@@ -69,7 +69,6 @@ pub enum Risk {
 pub struct Form {
     /// As in the JSON.
     pub name: &'static str,
-    /// What it risks.
     pub risk: Risk,
     /// Kinds of the incidents that offer it.
     pub kinds: &'static [&'static str],
@@ -120,7 +119,6 @@ macro_rules! forms {
     };
 }
 
-/// The forms.
 pub mod form {
     use super::{Form, Risk};
 

@@ -14,19 +14,16 @@ pub struct Charge {
 /// Whom an event is about. Where not everything can be kept, a share counts the more the later it stands here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Standing {
-    /// The daemon itself.
     #[default]
     Daemon,
     /// A gateway, a container or a pod; an incident.
     Known,
-    /// The node.
     Node,
     /// A namespace of which nothing is known, or which a user made.
     Foreign,
 }
 
 impl Standing {
-    /// All, in order.
     pub const ALL: [Self; 4] = [Self::Daemon, Self::Known, Self::Node, Self::Foreign];
 
     /// Places of a queue that must be free for each that it has already.

@@ -93,11 +93,9 @@ enum Part {
 pub(super) struct Culprit<'a> {
     /// Command name of who did it.
     pub(super) comm: &'a str,
-    /// Its process id.
     pub(super) pid: u32,
     /// Where it is the process above a tool: that process.
     pub(super) user: Option<&'a AncestorRef>,
-    /// Who runs it.
     pub(super) run_by: RunBy<'a>,
     /// Command name of the actor, where that is a tool of the culprit.
     pub(super) tool: Option<&'a str>,
@@ -108,7 +106,6 @@ pub(super) struct Culprit<'a> {
 pub(super) enum RunBy<'a> {
     /// Nobody who had a part in it, or unknown.
     Nobody,
-    /// A program.
     Program(&'a AncestorRef),
     /// A shell, which a person or a script uses.
     Shell(&'a AncestorRef),

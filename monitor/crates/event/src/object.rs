@@ -34,7 +34,6 @@ pub enum Role {
     Object,
     /// It happened to it.
     Target,
-    /// It did it.
     Actor,
     /// It holds the mount.
     Holder,
@@ -46,11 +45,8 @@ pub enum Role {
 
 /// Takes the parties of an event; some more than once.
 pub trait Visitor {
-    /// A process.
     fn process(&mut self, role: Role, pid: u32, comm: &str);
-    /// A container.
     fn container(&mut self, role: Role, container: &Container);
-    /// A pod.
     fn pod(&mut self, role: Role, pod: &Pod);
     /// A pod of which only the uid is known.
     fn pod_uid(&mut self, role: Role, uid: &str);
@@ -60,7 +56,6 @@ pub trait Visitor {
     fn interface_name(&mut self, role: Role, ifname: &str);
     /// Address of a neighbor entry or gateway.
     fn neighbor_address(&mut self, role: Role, address: IpAddr);
-    /// A mount point.
     fn path(&mut self, role: Role, path: &str);
     /// A pod volume, by name.
     fn volume(&mut self, role: Role, name: &str);
@@ -68,7 +63,6 @@ pub trait Visitor {
     fn device(&mut self, role: Role, device: &str);
     /// A network namespace of which only the name is known.
     fn namespace(&mut self, role: Role, name: &str);
-    /// An incident, by id.
     fn incident(&mut self, role: Role, id: &str);
 
     /// The container and pod that something belongs to.

@@ -11,19 +11,15 @@ use crate::{
 /// The objects that an incident's events carry.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct IncidentObjects {
-    /// The actor.
     pub actor: Option<Shared<Actor>>,
     /// The owner of what is affected.
     pub target: Option<Shared<Target>>,
-    /// The neighbor entry.
     pub neighbor: Option<Box<Neighbor>>,
     /// The address that several pods have.
     pub address_conflict: Option<Box<AddressConflict>>,
     /// The reservation of an address.
     pub reservation: Option<Box<Reservation>>,
-    /// The network interface.
     pub link: Option<Box<Link>>,
-    /// The route.
     pub route: Option<Box<Route>>,
     /// The sandbox that a container lacks.
     pub sandbox: Option<Box<Sandbox>>,
@@ -31,7 +27,6 @@ pub struct IncidentObjects {
     pub cni: Option<Box<Cni>>,
     /// The kubelet or runtime.
     pub component: Option<Box<Component>>,
-    /// The mount.
     pub mount: Option<Box<Mount>>,
     /// The holders of the mount, or of the network namespace of the other end.
     pub holders: Option<Vec<MountHolder>>,

@@ -70,7 +70,6 @@ pub enum RecreationReason {
 }
 
 impl RecreationReason {
-    /// Every reason.
     pub const ALL: [Self; 4] = [Self::SpecHashChanged, Self::Exited, Self::ImageChanged, Self::Unknown];
 
     /// As in the JSON and in metric labels.

@@ -39,7 +39,6 @@ impl<T> Shared<T> {
 }
 
 impl<T: Clone> Shared<T> {
-    /// The value itself.
     pub fn into_inner(self) -> T {
         Arc::unwrap_or_clone(self.0)
     }

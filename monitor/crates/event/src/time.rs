@@ -5,7 +5,6 @@ use jiff::SignedDuration;
 /// What to add to a boot time to get wall-clock time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WallClock {
-    /// Nanoseconds.
     pub offset_ns: i64,
 }
 

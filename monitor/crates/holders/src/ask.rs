@@ -51,7 +51,6 @@ pub async fn ask(
 pub struct Caller {
     /// Process id, as /proc shows it, which may be of another process namespace.
     pub tgid: u32,
-    /// Mount namespace.
     pub mntns: NsInum,
 }
 
@@ -76,7 +75,6 @@ pub enum Whose {
     Init,
     /// That which the kernel started with: process 1 may not be read.
     Kernel,
-    /// That of the caller.
     Caller,
 }
 

@@ -45,7 +45,6 @@ const NOT_ALL: &str = "not all mount namespaces could be read while it was mount
 pub struct DetachedRequest {
     /// Returned in the answer.
     pub id: u64,
-    /// The mounts.
     pub mounts: Vec<DetachedMount>,
     /// What was known of each.
     #[serde(default)]
@@ -53,7 +52,6 @@ pub struct DetachedRequest {
 }
 
 impl DetachedRequest {
-    /// About these mounts.
     #[must_use]
     pub fn new(id: u64, mounts: Vec<DetachedMount>) -> Self {
         Self { id, mounts, attached: Vec::new() }

@@ -46,7 +46,6 @@ fn measured<T>(work: impl FnOnce() -> T) -> Answer<Measured<T>> {
 /// What work may cost.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Terms {
-    /// Processor time.
     pub(super) budget: Duration,
     /// Whether workloads of the node take precedence.
     pub(super) in_background: bool,

@@ -69,7 +69,6 @@ const MAX_LISTED_ON_DEMAND: usize = 4096;
 /// looked for.
 const FILES_OF_ONE: Duration = Duration::from_millis(10);
 
-/// A request to scan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanRequest {
     /// Returned in the report.

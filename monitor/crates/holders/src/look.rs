@@ -11,7 +11,6 @@ use super::locate::Located;
 use super::table::{Doubt, Tables};
 use super::worker::PATIENCE;
 
-/// What was found.
 pub(super) struct Look {
     pub(super) located: Located,
     /// Why that is only likely what was meant.

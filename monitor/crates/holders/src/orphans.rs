@@ -31,7 +31,6 @@ pub(super) struct Keeper {
     pub(super) fd: u32,
 }
 
-/// What was found.
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
     /// Those that may matter.

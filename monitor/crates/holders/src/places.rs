@@ -18,19 +18,16 @@ pub(super) enum Kind {
     Look,
     /// Reads a few processes.
     Few,
-    /// Reads all processes.
     Scan,
     /// What is left of one whose time ran out.
     Continuation,
 }
 
-/// What waits.
 #[derive(Debug)]
 struct Waiting<T> {
     share: Share,
     kind: Kind,
     work: T,
-    /// Order of arrival.
     number: u64,
 }
 
@@ -46,7 +43,6 @@ fn parties(share: &Share) -> [Party<'_>; 3] {
 #[derive(Debug)]
 pub(super) struct Places<T> {
     waiting: Vec<Waiting<T>>,
-    /// When it was whose turn last.
     turns: HashMap<(String, Option<u32>, Option<NsInum>), u64>,
     number: u64,
 }

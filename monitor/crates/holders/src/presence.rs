@@ -20,11 +20,9 @@ use super::{Deadline, ScanRequest, own_tgid};
 pub struct PresenceRequest {
     /// Returned in the reply.
     pub id: u64,
-    /// Mount namespace.
     pub mntns: NsInum,
     /// A process that was in it; it may be gone already.
     pub tgid: u32,
-    /// The mount.
     pub identity: MountIdentity,
     /// A path that must lead to it.
     pub at: Option<Box<ScanRequest>>,

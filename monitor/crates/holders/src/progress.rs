@@ -23,7 +23,6 @@ pub(super) enum Stage {
     OwnFiles,
     /// Links of processes whose namespace sees the mount, or a copy that the unmount would take along.
     Near,
-    /// Their first files.
     NearFiles,
     /// Links of all others: a directory can have been entered from another namespace.
     Far,
@@ -42,7 +41,6 @@ pub(super) enum Stage {
 }
 
 impl Stage {
-    /// All of them.
     pub(super) const ALL: [Self; 11] = [
         Self::Own,
         Self::OwnFiles,
@@ -88,7 +86,6 @@ pub(super) struct Progress {
     pub(super) unreadable: BTreeSet<u32>,
     /// Processes that there were when it began.
     pub(super) listed: BTreeSet<u32>,
-    /// Where it is.
     pub(super) stage: Stage,
     /// Processes that this stage is done with.
     pub(super) done: BTreeSet<u32>,

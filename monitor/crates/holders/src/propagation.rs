@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 /// Peer groups that are remembered: a user can make as many as he likes.
 const GROUPS_MAX: usize = 1 << 14;
 
-/// The mounts of one namespace.
 #[derive(Debug)]
 pub(super) struct NamespaceMounts {
     pub(super) ns: NsInum,

@@ -156,11 +156,9 @@ impl Device {
     }
 }
 
-/// Looks once.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Look {
     devices: Vec<Device>,
-    /// Processor time.
     budget: Duration,
 }
 
@@ -267,7 +265,6 @@ impl Look {
     }
 }
 
-/// The mounts of a device.
 fn pins(device: &Device, table: &MountTable) -> Vec<Pin> {
     let of_it = table.iter().filter(|mount| device.is_of(mount));
     of_it.map(|mount| Pin::of(Access::Mount, mount.mountpoint.clone())).collect()

@@ -131,7 +131,6 @@ impl Unresolved {
 /// A directory of the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Anchor {
-    /// Canonical path.
     pub(super) path: String,
     /// The mount that it is on, where that is known.
     pub(super) mount_id: Option<u64>,
@@ -153,7 +152,6 @@ pub(super) struct Origin {
 /// What a path leads to.
 #[derive(Debug)]
 pub(super) struct Resolved {
-    /// Canonical path.
     pub(super) path: String,
     /// The topmost mount there, if there is any.
     pub(super) mount: Option<Mount>,
@@ -179,7 +177,6 @@ impl<'t> View<'t> {
         Ok(Self { top, shown: names(shown).collect(), table })
     }
 
-    /// Walks a path.
     pub(super) fn resolve(&self, origin: &Origin) -> Result<Resolved, Unresolved> {
         let mut walked = BTreeSet::new();
         let (path, end) = self.walk(origin, &mut walked)?;
@@ -379,7 +376,6 @@ impl<'t> View<'t> {
 /// What one name of a path is.
 enum Step {
     Directory,
-    /// With its target.
     Link(String),
     Mount(Box<Mount>),
     /// At the end of a path, what is neither a link nor a mount; on this mount.

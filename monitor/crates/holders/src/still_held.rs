@@ -35,7 +35,6 @@ const FDS_PER_LOOK: usize = 256;
 pub struct StillHeldRequest {
     /// Returned in the report.
     pub id: u64,
-    /// The mount, as it was.
     pub mount: MountFacts,
     /// As the last scan found them.
     pub holders: Vec<Holder>,
@@ -43,7 +42,6 @@ pub struct StillHeldRequest {
     pub is_attached: bool,
 }
 
-/// Answers a request.
 pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Deadline) -> HolderReport {
     let StillHeldRequest { id, mount, holders, is_attached } = request;
     let skipped = HolderReport::skipped(*id, mount.mountpoint.clone());
@@ -315,7 +313,6 @@ impl Look<'_> {
 
 /// The mount that a holder was found on: the target, or a copy of it in another mount namespace, which has an id of its own.
 struct Held<'m> {
-    /// The target.
     mount: &'m MountFacts,
     /// `None` where it is not known which copy it was.
     on: Option<MeantMount>,

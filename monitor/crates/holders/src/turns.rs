@@ -22,7 +22,6 @@ type Party = (usize, Option<u32>);
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     parties: HashMap<u32, Party>,
-    /// Names of accounts.
     accounts: HashMap<String, usize>,
     /// The control groups in files that were read.
     cgroups: HashMap<String, Option<String>>,

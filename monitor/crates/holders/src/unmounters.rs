@@ -91,7 +91,6 @@ fn going_on(known: &[Call], mut found: Vec<Call>) -> Vec<Call> {
     found
 }
 
-/// Each process once.
 fn all(programs: Vec<Unmounter>, calls: &[Call]) -> Vec<Unmounter> {
     let mut all = programs;
     for call in calls {
@@ -109,7 +108,6 @@ pub(super) struct Look {
     only: Option<Vec<(u32, u32)>>,
 }
 
-/// What was found.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Found {
     programs: Vec<Unmounter>,

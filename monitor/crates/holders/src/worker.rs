@@ -108,9 +108,7 @@ enum Work {
 struct Scan {
     request: ScanRequest,
     progress: Progress,
-    /// When it was begun.
     begun: Option<Instant>,
-    /// What it has reported.
     told: Option<HolderReport>,
     /// Whether what it finds at the path is only likely the mount that was meant.
     doubt: Option<Doubt>,
@@ -316,7 +314,6 @@ struct Done {
     reply: Option<Fact>,
     /// The processor time that it took.
     took: Duration,
-    /// What is left of it.
     left: Option<Work>,
 }
 

@@ -29,7 +29,6 @@ pub(super) struct IncidentMetrics {
 /// The series of a kind of incidents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IncidentSeries {
-    /// The kind.
     pub kind: &'static str,
     /// Severities that it usually has.
     pub severities: &'static [Severity],

@@ -37,7 +37,6 @@ pub struct KernelCount {
     pub value: u64,
 }
 
-/// Reads every counter.
 pub(super) type ReadKernel = Box<dyn Fn() -> Vec<KernelCount> + Send + Sync>;
 
 /// The metrics, and how their counters are read.

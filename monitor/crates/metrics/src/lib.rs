@@ -51,10 +51,8 @@ use sources::SourceMetrics;
 
 /// The metrics of one family: each counts what concerns it. What can be zero is exported as zero from the start.
 trait FamilyMetrics {
-    /// Counts an event.
     fn event(&self, _event: &Event) {}
 
-    /// Counts an observation.
     fn observation(&self, _observation: &Observation) {}
 }
 
@@ -160,7 +158,6 @@ impl Metrics {
         *lock(&self.kernel.read) = Some(read);
     }
 
-    /// Counts an event.
     pub fn event(&self, event: &Event) {
         self.families().iter().for_each(|family| family.event(event));
     }
@@ -172,7 +169,6 @@ impl Metrics {
         self.kernel.folded.inc();
     }
 
-    /// Counts an observation.
     pub fn observation(&self, observation: &Observation) {
         match &observation.fact {
             Fact::Clock { realtime_offset_ns } => {

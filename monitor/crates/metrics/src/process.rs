@@ -27,7 +27,6 @@ pub struct Usage {
     pub resident_bytes: u64,
     /// Address space in bytes.
     pub virtual_bytes: u64,
-    /// Open descriptors.
     pub open_fds: u64,
     /// How many may be open.
     pub max_fds: u64,
@@ -38,14 +37,12 @@ pub struct Usage {
 pub enum PinKind {
     /// A mount that others may want to unmount.
     Mount,
-    /// Another network namespace.
     Netns,
     /// Another mount namespace, with every mount in it.
     Mntns,
 }
 
 impl PinKind {
-    /// Every kind.
     pub const ALL: [Self; 3] = [Self::Mount, Self::Netns, Self::Mntns];
 
     /// As in metric labels.
@@ -62,7 +59,6 @@ impl PinKind {
 /// Something that this process keeps alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pin {
-    /// Its kind.
     pub kind: PinKind,
     /// The descriptor or thread, and what it refers to.
     pub what: String,

@@ -26,7 +26,6 @@ pub(super) struct RbdMetrics {
     wanted: Series,
     /// By number: what names an image.
     known: Mutex<BTreeMap<RbdNumber, Labels>>,
-    /// When each was asked for last.
     asked: Mutex<BTreeMap<Labels, BootNs>>,
 }
 

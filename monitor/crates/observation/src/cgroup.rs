@@ -25,13 +25,11 @@ pub struct CgroupIdentity {
 /// A runtime that puts its name into the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runtime {
-    /// dockerd.
     Docker,
     /// containerd, by its CRI plugin or nerdctl.
     Containerd,
     /// CRI-O.
     Crio,
-    /// podman.
     Podman,
 }
 

@@ -61,9 +61,7 @@ pub struct CniPod {
 /// The end of a process that was a plugin, or `rbd`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniExit {
-    /// Thread group id.
     pub tgid: u32,
-    /// Its start.
     pub start_ns: BootNs,
     /// As wait(2) has it: the signal in the lowest seven bits, the exit code in the second byte.
     pub status: u32,
@@ -86,7 +84,6 @@ impl CniExit {
 /// Reply to [`Request::CniNetns`](super::Request::CniNetns).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniNetns {
-    /// Of the request.
     pub id: u64,
     /// The network namespace that the path leads to, if it leads to one.
     pub netns: Option<NsInum>,

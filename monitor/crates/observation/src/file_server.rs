@@ -8,9 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct FileServer {
     /// Process id (thread group).
     pub tgid: u32,
-    /// Command name.
     pub comm: String,
-    /// What it does.
     pub state: ServerState,
     /// The kind of file systems in whose code of the kernel a thread of it waits, where the kernel shows that.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -33,7 +33,6 @@ pub struct IpamFiles {
 /// until a `DEL` succeeds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CniDevice {
-    /// Its name.
     pub ifname: String,
     /// The id of the sandbox.
     pub container: String,
@@ -46,7 +45,6 @@ pub struct CniDevice {
 /// What a file tells of an address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct IpamRecord {
-    /// The address.
     pub address: IpAddr,
     /// The network in which it is reserved.
     pub network: String,
@@ -58,7 +56,6 @@ pub struct IpamRecord {
     pub file: IpamFile,
 }
 
-/// Files about addresses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IpamFile {

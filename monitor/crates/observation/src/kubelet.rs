@@ -26,7 +26,6 @@ pub struct SandboxCheckpoint {
 /// A mount namespace in which a path below a root directory of a kubelet belongs to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KubeletNamespace {
-    /// Its inode number.
     pub mntns: NsInum,
     /// Absolute paths of the root directories in it, as configured and with symbolic links resolved.
     pub roots: Vec<String>,

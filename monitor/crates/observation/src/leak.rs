@@ -19,7 +19,6 @@ pub struct MountCopies {
     /// Whether what an earlier run of the daemon had found may be there though it is not among them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_partial: bool,
-    /// The kernel.
     pub kernel: KernelMounts,
 }
 
@@ -90,19 +89,15 @@ impl Propagation {
 /// A process in whose mount namespace a copy is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyHolder {
-    /// Process id.
     pub tgid: u32,
     /// Start of the process on the boot clock, to 10 ms.
     pub start_ns: BootNs,
-    /// Command name.
     pub comm: String,
-    /// Executable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
     /// Real user id, in the initial user namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Control group path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
     /// Whether it is in another user namespace than the initial one.
@@ -116,11 +111,8 @@ pub struct CopyHolder {
 /// Where the host had a file system mounted, as it was seen last.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OriginalMount {
-    /// The mount point.
     pub path: String,
-    /// The mount namespace.
     pub mntns: NsInum,
-    /// When it was seen there last.
     pub seen: BootNs,
     /// Whether the copy was there at that time, so that both were of one file system: devices have the same number only one
     /// after the other.
@@ -136,9 +128,7 @@ pub struct OriginalMount {
 /// A path in a mount namespace of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostPath {
-    /// The path.
     pub path: String,
-    /// The mount namespace.
     pub mntns: NsInum,
 }
 

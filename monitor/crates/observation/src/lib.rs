@@ -76,7 +76,6 @@ pub struct Observation {
     /// Which source observed it; not recorded.
     #[serde(skip)]
     pub source: Source,
-    /// What was observed.
     pub fact: Fact,
 }
 
@@ -87,11 +86,8 @@ pub enum Source {
     /// The daemon itself, or a recording.
     #[default]
     Daemon,
-    /// The kernel programs.
     Bpf,
-    /// rtnetlink.
     Netlink,
-    /// A container runtime.
     Runtime,
 }
 
@@ -131,7 +127,6 @@ pub enum Fact {
     Netns(Box<NetnsSnapshot>),
     /// A network namespace is gone, or no handle to it could be found.
     NetnsGone {
-        /// Its inode number.
         netns: NsInum,
     },
     /// A link appeared or changed (live).
@@ -147,7 +142,6 @@ pub enum Fact {
     LinkGone {
         /// Namespace it was in.
         netns: NsInum,
-        /// Its index there.
         ifindex: u32,
         /// Where it is now, if it was moved.
         moved_to: Option<PeerLink>,
@@ -168,20 +162,16 @@ pub enum Fact {
     RouteGone(RouteFacts),
     /// All messages about a namespace that were sent until a time were observed: what the next one tells of happened later.
     NetnsHeard {
-        /// Its inode number.
         netns: NsInum,
-        /// That time.
         until: BootNs,
     },
     /// Messages were lost that were sent after a time, so that what is known of any namespace may be old; snapshots of all
     /// follow.
     NetnsMissed {
-        /// That time.
         since: BootNs,
     },
     /// The routes of a namespace changed in a way that no message describes; a snapshot follows.
     NetnsStale {
-        /// Its inode number.
         netns: NsInum,
         /// Whether messages tell all routes that came and went, and only what went with them is not known.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -216,7 +206,6 @@ pub enum Fact {
     RuntimeDirectories {
         /// The source, as in [`SourceStatus::source`].
         source: String,
-        /// Absolute paths.
         directories: Vec<String>,
     },
     /// Reply to [`Request::ProcessState`].
@@ -227,7 +216,6 @@ pub enum Fact {
     MountPresence(MountPresence),
     /// Reply to [`Request::DetachedUsers`]; where the reports go on, another one follows.
     DetachedUsers {
-        /// Of the request.
         id: u64,
         /// For each mount, by the number of its place in the request; none where nothing was found out.
         reports: Vec<HolderReport>,
@@ -242,19 +230,16 @@ pub enum Fact {
     Kubelet(KubeletFacts),
     /// The kubelets and runtimes that run. The end of each is a fact of its own.
     Components {
-        /// All of them.
         components: Vec<ComponentFacts>,
     },
     /// One of those has ended.
     ComponentExited(ComponentExit),
     /// The processes that unmount something and wait in the kernel.
     Unmounters {
-        /// All of them.
         unmounters: Vec<Unmounter>,
     },
     /// What there is of each pod that has a directory on the node.
     PodRemains {
-        /// All of them.
         pods: Vec<PodRemains>,
     },
     /// What there is of the pods could not be read, again and again: what was seen last may be over.
@@ -305,14 +290,12 @@ pub enum Fact {
     Source(SourceStatus),
     /// A source read everything anew, because its stream had a gap.
     Resync {
-        /// Which source.
         source: String,
         /// Why: `overrun`, `decode`, `interrupted`, …
         reason: String,
     },
     /// What a source was sent was no such answer or message, and was left out.
     Malformed {
-        /// Which source.
         source: String,
         /// How many answers, messages or entries of a list.
         count: u64,
@@ -323,12 +306,10 @@ pub enum Fact {
     Throttled(Throttled),
     /// Observations before this one are missing from the recording in which it stands.
     Unrecorded {
-        /// How many.
         count: u64,
     },
     /// An earlier run of the daemon in this boot ended; what came after it was not observed.
     Restarted {
-        /// When it was last alive.
         last_alive: BootNs,
     },
     /// Time has passed; wakes what waits for a deadline.
@@ -344,7 +325,6 @@ pub enum Fact {
 pub enum Request {
     /// Find this network namespace and read it: the reply is `Fact::Netns` or `Fact::NetnsGone`.
     Netns {
-        /// Its inode number.
         netns: NsInum,
     },
     /// Whether this process is alive; the reply is `Fact::ProcessState`.
@@ -361,7 +341,6 @@ pub enum Request {
     },
     /// Look from now on for those who use these mapped images, and no others; the reply is `Fact::RbdUses`.
     RbdUses {
-        /// The images.
         images: Vec<RbdImage>,
     },
     /// Where the kubelets that run now keep the directories of pods; the reply is `Fact::Kubelet`.
@@ -404,7 +383,6 @@ pub enum Request {
     },
     /// Whether there are checkpoints of these sandboxes; the reply is `Fact::SandboxCheckpoints`.
     SandboxCheckpoints {
-        /// Container ids.
         sandboxes: Vec<String>,
     },
     /// What pins the mount at this path; the reply is `Fact::Holders` with the same `id`.
@@ -423,7 +401,6 @@ pub enum Request {
         follow: bool,
         /// Whether only what is mounted there is asked, and not who holds it.
         mount_only: bool,
-        /// On whose behalf.
         share: Share,
     },
     /// Whether a mount is still there; the reply is `Fact::MountPresence` with the same `id`. Much cheaper than
@@ -431,13 +408,10 @@ pub enum Request {
     MountPresence {
         /// Chosen by the core.
         id: u64,
-        /// Mount namespace.
         mntns: NsInum,
         /// A process that was in that namespace, which saves the search for one; it may be gone already.
         tgid: u32,
-        /// The mount.
         identity: MountIdentity,
-        /// On whose behalf.
         share: Share,
     },
     /// Whether a path leads to this mount; the reply is `Fact::MountPresence` with the same `id`: not present where the path
@@ -455,9 +429,7 @@ pub enum Request {
         origin: Option<Box<PathOrigin>>,
         /// Whether a link at its end is followed.
         follow: bool,
-        /// The mount.
         identity: MountIdentity,
-        /// On whose behalf.
         share: Share,
     },
     /// Who uses mounts that were detached, of which no scan has found anybody; all processes are read. The reply is
@@ -465,9 +437,7 @@ pub enum Request {
     DetachedUsers {
         /// Chosen by the core.
         id: u64,
-        /// The mounts.
         mounts: Vec<DetachedMount>,
-        /// On whose behalf.
         share: Share,
     },
     /// Which of these holders still use a mount: only they are read. The reply is `Fact::Holders` with
@@ -475,13 +445,11 @@ pub enum Request {
     StillHeld {
         /// Chosen by the core.
         id: u64,
-        /// The mount, as it was.
         mount: Box<MountFacts>,
         /// As a scan has found them.
         holders: Vec<Holder>,
         /// Whether it is mounted still, rather than detached.
         is_attached: bool,
-        /// On whose behalf.
         share: Share,
     },
 }
@@ -489,10 +457,8 @@ pub enum Request {
 /// A neighbor, link or address belongs to one interface of one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NeighborKey {
-    /// Network namespace.
     pub netns: NsInum,
     /// Interface index in it.
     pub ifindex: u32,
-    /// Protocol address.
     pub address: IpAddr,
 }

@@ -9,7 +9,6 @@ pub struct LogLine {
     pub log: String,
     /// The part of the line that was recognised; the rest may hold anything, and is not kept.
     pub text: String,
-    /// What it says.
     pub says: LogSays,
 }
 
@@ -30,12 +29,10 @@ pub enum LogSays {
     },
     /// A kubelet lacks the sandbox of a container, and ends.
     SandboxMissing {
-        /// Its id.
         sandbox: String,
     },
     /// A kubelet could not take down a volume.
     TeardownFailed {
-        /// Uid of the pod.
         pod_uid: String,
     },
     /// A kubelet kills a container since its specification has another hash.
@@ -49,7 +46,6 @@ pub enum LogSays {
     },
     /// A task waits in the kernel.
     HungTask {
-        /// Its name.
         comm: String,
         /// Its id in the initial process namespace.
         tid: u32,

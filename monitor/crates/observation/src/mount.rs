@@ -27,13 +27,11 @@ pub enum Rank {
 /// On whose behalf something is looked up, so that nobody uses up what is there for all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
-    /// Who comes first.
     pub rank: Rank,
     /// What the caller's control group belongs to: a container, a user, a unit.
     pub account: String,
     /// The caller's real user id in the initial user namespace.
     pub uid: u32,
-    /// Mount namespace.
     pub mntns: NsInum,
 }
 
@@ -52,13 +50,10 @@ pub struct MountFacts {
     pub mountpoint: String,
     /// Path within the file system that is mounted there.
     pub root: String,
-    /// File system type.
     pub fstype: String,
-    /// Mount source.
     pub source: String,
     /// `major:minor` of the file system.
     pub device: String,
-    /// Mount namespace.
     pub mntns: NsInum,
 }
 
@@ -110,7 +105,6 @@ impl MountIdentity {
 /// Reply to a request whether a mount is still there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountPresence {
-    /// Of the request.
     pub id: u64,
     /// Whether the mount is in its namespace; `None` where that cannot be determined.
     pub present: Option<bool>,
@@ -194,9 +188,7 @@ pub struct Holder {
     pub tgid: u32,
     /// Command name; empty where there is no process.
     pub comm: String,
-    /// Masked command line.
     pub cmdline: Option<String>,
-    /// Executable.
     pub exe: Option<String>,
     /// How; a process that holds in several ways is listed once for each.
     pub access: Access,
@@ -217,7 +209,6 @@ pub struct Holder {
     /// Whether it is the first process of a pid namespace other than the node's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub init: bool,
-    /// Control group path.
     pub cgroup: Option<String>,
     /// Mount namespace of the holder.
     pub mntns: Option<NsInum>,
@@ -307,11 +298,9 @@ pub enum Verdict {
 /// Reply to a request for holders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HolderReport {
-    /// Of the request.
     pub id: u64,
     /// Absolute path that was meant.
     pub path: String,
-    /// The mount, if there is one.
     pub mount: Option<MountFacts>,
     /// Whether it is only likely the one that was meant: the mounts may have changed between the call and the look.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -319,7 +308,6 @@ pub struct HolderReport {
     /// When the path had been looked up, where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<BootNs>,
-    /// Who pins it.
     pub holders: Vec<Holder>,
     /// Holders that were found and not listed, because the list is bounded.
     pub holders_omitted: u32,
@@ -341,7 +329,6 @@ pub struct HolderReport {
     pub volume_data: Option<Box<VolumeData>>,
     /// Whether every process that could pin it was read within the time budget.
     pub complete: bool,
-    /// The conclusion.
     pub verdict: Verdict,
     /// Type of the file system that the path is in, where nothing is mounted there and only tasks keep it busy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -368,7 +355,6 @@ pub struct VolumeData {
     pub handle: String,
 }
 
-/// A mount that was detached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DetachedMount {
     /// Which one, as the call found it.
@@ -383,10 +369,8 @@ pub struct BlindSpot {
     /// Process id, where it is one process.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tgid: Option<u32>,
-    /// Its command name.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub comm: Option<String>,
-    /// Why.
     pub reason: String,
 }
 

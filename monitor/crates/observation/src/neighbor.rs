@@ -46,7 +46,6 @@ impl fmt::Display for LlAddr {
 pub struct NudState(pub u8);
 
 impl NudState {
-    /// Resolution under way.
     pub const INCOMPLETE: Self = Self(0x01);
     /// Resolution or probing failed, or the entry was deleted by request.
     pub const FAILED: Self = Self(0x20);
@@ -124,9 +123,7 @@ pub enum NeighborCause {
     Noarp,
     /// The interface lost its last address.
     LastAddressRemoved,
-    /// Garbage collection.
     Gc,
-    /// The namespace ended.
     NetnsExit,
     /// The kernel's record does not show it.
     Unknown,
@@ -154,13 +151,10 @@ impl NeighborCause {
 /// A live change of one entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NeighborChange {
-    /// Which entry.
     pub key: NeighborKey,
     /// Name of the interface at that moment.
     pub ifname: String,
-    /// What happened.
     pub op: NeighborOp,
-    /// Why.
     pub cause: NeighborCause,
     /// State before; `None` where the source cannot know it.
     pub old_state: Option<NudState>,
@@ -188,11 +182,8 @@ pub struct NeighborChange {
 /// An entry as a dump shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NeighborEntry {
-    /// Interface index.
     pub ifindex: u32,
-    /// Protocol address.
     pub address: std::net::IpAddr,
-    /// State now.
     pub state: NudState,
     /// Link-layer address, if resolved.
     pub lladdr: Option<LlAddr>,

@@ -9,9 +9,7 @@ use super::{BootNs, LlAddr, NeighborEntry, NsInum, TaskRef};
 
 /// Interface flags of `include/uapi/linux/if.h` that the project looks at.
 pub mod iff {
-    /// The loopback interface.
     pub const LOOPBACK: u32 = 0x8;
-    /// Administratively up.
     pub const UP: u32 = 0x1;
     /// No address resolution protocol.
     pub const NOARP: u32 = 0x80;
@@ -30,24 +28,19 @@ pub struct PeerLink {
     pub netns: Option<NsInum>,
 }
 
-/// A network interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkFacts {
     /// Namespace it is in.
     pub netns: NsInum,
-    /// Index there.
     pub ifindex: u32,
-    /// Name.
     pub ifname: String,
     /// `IFLA_INFO_KIND` (`veth`, `bridge`, …).
     pub kind: Option<String>,
     /// `IFF_*`.
     pub flags: u32,
-    /// Hardware address.
     pub mac: Option<LlAddr>,
     /// Index of the bridge or bond it is enslaved to.
     pub master: Option<u32>,
-    /// The other end.
     pub peer: Option<PeerLink>,
     /// The device below, of a kind of link that goes with it (`vlan`, `macvlan`, …).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,11 +63,8 @@ impl LinkFacts {
 /// An address of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AddressFacts {
-    /// Namespace.
     pub netns: NsInum,
-    /// Interface index.
     pub ifindex: u32,
-    /// The address.
     pub address: IpAddr,
     /// Length of its prefix in bits.
     pub prefix_len: u8,
@@ -104,13 +94,10 @@ pub const TABLE_LOCAL: u32 = 255;
 /// those that lead nowhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteFacts {
-    /// Namespace.
     pub netns: NsInum,
     /// Destination and prefix length; `None` is the default route.
     pub destination: Option<(IpAddr, u8)>,
-    /// Next hop.
     pub gateway: Option<IpAddr>,
-    /// Outgoing interface.
     pub ifindex: Option<u32>,
     /// Table (`RTA_TABLE`).
     #[serde(default = "table_main", skip_serializing_if = "is_main")]
@@ -233,7 +220,6 @@ pub struct RuleFacts {
     /// Whether it matches every packet: where its table has a default route, no later rule is reached.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub matches_all: bool,
-    /// What it does.
     #[serde(default, skip_serializing_if = "is_lookup")]
     pub action: RuleAction,
     /// It takes no route whose prefix is not longer than so many bits (`FRA_SUPPRESS_PREFIXLEN`).
@@ -244,12 +230,10 @@ pub struct RuleFacts {
 /// A process that lives in a namespace, found in /proc: names it where no runtime does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetnsOwner {
-    /// Process id.
     pub tgid: u32,
     /// When it started; with the id it identifies the process.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub start_ns: BootNs,
-    /// Its command name.
     pub comm: String,
     /// Its control group path.
     pub cgroup: Option<String>,
@@ -258,7 +242,6 @@ pub struct NetnsOwner {
 /// All that a namespace holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NetnsSnapshot {
-    /// Inode number.
     pub netns: NsInum,
     /// Name below /run/netns, if it has one.
     pub name: Option<String>,
@@ -280,9 +263,7 @@ pub struct NetnsSnapshot {
     pub omitted: u32,
     /// The oldest process found in it; `None` if none lives in it.
     pub owner: Option<NetnsOwner>,
-    /// Interfaces.
     pub links: Vec<LinkFacts>,
-    /// Addresses.
     pub addresses: Vec<AddressFacts>,
     /// Unicast routes of the main table and default routes of all others, both families.
     pub routes: Vec<RouteFacts>,
@@ -347,23 +328,19 @@ mod tests {
 pub struct LinkAct {
     /// Namespace that the interface is in, or leaves.
     pub netns: NsInum,
-    /// Its index there.
     pub ifindex: u32,
-    /// What was done.
     pub op: LinkOp,
     /// How many acts in that namespace were not reported so far: another number than before tells that some are missing.
     pub missing: u32,
     /// As in `NeighborChange`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u32>,
-    /// Who did it.
     pub actor: TaskRef,
 }
 
 /// What a task did to routes and addresses of a namespace. It happened before the message that tells of it was sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteAct {
-    /// Namespace.
     pub netns: NsInum,
     /// What was done, one for each next hop; none where it is of no interest.
     pub ops: Vec<RouteOp>,
@@ -372,7 +349,6 @@ pub struct RouteAct {
     /// As in `NeighborChange`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u32>,
-    /// Who did it.
     pub actor: TaskRef,
 }
 
@@ -382,11 +358,8 @@ pub struct RouteAct {
 pub enum RouteOp {
     /// A route was added, or put in the place of others.
     RouteAdded(RouteFacts),
-    /// A route was deleted.
     RouteDeleted(RouteFacts),
-    /// An address was added.
     AddressAdded(AddressFacts),
-    /// An address was deleted.
     AddressDeleted(AddressFacts),
 }
 
@@ -395,11 +368,9 @@ pub enum RouteOp {
 pub struct LladdrAct {
     /// Namespace that the interface is in.
     pub netns: NsInum,
-    /// Its index there.
     pub ifindex: u32,
     /// What it was changed to.
     pub lladdr: LlAddr,
-    /// Who did it.
     pub actor: TaskRef,
 }
 
@@ -411,7 +382,6 @@ pub enum LinkOp {
     Opened,
     /// Set down while it was up, also where it is to be deleted or moved.
     Closed,
-    /// Deleted.
     Deleted,
     /// Moved to another namespace.
     Moved,

@@ -25,11 +25,9 @@ names! {
 pub struct PodRemains {
     /// Its uid: the name of the directory.
     pub uid: String,
-    /// The directory.
     pub directory: String,
     /// The mount namespace in which that is its path.
     pub mntns: NsInum,
-    /// Its control group.
     pub cgroup: PodCgroup,
     /// The containers in whose control groups there are processes: the first 12 digits of their ids. Empty where there are
     /// processes elsewhere, too.
@@ -66,7 +64,6 @@ pub struct PodProcess {
     pub tgid: u32,
     /// Its start, to 10 ms.
     pub start_ns: BootNs,
-    /// Command name.
     pub comm: String,
     /// As in `/proc/PID/stat`: `D` waits in the kernel, `Z` has ended but for its other threads.
     pub state: char,

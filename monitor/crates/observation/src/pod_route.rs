@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 /// An address of a pod, and the interfaces of the host behind which the pod is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodAddress {
-    /// The address.
     pub address: IpAddr,
     /// Indexes of the interfaces.
     pub interfaces: Vec<u32>,
@@ -16,7 +15,6 @@ pub struct PodAddress {
 /// Where packets to an address of a pod go that do not go to one of its interfaces.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRoute {
-    /// The address.
     pub address: IpAddr,
     /// What the kernel finds.
     pub found: FoundRoute,
@@ -34,7 +32,6 @@ pub enum FoundRoute {
     Refuses,
     /// A default route, or half of one, by another interface.
     Default {
-        /// The interface.
         ifindex: u32,
     },
     /// Another route, of which nothing more is known: what is behind it may lead to the pod.

@@ -22,9 +22,7 @@ pub struct TaskKey {
 /// The task that was current when the kernel recorded a fact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskRef {
-    /// The program.
     pub key: TaskKey,
-    /// The thread.
     pub tid: u32,
     /// The program's name at that moment: that of its first thread, as in the list of processes.
     pub comm: String,
@@ -48,7 +46,6 @@ pub struct TaskContext {
     pub uid: u32,
     /// Effective user id in the initial user namespace.
     pub euid: u32,
-    /// User namespace.
     pub userns: NsInum,
     /// Network namespace; 0 for a task that exits.
     pub netns: NsInum,
@@ -81,11 +78,9 @@ pub struct TaskPlace {
 /// An ancestor of a task.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ancestor {
-    /// Thread group id.
     pub tgid: u32,
     /// Start, boot time.
     pub start_ns: BootNs,
-    /// Command name.
     pub comm: String,
     /// Executable, where it could still be read.
     pub exe: Option<String>,
@@ -112,7 +107,6 @@ fn is_nowhere(groups: &(u32, u32)) -> bool {
 /// The details of a task: captured in the kernel, completed from /proc if it still exists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskFacts {
-    /// Identity.
     pub key: TaskKey,
     /// Where they were captured: the path of the executable and the control group belong to it.
     pub place: TaskPlace,

@@ -109,7 +109,6 @@ pub struct RbdImage {
     pub number: RbdNumber,
     /// `major:minor` of its device.
     pub device: String,
-    /// Pool.
     pub pool: String,
     /// Namespace in the pool; absent for the default one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -167,10 +166,8 @@ pub struct RbdUses {
     pub complete: bool,
 }
 
-/// Who uses one of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RbdUse {
-    /// Its number.
     pub number: RbdNumber,
     /// Mounts of the device or a partition, of which each mount namespace has one holder ([`Access::Mount`]), and, where no pod's
     /// directory has one, processes that have the device open ([`Access::Fd`]).
@@ -195,7 +192,6 @@ pub struct RbdUse {
 /// An image, by what it is called.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageName {
-    /// Pool.
     pub pool: String,
     /// Namespace in the pool; absent for the default one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -235,7 +231,6 @@ pub struct RbdExec {
     pub namespace: Option<String>,
     /// Name of the image.
     pub image: String,
-    /// A snapshot of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
     /// Number of the device, of a call that names that instead: then there is no pool and no image.
@@ -253,7 +248,6 @@ pub struct RbdExec {
 }
 
 impl RbdExec {
-    /// The image.
     #[must_use]
     pub fn name(&self) -> ImageName {
         ImageName { pool: self.pool.clone(), namespace: self.namespace.clone(), image: self.image.clone() }

@@ -14,19 +14,13 @@ use super::{BootNs, NsInum};
 pub enum ContainerState {
     /// Not started yet.
     Created,
-    /// Runs.
     Running,
-    /// Frozen.
     Paused,
-    /// Between two starts.
     Restarting,
-    /// Being removed.
     Removing,
-    /// Ended.
     Exited,
     /// Removal failed half-way.
     Dead,
-    /// Any other state.
     Unknown,
 }
 
@@ -98,7 +92,6 @@ impl PodIdentity {
     }
 }
 
-/// A container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerFacts {
     /// 64 hex digits.
@@ -109,9 +102,7 @@ pub struct ContainerFacts {
     pub runtime: String,
     /// The source that reported it, as in `SourceStatus::source`.
     pub source: String,
-    /// Image reference.
     pub image: String,
-    /// State.
     pub state: ContainerState,
     /// Init process on the host while it runs.
     pub tgid: Option<u32>,

@@ -31,9 +31,7 @@ pub enum SourceKind {
 pub struct SourceStatus {
     /// Unique: `netlink`, `hook.neighbor`, `docker:/run/docker.sock`, …
     pub source: String,
-    /// What it integrates.
     pub kind: SourceKind,
-    /// Whether it delivers.
     pub up: bool,
     /// The rung of its ladder (`tp_btf`, `tracepoint`, `netlink`, …), where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -161,9 +159,7 @@ pub struct Throttled {
     pub last_tgid: Option<u32>,
     /// Records that were not written.
     pub count: u64,
-    /// The first one.
     pub from: BootNs,
-    /// The last one.
     pub until: BootNs,
 }
 

@@ -19,7 +19,6 @@ impl Observation {
 }
 
 impl UmountAttempt {
-    /// Bytes of its texts.
     #[must_use]
     pub fn text_bytes(&self) -> usize {
         let Self { path, origin, second, .. } = self;
@@ -34,7 +33,6 @@ fn of_origin(origin: &PathOrigin) -> usize {
 }
 
 impl TaskFacts {
-    /// Bytes of its texts.
     #[must_use]
     pub fn text_bytes(&self) -> usize {
         let of_ancestor = |above: &Ancestor| above.comm.capacity() + of(&above.exe) + of(&above.cgroup);

@@ -10,7 +10,6 @@ use super::{BootNs, FileServer, TaskFacts};
 pub struct Unmounter {
     /// The process; its start is known to 10 ms.
     pub task: TaskFacts,
-    /// Command name.
     pub comm: String,
     /// The kind of file systems in whose code it waits, where the kernel shows that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,7 +34,6 @@ impl Unmounter {
 /// A call of umount2(2) that has not returned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UmountCall {
-    /// The thread.
     pub tid: u32,
     /// An absolute path that it was given, if that could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -51,7 +49,6 @@ pub struct UnmountedMount {
     pub mountpoint: String,
     /// Type of its file system.
     pub fstype: String,
-    /// What is mounted.
     pub source: String,
     /// The process that serves it, of FUSE.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -23,7 +23,6 @@ pub struct VethPeer {
     /// What keeps it: processes in it, open files, mounts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keepers: Vec<Holder>,
-    /// Further ones.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub omitted: u32,
     /// What could not be looked into.
@@ -34,11 +33,8 @@ pub struct VethPeer {
 /// A neighbor entry of the host's network namespace that is not resolved, or that was not when it was last looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostNeighbor {
-    /// Interface index.
     pub ifindex: u32,
-    /// Protocol address.
     pub address: IpAddr,
-    /// State now.
     pub state: NudState,
     /// When its state last changed (`ndm_updated`), to 10 ms.
     pub updated: BootNs,

@@ -27,9 +27,7 @@ pub(super) struct Account {
     budgets: Budgets,
     losses: Vec<Reported>,
     skipped: Vec<(SkippedRuns, Reported)>,
-    /// When those are counted.
     counting: Counting,
-    /// Over all budgets.
     throttled: u64,
     looked: Instant,
     /// Whether records were read since: what exceeds the budget comes after what does not.

@@ -31,7 +31,6 @@ const WANTED: [&str; 5] = ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_I
 /// Calls that are being read.
 #[derive(Debug, Default)]
 pub struct PartialCalls {
-    /// By process.
     calls: BTreeMap<(u32, BootNs), PartialCall>,
 }
 
@@ -136,7 +135,6 @@ fn loss(reason: &str) -> Fact {
 
 /// What a plugin was asked.
 enum Call {
-    /// About itself.
     Plugin,
     Container {
         command: CniCommand,

@@ -10,7 +10,6 @@ use aya::programs::loaded_programs;
 
 use super::hooks::HOOKS;
 
-/// What they cost.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Bytes of all maps together.
@@ -22,7 +21,6 @@ pub struct Cost {
 /// A program's runs since it was loaded, or since the kernel has counted them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramCost {
-    /// Its name.
     pub name: String,
     /// How often it ran.
     pub runs: u64,

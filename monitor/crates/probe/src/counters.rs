@@ -31,7 +31,6 @@ pub(super) fn read(counts: &PerCpuArray<MapData, u64>, counter: Counter) -> u64 
     counts.get(&counter.index(), 0).map_or(0, |values| values.iter().sum())
 }
 
-/// Every exported counter.
 pub(super) fn read_all(counts: &PerCpuArray<MapData, u64>) -> Vec<KernelCount> {
     records()
         .flat_map(|records| records.counts)

@@ -17,7 +17,6 @@ pub enum DecodeError {
     Short {
         /// Kind in the header, 0 if there was no header.
         kind: u32,
-        /// Bytes there were.
         len: usize,
     },
     /// An unknown kind.
@@ -26,9 +25,7 @@ pub enum DecodeError {
     /// A value outside its range.
     #[error("record with invalid {field} {value}")]
     Value {
-        /// Which field.
         field: &'static str,
-        /// What it held.
         value: u32,
     },
 }

@@ -54,7 +54,6 @@ pub struct Rung {
     pub note: Option<&'static str>,
     /// What is not known on it; `None` for the best.
     pub lost: Option<&'static str>,
-    /// How it observes.
     pub mechanism: Mechanism,
 }
 
@@ -72,9 +71,7 @@ pub enum Mechanism {
 pub struct Program {
     /// The object that holds it.
     pub object: &'static Object,
-    /// Its name there.
     pub name: &'static str,
-    /// What it is attached to.
     pub attach: Attach,
 }
 
@@ -87,14 +84,12 @@ pub enum Attach {
     Tracepoint {
         /// Directory below `events`.
         category: &'static str,
-        /// Its name there.
         name: &'static str,
     },
     /// The same of a program that reads no structure of the kernel, and so needs none of its types.
     UntypedTracepoint {
         /// Directory below `events`.
         category: &'static str,
-        /// Its name there.
         name: &'static str,
     },
     /// The start of each of these system calls, by its tracepoint of tracefs: `sys_enter_NAME`.
@@ -150,7 +145,6 @@ pub type PartDecoded = Result<Option<(BootNs, Fact)>, DecodeError>;
 /// A counter that is exported: exact even when the ring is full.
 #[derive(Debug, Clone, Copy)]
 pub struct Count {
-    /// In the kernel.
     pub counter: Counter,
     /// The metric it is part of.
     pub metric: KernelMetric,
@@ -161,7 +155,6 @@ pub struct Count {
 /// A counter of records that were lost.
 #[derive(Debug, Clone, Copy)]
 pub struct LossCount {
-    /// In the kernel.
     pub counter: Counter,
     /// The reason in events and metrics.
     pub reason: &'static str,

@@ -19,7 +19,6 @@ type GatewayLanes = [u64; gateway::LANES];
 pub struct Lanes {
     gateways: HashMap<MapData, GatewayBytes, GatewayLanes>,
     containers: HashMap<MapData, u32, u32>,
-    /// What is in them.
     known: BTreeMap<NsInum, Known>,
 }
 

@@ -47,7 +47,6 @@ pub fn jobs() -> impl Iterator<Item = Entry> {
     [entry::<lineage::Complete>()].into_iter()
 }
 
-/// What to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BpfConfig {
     /// Size of the ring in bytes, a power of two of pages.
@@ -86,7 +85,6 @@ pub enum BpfError {
     Btf {
         /// Where it was read.
         path: &'static str,
-        /// What is wrong.
         #[source]
         source: btf::BtfError,
     },
@@ -95,7 +93,6 @@ pub enum BpfError {
     AyaBtf {
         /// Where it was read.
         path: &'static str,
-        /// What is wrong.
         #[source]
         source: aya::BtfError,
     },
@@ -111,9 +108,7 @@ pub enum BpfError {
     /// A map could not be used.
     #[error("cannot use map {name}")]
     Map {
-        /// Which.
         name: &'static str,
-        /// Why.
         #[source]
         source: Box<aya::maps::MapError>,
     },

@@ -40,7 +40,6 @@ pub(super) struct Lineages {
     questions: Questions,
     /// Each with the bytes of its texts. The first one is the task that was asked about, if any was.
     waiting: VecDeque<(Observation, usize)>,
-    /// Those of all.
     texts: usize,
     /// How many were taken in so far.
     added: u64,

@@ -396,7 +396,6 @@ fn starts(calls: &[&str]) -> impl Iterator<Item = String> {
     calls.iter().map(|call| format!("sys_enter_{call}"))
 }
 
-/// Those of their returns.
 fn returns(calls: &[&str]) -> impl Iterator<Item = String> {
     calls.iter().map(|call| format!("sys_exit_{call}"))
 }

@@ -12,7 +12,6 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 /// An eBPF object, as `cargo xtask ebpf` built it.
 #[derive(Debug)]
 pub struct Object {
-    /// Name in errors.
     pub name: &'static str,
     /// The ELF file; empty in a daemon that was built without it.
     pub bytes: fn() -> &'static [u8],

@@ -69,7 +69,6 @@ impl Bucket {
     }
 }
 
-/// The budgets.
 #[derive(Debug)]
 pub(super) struct Questions {
     accounts: BTreeMap<Account, Bucket>,

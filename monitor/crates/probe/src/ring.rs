@@ -184,14 +184,12 @@ impl BpfSource {
     }
 }
 
-/// Where observations go.
 struct Outlet {
     tx: Sender,
     /// Bytes of the texts of those that the core may not have taken.
     texts: usize,
 }
 
-/// Room for one of them.
 struct Room<'a> {
     permit: mpsc::Permit<'a, Observation>,
     texts: &'a mut usize,

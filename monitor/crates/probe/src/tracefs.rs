@@ -12,7 +12,6 @@ pub(super) const TRACEFS: &str = "/sys/kernel/tracing";
 /// Where it was before 4.1, and still is if debugfs is mounted.
 const IN_DEBUGFS: &str = "/sys/kernel/debug/tracing";
 
-/// Where it is mounted.
 fn mounted() -> Option<&'static Path> {
     [TRACEFS, IN_DEBUGFS].map(Path::new).into_iter().find(|root| root.join("events/syscalls").exists())
 }

@@ -26,7 +26,6 @@ pub struct Fold<E> {
     runs: Vec<Run<E>>,
 }
 
-/// Like events.
 #[derive(Debug)]
 struct Run<E> {
     group: String,

@@ -17,7 +17,6 @@ pub fn age(time: Timestamp, now: Timestamp) -> String {
 /// The current time and time zone, to show a time.
 #[derive(Debug, Clone)]
 pub struct Clock {
-    /// The current time.
     pub now: Timestamp,
     /// The reader's time zone.
     pub zone: TimeZone,
@@ -32,7 +31,6 @@ impl Clock {
         local.strftime(form).to_string()
     }
 
-    /// Local time with the age.
     #[must_use]
     pub fn local_and_age(&self, time: Timestamp) -> String {
         format!("{} ({})", self.local(time), age(time, self.now))

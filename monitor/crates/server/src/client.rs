@@ -39,66 +39,52 @@ const LINE_BYTES: usize = 16 << 20;
 /// Why the daemon did not answer.
 #[derive(Debug, Error)]
 pub enum RemoteError {
-    /// No process listens.
     #[error("no daemon listens on {}", .path.display())]
     Dead {
-        /// The socket.
         path: PathBuf,
     },
     /// This user has no access.
     #[error("permission denied by the daemon at {}: only root and members of the socket's group may query it", .path.display())]
     Denied {
-        /// The socket.
         path: PathBuf,
     },
     /// No connection for another reason.
     #[error("cannot connect to {}", .path.display())]
     Connect {
-        /// The socket.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// The response timed out.
     #[error("the daemon at {} does not respond", .path.display())]
     Silent {
-        /// The socket.
         path: PathBuf,
     },
-    /// The connection broke.
     #[error("the connection to {} broke", .path.display())]
     Broken {
-        /// The socket.
         path: PathBuf,
-        /// Why.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Something else listens there.
     #[error("{} is not the socket of a kevtmon daemon", .path.display())]
     NotKevtmon {
-        /// The socket.
         path: PathBuf,
     },
     /// It has another major version of the interface.
     #[error("the daemon at {} has interface version {theirs}, this kevtmon has {API}; use the kevtmon of the daemon's version", .path.display())]
     Version {
-        /// The socket.
         path: PathBuf,
-        /// Its version.
         theirs: String,
     },
     /// It does not know the path of the request.
     #[error("the running daemon at {} is older than this kevtmon and does not have this query; restart it", .path.display())]
     Older {
-        /// The socket.
         path: PathBuf,
     },
     /// It refused the request, or failed.
     #[error("the daemon refused the request: {reason}")]
     Refused {
-        /// Its reason.
         reason: String,
     },
     /// The response cannot be parsed.

@@ -8,7 +8,6 @@ use rustix::thread::{self, CapabilitySet, CapabilitySets};
 /// A capability of `include/uapi/linux/capability.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capability {
-    /// Name.
     pub name: &'static str,
     bit: u32,
 }
@@ -37,7 +36,6 @@ pub const SYS_RESOURCE: Capability = Capability { name: "CAP_SYS_RESOURCE", bit:
 pub const SYSLOG: Capability = Capability { name: "CAP_SYSLOG", bit: 34 };
 /// Attach kernel programs that trace.
 pub const PERFMON: Capability = Capability { name: "CAP_PERFMON", bit: 38 };
-/// Load kernel programs.
 pub const BPF: Capability = Capability { name: "CAP_BPF", bit: 39 };
 
 const NAMED: [Capability; 12] = [

@@ -203,7 +203,6 @@ async fn await_end((tgid, started_ns): (u32, BootNs), ended: mpsc::Sender<Compon
     let _ = ended.send(ComponentExit { tgid, started_ns, code, signal }).await;
 }
 
-/// Looks for components.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Look {
     /// What was found before: their programs are not read again.

@@ -238,7 +238,6 @@ impl KubeletFinder {
     }
 }
 
-/// Looks for kubelets.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Look {
     configured: Vec<String>,

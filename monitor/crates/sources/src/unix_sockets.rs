@@ -42,7 +42,6 @@ const SOCKETS_MAX: usize = 1 << 18;
 /// What a socket is bound to, as far as a list tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Binding {
-    /// No file.
     Nothing,
     /// A file of the file system with this number, as in [`device`].
     Device(u32),

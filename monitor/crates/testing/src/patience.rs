@@ -7,7 +7,6 @@ use tokio::time::{interval, timeout};
 
 /// How long a test waits for what must happen.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Looks until the condition holds.

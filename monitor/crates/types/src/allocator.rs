@@ -53,7 +53,6 @@ pub struct StormDetector {
 }
 
 impl StormDetector {
-    /// Counts an event.
     pub fn event(&mut self) {
         self.events += 1;
     }

@@ -20,7 +20,6 @@ pub struct Price {
     pub of_all: BootNs,
 }
 
-/// One budget.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bucket {

@@ -5,9 +5,7 @@ use nix::time::{ClockId, clock_gettime};
 /// Nanoseconds of `CLOCK_BOOTTIME`, the clock of every kernel record.
 pub type BootNs = u64;
 
-/// A second of it.
 pub const SECOND: BootNs = 1_000_000_000;
-/// A millisecond.
 pub const MS: BootNs = 1_000_000;
 /// `/proc/PID/stat` times are in units of 1/100 s on every architecture that the kernel exports them
 /// for (`USER_HZ`, `include/asm-generic/param.h`).

@@ -55,9 +55,7 @@ use thiserror::Error as ThisError;
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 #[error("{given:?} is not valid: expected {}", one_of(.valid))]
 pub struct UnknownName {
-    /// The given name.
     pub given: String,
-    /// The valid names.
     pub valid: &'static [&'static str],
 }
 

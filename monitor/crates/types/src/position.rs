@@ -9,11 +9,8 @@ const SIMILARITY: f64 = 0.75;
 /// A position in a file, printed as `FILE:LINE:COLUMN`; both count from 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Position {
-    /// The file.
     pub path: PathBuf,
-    /// Line.
     pub line: usize,
-    /// Column, in characters.
     pub column: usize,
 }
 

@@ -54,7 +54,6 @@ impl Policy {
 /// What does not change while the daemon runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Node name.
     pub node: String,
     /// Identity of this boot.
     pub boot_id: String,

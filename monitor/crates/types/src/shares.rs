@@ -4,7 +4,6 @@
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The shares of all who have one.
 #[derive(Debug, Clone)]
 pub struct Shares<K> {
     /// A tree, as all maps are in which many come and go: a hash table is made twice as large for the places of those that
@@ -21,13 +20,11 @@ impl<K> Default for Shares<K> {
 }
 
 impl<K: Ord + Clone> Shares<K> {
-    /// Enlarges a share.
     pub fn add(&mut self, holder: &K, size: u64) {
         self.total = self.total.saturating_add(size);
         self.set(holder, self.of(holder).saturating_add(size));
     }
 
-    /// Diminishes a share.
     pub fn remove(&mut self, holder: &K, size: u64) {
         let before = self.of(holder);
         self.total = self.total.saturating_sub(size.min(before));
@@ -44,7 +41,6 @@ impl<K: Ord + Clone> Shares<K> {
         self.by_holder.get(holder).copied().unwrap_or(0)
     }
 
-    /// All shares together.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.total

@@ -39,15 +39,12 @@ pub struct ClientArgs {
 #[derive(Debug)]
 pub(super) struct Unreachable;
 
-/// What answers queries.
 pub(super) enum Source {
-    /// The running daemon.
     Daemon(Remote),
     /// The files of a daemon that does not run.
     Files {
         /// Its events and incidents.
         history: Box<dyn History>,
-        /// Its state directory.
         dir: PathBuf,
     },
 }

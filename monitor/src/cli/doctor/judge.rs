@@ -46,7 +46,6 @@ pub(super) fn at_start(report: &DaemonReport) -> Option<u64> {
     u64::from_str_radix(shown?, 16).ok()
 }
 
-/// Its effective capabilities.
 fn mask(report: &DaemonReport) -> Option<u64> {
     u64::from_str_radix(report.capabilities.as_deref()?, 16).ok()
 }

@@ -24,7 +24,6 @@ const STEP: Duration = Duration::from_secs(10);
 const KNOWN: Duration = Duration::from_secs(3);
 /// How long an event may take.
 const EVENT: Duration = Duration::from_secs(10);
-/// Between two questions.
 const PAUSE: Duration = Duration::from_millis(50);
 
 const DELETION: &str = "delete a permanent neighbor entry";
@@ -222,7 +221,6 @@ impl Worker {
         Ok(Self { child, stdin, done, link: None })
     }
 
-    /// What it has done.
     fn next(&self) -> Result<Done, String> {
         match self.done.recv_timeout(STEP) {
             Ok(Done::Failed { reason }) => Err(reason),

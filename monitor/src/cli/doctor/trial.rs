@@ -36,7 +36,6 @@ pub(super) struct Tried {
     pub(super) lacks_programs: bool,
 }
 
-/// Tries everything.
 pub(super) fn trial(config: &Config, node: &Node) -> Tried {
     let (mut parts, lacks_programs) = hooks(config, node);
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {

@@ -33,7 +33,6 @@ pub(super) struct Known<'a> {
     report: Option<&'a HolderReport>,
     identity: Option<&'a MountIdentity>,
     attempts: Option<u64>,
-    /// What was refused on it so far.
     calls: Option<&'a RefusedCalls>,
     /// Whether that is only likely the mount that was meant.
     is_likely: bool,

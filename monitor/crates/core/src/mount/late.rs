@@ -16,7 +16,6 @@ const RETENTION_NS: u64 = 6 * 60 * 1_000_000_000;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Unfinished {
     umount: QueuedUmount,
-    /// Of the event.
     seq: u64,
     attempts: u64,
     since: BootNs,

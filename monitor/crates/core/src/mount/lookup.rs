@@ -16,7 +16,6 @@ pub(super) const INTERVAL_NS: u64 = 60_000_000_000;
 const AFTER_LOSS_NS: u64 = 1_000_000_000;
 /// For this time after the last attempt.
 const SPAN_NS: u64 = 30 * 60 * 1_000_000_000;
-/// At once.
 const LOOKUPS_MAX: usize = 64;
 /// Holder scans requested at once, where a mount has no identity: as many as fit into the queue of the scanner.
 const PATH_LOOKUPS_MAX: usize = 16;

@@ -65,7 +65,6 @@ impl Load {
 }
 
 impl UmountQueue {
-    /// How many wait.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.waiting.number

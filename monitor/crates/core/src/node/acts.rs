@@ -22,7 +22,6 @@ pub trait Act {
     /// How many of one namespace wait at most, so that no container displaces those of others.
     const OF_NETNS_MAX: usize;
 
-    /// The namespace.
     fn netns(&self) -> NsInum;
 
     /// How many acts there were not reported so far: another number than before tells that some are missing.
@@ -31,7 +30,6 @@ pub trait Act {
     /// The lower half of the cookie of the namespace, where it is known.
     fn netns_cookie(&self) -> Option<u32>;
 
-    /// Who did it.
     fn actor(&self) -> &TaskRef;
 }
 
@@ -58,16 +56,13 @@ impl Act for LinkAct {
 /// What a task did to one route or address.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RoutedAct {
-    /// Namespace.
     pub netns: NsInum,
-    /// What was done.
     pub op: RouteOp,
     /// As in `RouteAct`.
     pub missing: u32,
     /// As in `RouteAct`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u32>,
-    /// Who did it.
     pub actor: TaskRef,
 }
 
@@ -128,7 +123,6 @@ impl<A> Default for Acts<A> {
 }
 
 impl<A: Act> Acts<A> {
-    /// Keeps an act.
     pub fn put(&mut self, at: BootNs, act: A) {
         let netns = act.netns();
         if at <= self.told {

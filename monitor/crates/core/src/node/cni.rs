@@ -30,7 +30,6 @@ const TELL_NS: BootNs = SECOND;
 /// A process: ids are reused.
 type Process = (u32, BootNs);
 
-/// CNI calls.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CniCalls {
     open: Vec<Call>,
@@ -44,11 +43,9 @@ pub struct CniCalls {
 /// Calls for which there was no room: how they end is not told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenUp {
-    /// How many.
     pub count: u64,
     /// When the first one of them was given up.
     pub from: BootNs,
-    /// And the last one.
     pub until: BootNs,
 }
 
@@ -67,7 +64,6 @@ pub struct Call {
     newest: Option<(Process, Shared<Actor>)>,
     /// Paths of its plugins.
     pub plugins: Vec<String>,
-    /// When it began.
     pub started: BootNs,
     /// When the last plugin that has ended ended, and how.
     pub ended: Option<(BootNs, CniExit)>,
@@ -93,7 +89,6 @@ pub struct Call {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sandbox {
-    /// Its pod.
     pub pod: Option<CniPod>,
     /// When the first `ADD` began.
     pub added: Option<BootNs>,
@@ -108,15 +103,12 @@ pub struct Sandbox {
     pub failed: u64,
     /// The first and the last one of them.
     pub failed_from: Option<BootNs>,
-    /// See above.
     pub failed_until: Option<BootNs>,
     /// Calls of `DEL` while another sandbox of the pod was the current one.
     pub stale: u64,
-    /// The last one of them.
     pub stale_at: Option<BootNs>,
     /// When the last `DEL` ended.
     pub deleted_at: Option<BootNs>,
-    /// Whether it succeeded.
     pub is_deleted: bool,
     seen: BootNs,
 }
@@ -306,7 +298,6 @@ impl CniCalls {
         self.sandboxes.iter().map(|(id, sandbox)| (id.as_str(), sandbox))
     }
 
-    /// Those of a pod.
     pub fn of_pod(&self, namespace: &str, name: &str) -> impl Iterator<Item = (&str, &Sandbox)> {
         self.sandboxes().filter(move |(_, sandbox)| sandbox.is_of(namespace, name))
     }

@@ -30,10 +30,8 @@ pub struct Components {
     ended: VecDeque<Ended>,
 }
 
-/// One that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// What it was.
     pub facts: ComponentFacts,
     /// When that was seen.
     pub at: BootNs,
@@ -61,7 +59,6 @@ impl Components {
         Some(facts)
     }
 
-    /// Those that run.
     #[must_use]
     pub fn running(&self) -> &[ComponentFacts] {
         &self.running

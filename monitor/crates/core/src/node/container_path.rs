@@ -7,10 +7,8 @@
 
 use kevtmon_event::ContainerPart;
 
-/// A mount of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerMount {
-    /// What of it.
     pub part: ContainerPart,
     /// The container, where the path tells it: the layers of Docker and CRI-O have ids of their own.
     pub id: Option<String>,
@@ -19,7 +17,6 @@ pub struct ContainerMount {
 /// Directories of layers that are mounted, and the name below the layer.
 const LAYERS: [(&str, &str); 4] =
     [("overlay2", "merged"), ("overlay", "merged"), ("devicemapper/mnt", ""), ("aufs/mnt", "")];
-/// Digits of ids.
 const ID_DIGITS: usize = 64;
 
 /// The mount of a container that would be at this path.

@@ -22,7 +22,6 @@ const REMOVED_MAX: usize = 2048;
 /// container still exists.
 const LAG_NS: u64 = 10 * 1_000_000_000;
 
-/// All containers.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(from = "Vec<KnownContainer>")]
 pub struct Containers {
@@ -152,7 +151,6 @@ impl From<Vec<KnownContainer>> for Containers {
 /// A change of a container's lifecycle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transition {
-    /// Its id.
     pub id: String,
     /// State before; `None` if it was unknown.
     pub from: Option<ContainerState>,

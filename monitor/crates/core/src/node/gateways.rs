@@ -123,13 +123,11 @@ impl Gateway {
 /// again. Also one that had been lost by then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownEntry {
-    /// Namespace.
     pub netns: NsInum,
     /// Its cookie, where the kernel has it.
     pub cookie: Option<u64>,
     /// Its oldest process with its start, where the kernel has no cookie.
     pub owner: Option<(u32, BootNs)>,
-    /// Interface.
     pub ifindex: u32,
     /// Address of the gateway.
     pub address: IpAddr,

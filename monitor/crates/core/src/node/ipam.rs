@@ -14,7 +14,6 @@ const FREED_MAX: usize = 1024;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Ipam {
-    /// By address.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     records: BTreeMap<IpAddr, Vec<IpamRecord>>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -32,7 +31,6 @@ pub struct Ipam {
 /// A reservation that is gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freed {
-    /// The network in which it was.
     pub network: String,
     /// The sandbox for which it was.
     pub container: String,

@@ -109,9 +109,7 @@ pub enum Way {
     Host,
     /// Through a process in it.
     Through {
-        /// Its id.
         pid: u32,
-        /// When it was seen.
         seen: BootNs,
     },
     /// None is known.

@@ -8,12 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::acts::{ACTS_MAX, Act as _, Acts, KEPT_NS, RoutedAct};
 
-/// The acts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkActs {
     #[serde(flatten)]
     acts: Acts<LinkAct>,
-    /// New hardware addresses.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     addressed: VecDeque<(BootNs, LladdrAct)>,
     /// What was done to routes and addresses.
@@ -21,7 +19,6 @@ pub struct LinkActs {
 }
 
 impl LinkActs {
-    /// Keeps an act.
     pub fn put(&mut self, at: BootNs, act: LinkAct) {
         self.acts.put(at, act);
     }

@@ -35,7 +35,6 @@ const PATHS_MAX: usize = 16;
 /// A path in a mount namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MountKey {
-    /// Mount namespace.
     pub mntns: NsInum,
     /// Path, without what leads nowhere: doubled and trailing slashes, `.`.
     pub path: String,
@@ -56,7 +55,6 @@ impl MountKey {
 /// is another process each time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
-    /// Process id.
     pub tgid: u32,
     /// Its start, since process ids are reused.
     pub start_ns: BootNs,
@@ -100,7 +98,6 @@ pub struct BusyMount {
     /// The same by system call.
     #[serde(default, skip_serializing_if = "RefusedCalls::is_empty")]
     calls: RefusedCalls,
-    /// Recent attempts.
     callers: Vec<(Caller, u64)>,
     /// Recent attempts of all others.
     others: u64,
@@ -209,7 +206,6 @@ pub struct BusyMounts {
     index: Index,
 }
 
-/// Serialized form.
 #[derive(Default, Deserialize)]
 struct Saved {
     last_id: BusyId,
@@ -234,7 +230,6 @@ impl BusyMounts {
         self.paths.get(key).copied()
     }
 
-    /// A busy mount.
     #[must_use]
     pub fn get(&self, id: BusyId) -> Option<&BusyMount> {
         self.mounts.get(&id)
@@ -428,7 +423,6 @@ impl BusyMounts {
         self.mounts.is_empty()
     }
 
-    /// All busy mounts.
     pub fn iter(&self) -> impl Iterator<Item = (BusyId, &BusyMount)> {
         self.mounts.iter().map(|(id, busy)| (*id, busy))
     }

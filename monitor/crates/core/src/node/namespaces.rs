@@ -47,7 +47,6 @@ pub struct Namespaces {
     known: BTreeMap<NsInum, Namespace>,
 }
 
-/// A network namespace.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Namespace {
     /// Name below /run/netns.
@@ -65,11 +64,8 @@ pub struct Namespace {
     pub owner: Option<NetnsOwner>,
     /// When it was first read.
     pub since: BootNs,
-    /// When it was last read.
     pub read: BootNs,
-    /// Links by index.
     pub links: BTreeMap<u32, LinkFacts>,
-    /// Addresses.
     pub addresses: BTreeSet<AddressFacts>,
     /// Default routes, and halves of default routes.
     pub routes: Vec<RouteFacts>,
@@ -312,7 +308,6 @@ impl Namespaces {
         }
     }
 
-    /// Removes a namespace.
     pub fn remove(&mut self, netns: NsInum) {
         self.known.remove(&netns);
     }
@@ -388,7 +383,6 @@ impl Namespace {
         self.gateways.get(ifindex, address)
     }
 
-    /// The default routes.
     #[must_use]
     pub fn routes(&self) -> &[RouteFacts] {
         &self.routes

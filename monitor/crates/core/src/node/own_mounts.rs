@@ -42,7 +42,6 @@ impl RuntimeDirectories {
         self.by_source.insert(source, directories);
     }
 
-    /// The container of which a path is.
     #[must_use]
     pub fn owner<'c>(&self, containers: &'c Containers, path: &str) -> Option<&'c ContainerFacts> {
         if !is_plain(path) {

@@ -5,14 +5,10 @@ use kevtmon_observation::cgroup;
 
 use super::view::RuntimeAvailability;
 
-/// The owner of a cgroup.
 #[derive(Debug)]
 pub struct CgroupOwner {
-    /// The container.
     pub container: Option<Container>,
-    /// Its pod.
     pub pod: Option<Pod>,
-    /// The systemd unit.
     pub unit: Option<String>,
     /// Result of the join.
     pub join: Join,
@@ -21,7 +17,6 @@ pub struct CgroupOwner {
 /// A container as a runtime describes it.
 #[derive(Debug)]
 pub struct Described {
-    /// The container.
     pub container: Container,
     /// The pod that its labels tell.
     pub pod: Option<Pod>,
@@ -31,7 +26,6 @@ pub struct Described {
 
 /// What is known of containers and pods, by their ids.
 pub trait Names {
-    /// A container.
     fn container(&self, id: &str) -> Option<Described>;
 
     /// A pod, with its name if that is known.

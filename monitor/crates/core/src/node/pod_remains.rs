@@ -23,7 +23,6 @@ const LONGEST_PAUSE: BootNs = 360 * SECOND;
 /// at their end.
 const RECOVERY: BootNs = 300 * SECOND;
 
-/// All of them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodsOnNode {
@@ -35,10 +34,8 @@ pub struct PodsOnNode {
     known: BTreeMap<String, PodOnNode>,
 }
 
-/// One of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodOnNode {
-    /// As it was seen last.
     pub seen: PodRemains,
     /// Whether it ran while the daemon looked.
     pub ran: bool,
@@ -168,7 +165,6 @@ impl PodOnNode {
         Some(over.max(self.last_add(node)).saturating_add(pause).max(recovered))
     }
 
-    /// Its volumes that are mounted.
     pub fn volumes(&self) -> impl Iterator<Item = (Volume, &MountFacts)> {
         // The source tells only what is below a root directory of a kubelet.
         let volume = |mount: &MountFacts| {

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 /// How long the name of a pod is kept.
 const RETENTION_NS: u64 = 24 * 3600 * 1_000_000_000;
 
-/// The names of pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PodNames {

@@ -8,7 +8,6 @@ const AGAIN_NS: BootNs = 600 * 1_000_000_000;
 /// Quotes that are remembered; beyond that nothing is quoted.
 const QUOTES_MAX: usize = 256;
 
-/// A quote.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Quote {
     /// Id of the incident.
@@ -18,7 +17,6 @@ struct Quote {
     at: BootNs,
 }
 
-/// All of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Quotes {

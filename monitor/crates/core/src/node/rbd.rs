@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use kevtmon_observation::{RbdImage, RbdImages, RbdNumber};
 use serde::{Deserialize, Serialize};
 
-/// All of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MappedImages {
@@ -25,7 +24,6 @@ pub struct MappedImages {
 /// An image that is mapped, and the pod that was last seen to use it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastUser {
-    /// The image.
     pub image: RbdImage,
     /// Uid of the pod.
     pub pod: String,
@@ -36,7 +34,6 @@ pub struct LastUser {
 pub struct Changes {
     /// Those that came. At the first look there is none: all may have been there for long.
     pub mapped: Vec<RbdImage>,
-    /// Those that went.
     pub unmapped: Vec<RbdImage>,
 }
 
@@ -103,7 +100,6 @@ impl MappedImages {
         self.images.values().flatten()
     }
 
-    /// An image by its number.
     #[must_use]
     pub fn get(&self, number: RbdNumber) -> Option<&RbdImage> {
         self.images.get(&number)?.as_ref()

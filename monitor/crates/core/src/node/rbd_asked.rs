@@ -13,11 +13,9 @@ const TELL_NS: BootNs = 60 * 1_000_000_000;
 /// Images at most; the one that was asked for longest ago goes first.
 const IMAGES_MAX: usize = 64;
 
-/// All of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AskedImages {
-    /// When each was asked for last.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     asked: Vec<(ImageName, BootNs)>,
     /// When a log told last that it was refused.

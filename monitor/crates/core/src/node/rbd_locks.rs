@@ -19,14 +19,11 @@ pub struct LockCalls {
     running: Vec<LockCall>,
 }
 
-/// A call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LockCall {
     /// What it was made for.
     pub exec: RbdExec,
-    /// Who made it.
     pub actor: Shared<Actor>,
-    /// When it began.
     pub started: BootNs,
 }
 

@@ -17,7 +17,6 @@ const KEPT: usize = 2 * RESEND_AFTER + 128;
 /// At this number the least recently used tasks are removed, down to `KEPT`.
 const CAPACITY: usize = KEPT + KEPT / 4;
 
-/// Tasks by identity.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(from = "SavedTasks<'static>")]
 pub struct Tasks {
@@ -35,7 +34,6 @@ struct KnownTask {
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedTasks<'a> {
     ancestors: Vec<Cow<'a, Ancestor>>,
-    /// Executables and cgroups.
     texts: Vec<Cow<'a, str>>,
     /// In order of use.
     tasks: Vec<SavedTask<'a>>,
@@ -152,7 +150,6 @@ impl<'a, T: ?Sized + Eq + Hash> Interner<'a, T> {
 }
 
 impl Tasks {
-    /// Adds a task.
     pub fn insert(&mut self, facts: TaskFacts) {
         if self.known.len() >= CAPACITY {
             self.remove_least_recently_used();

@@ -32,11 +32,9 @@ const POD_ADDRESSES: usize = 8;
 /// The model of the node.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeView<'a> {
-    /// Containers.
     pub containers: &'a Containers,
     /// The kubelet and the runtimes.
     pub components: &'a Components,
-    /// Network namespaces.
     pub namespaces: &'a Namespaces,
     /// Names of pods, including those without containers.
     pub pods: &'a PodNames,
@@ -48,7 +46,6 @@ pub struct NodeView<'a> {
     pub pods_on_node: &'a PodsOnNode,
     /// What host-local has written down of addresses.
     pub ipam: &'a Ipam,
-    /// CNI calls.
     pub cni: &'a CniCalls,
     /// Ceph RBD images that are mapped.
     pub rbd: &'a MappedImages,
@@ -175,7 +172,6 @@ impl NodeView<'_> {
         }
     }
 
-    /// A container as a target.
     #[must_use]
     pub fn target_of(&self, facts: &ContainerFacts) -> Target {
         Target { container: Some(container(facts)), pod: self.pod(facts), ..Target::unknown(Join::Ok) }

@@ -16,7 +16,6 @@ use crate::node::view::NodeView;
 /// One step of the way: an interface, or a gateway.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hop {
-    /// Network namespace.
     pub netns: NsInum,
     /// Interface, of a gateway that by which it is reached.
     pub ifname: String,
@@ -46,11 +45,8 @@ pub struct MadeBy {
 /// An open incident of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodIncident {
-    /// Its id.
     pub id: String,
-    /// Its kind.
     pub kind: String,
-    /// What is wrong.
     pub summary: String,
 }
 
@@ -143,7 +139,6 @@ impl Core {
         Some(MadeBy { plugin: plugin.clone(), time: self.wall_time(added) })
     }
 
-    /// The open incidents of a pod.
     pub(super) fn open_incidents(&self, uid: &str) -> Vec<PodIncident> {
         let of_pod = self.incidents().filter(|(_, objects)| {
             let pod = objects.target.as_deref().and_then(|target| target.confirmed_pod());

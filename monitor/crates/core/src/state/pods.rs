@@ -15,13 +15,11 @@ use crate::node::view::RuntimeAvailability;
 /// A pod and its network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodStatus {
-    /// Name, uid, addresses.
     #[serde(flatten)]
     pub pod: Pod,
     /// What tells of it.
     #[serde(skip_serializing_if = "KnownBy::is_runtime", default)]
     pub known_by: KnownBy,
-    /// Its network namespace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<NsInum>,
     /// Next hops of its default routes.
@@ -36,7 +34,6 @@ pub struct PodStatus {
     /// The call of a CNI plugin that made its network, if it was seen.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub made_by: Option<MadeBy>,
-    /// Its open incidents.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub incidents: Vec<PodIncident>,
     /// Ids of its containers.

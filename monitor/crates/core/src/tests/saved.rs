@@ -27,7 +27,6 @@ fn id(pod: u32, number: u64) -> String {
     format!("{:016x}", (u64::from(pod) * 2 + number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).repeat(4)
 }
 
-/// The sandbox of a pod, or the one container in it.
 fn of_pod(pod: u32, sandbox: bool) -> ContainerFacts {
     let Fact::Container(facts) = container(ContainerState::Running) else { unreachable!() };
     let uid = format!("3f0f6a0e-2f6a-4d4e-9d1f-{pod:012x}");

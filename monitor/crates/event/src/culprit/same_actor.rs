@@ -22,7 +22,6 @@ impl Identity {
     }
 }
 
-/// The identity of an actor.
 pub fn identity(actor: &Actor) -> Identity {
     let culprit = culprit(actor);
     let shell = match culprit.run_by {

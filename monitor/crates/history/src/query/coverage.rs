@@ -19,13 +19,11 @@ const UNSEEING: [&str; 3] = ["configuration", "record", "recorder"];
 /// A gap in what could be seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unseen {
-    /// What is missing.
     #[serde(flatten)]
     pub what: Missing,
     /// Since when, RFC 3339; absent where that is unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub from: Option<String>,
-    /// Until when.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to: Option<String>,
 }
@@ -34,22 +32,17 @@ pub struct Unseen {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "missing", rename_all = "kebab-case")]
 pub enum Missing {
-    /// No daemon runs.
     Daemon,
     /// The daemon did not run.
     Gap,
     /// A source or hook is down, or degraded to a lower rung.
     Source {
-        /// Its name.
         source: String,
-        /// Why.
         reason: String,
     },
     /// Records were lost or discarded.
     Lost {
-        /// Where.
         source: String,
-        /// Why.
         reason: String,
         /// How many; at least as many where some losses could not be counted.
         count: u64,
@@ -60,7 +53,6 @@ pub enum Missing {
     Actor {
         /// The kind of the event.
         kind: String,
-        /// Its number.
         seq: u64,
     },
     /// Not everything could be read that may have held a mount.
@@ -75,7 +67,6 @@ pub enum Missing {
     },
     /// The subject has more events than are read.
     Older {
-        /// How many.
         looked_at: usize,
     },
     /// Earlier events are not kept.

@@ -13,7 +13,6 @@ pub struct DaemonReport {
     pub version: String,
     /// Git revision of the program.
     pub revision: String,
-    /// Node name.
     pub node: String,
     /// Process id, in the daemon's own process namespace.
     pub pid: u32,
@@ -60,20 +59,17 @@ names! {
 pub struct Part {
     /// `kernel`, `netlink`, `hook.neighbor`, …
     pub name: String,
-    /// How it is.
     pub state: Condition,
     /// Whether kevtmon cannot run without it.
     pub required: bool,
     /// The rung of its ladder, where it has one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rung: Option<String>,
-    /// What was found.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub found: Option<String>,
     /// Why it is not better.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
-    /// What is lost by it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost: Option<String>,
     /// How to get it.
@@ -97,7 +93,6 @@ impl Part {
         }
     }
 
-    /// One that works.
     #[must_use]
     pub fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
         Self { found: Some(found.into()), ..Self::new(name, Condition::Ok) }
@@ -128,7 +123,6 @@ impl Part {
     }
 }
 
-/// The whole answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorReport {
     /// Whether all required parts work; not yet, while the daemon starts.
@@ -157,7 +151,6 @@ impl DoctorReport {
 /// One thing that the self-test did, and whether the daemon saw it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// What was done.
     pub what: String,
     /// Whether all went as it is to.
     pub passed: bool,

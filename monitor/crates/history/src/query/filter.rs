@@ -19,7 +19,6 @@ pub const MAX_LIMIT: usize = 1_000;
 /// Position of an event among all of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// When it happened.
     pub time: Timestamp,
     /// Its number in its boot.
     pub seq: u64,
@@ -47,7 +46,6 @@ impl FromStr for Position {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{given:?} is not a cursor: use the `next` of a page")]
 pub struct InvalidCursor {
-    /// What was given.
     pub given: String,
 }
 
@@ -66,7 +64,6 @@ pub enum Order {
 pub struct EventFilter {
     /// Kinds, or families that end in a dot; any when empty.
     pub kinds: Vec<String>,
-    /// Minimum severity.
     pub severity: Option<Severity>,
     /// At this time or later.
     pub since: Option<Timestamp>,
@@ -86,7 +83,6 @@ pub struct EventFilter {
     pub boot_id: Option<String>,
     /// Which end to begin at.
     pub order: Order,
-    /// Maximum number.
     pub limit: usize,
     /// After this event, in the order.
     pub cursor: Option<Position>,
@@ -178,14 +174,11 @@ impl EventFilter {
     }
 }
 
-/// Which incidents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IncidentFilter {
-    /// Closed ones too.
     pub all: bool,
     /// Kinds; any when empty.
     pub kinds: Vec<String>,
-    /// Minimum severity.
     pub severity: Option<Severity>,
     /// A pod that is target or actor: [`pod`] makes it.
     pub pod: Option<Lookup>,
@@ -245,37 +238,30 @@ pub enum FilterError {
     /// No event has this kind.
     #[error("{given:?} is not a kind of event: expected one of {}, or a family such as `neighbor.`", kinds())]
     Kind {
-        /// What was given.
         given: String,
     },
     /// No event has this kind, but incidents have it.
     #[error("{given:?} is a kind of incident, not of event: try `incidents --kind {given}`")]
     IncidentAsEvent {
-        /// What was given.
         given: String,
     },
-    /// No incident has this kind.
     #[error("{given:?} is not a kind of incident: expected one of {}", KINDS.map(|kind| kind.name).join(", "))]
     IncidentKind {
-        /// What was given.
         given: String,
     },
     /// Not a severity.
     #[error("{given:?} is not a severity: expected one of {}", severities())]
     Severity {
-        /// What was given.
         given: String,
     },
     /// Not a pod.
     #[error("{given:?} is not a pod: expected NAMESPACE/NAME, or a uid")]
     Pod {
-        /// What was given.
         given: String,
     },
     /// Not a container id.
     #[error("{given:?} is not a container: expected the first digits of its id")]
     Container {
-        /// What was given.
         given: String,
     },
 }

@@ -92,7 +92,6 @@ pub enum HistoryError {
     Unreadable {
         /// The file or table.
         what: String,
-        /// Why.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -101,7 +100,6 @@ pub enum HistoryError {
 /// An event as it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Its position.
     pub position: Position,
     /// Its JSON.
     pub line: Arc<str>,
@@ -159,14 +157,12 @@ pub struct Extent {
     pub last_seq: u64,
     /// The boot that it belongs to.
     pub boot_id: String,
-    /// The node.
     pub node: String,
 }
 
 /// An incident, with the actor and target of its newest event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct IncidentView {
-    /// The incident.
     #[serde(flatten)]
     pub incident: Incident,
     /// The process that did it.
@@ -279,7 +275,6 @@ impl IncidentView {
         self.incident.closed.is_none()
     }
 
-    /// When it was last seen.
     #[must_use]
     pub fn last_seen(&self) -> Timestamp {
         timestamp(&self.incident.last_seen)

@@ -20,21 +20,16 @@ pub enum Family {
     PodName,
     /// Uid of a pod.
     Uid,
-    /// Container id.
     Container,
-    /// Container name.
     ContainerName,
     /// Address of a pod.
     Ip,
     /// Address of a neighbor entry or gateway.
     Neighbor,
-    /// Mount point.
     Path,
-    /// Interface name.
     Link,
     /// Interface by `NETNS/IFINDEX`.
     Interface,
-    /// Process id.
     Pid,
     /// Network namespace by inode number, of an interface that an event is about.
     Netns,
@@ -49,7 +44,6 @@ pub enum Family {
 }
 
 impl Family {
-    /// Every family.
     pub const ALL: [Self; 16] = [
         Self::Pod,
         Self::PodName,
@@ -96,14 +90,11 @@ impl Family {
 /// One name of something; written `FAMILY:VALUE`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// What it names.
     pub family: Family,
-    /// The name.
     pub value: String,
 }
 
 impl Key {
-    /// A key.
     #[must_use]
     pub fn new(family: Family, value: impl Into<String>) -> Self {
         Self { family, value: value.into() }
@@ -150,14 +141,12 @@ pub struct InvalidKey(pub String);
 /// A condition on keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Lookup {
-    /// This key.
     Exact(Key),
     /// Every key of the family with this prefix.
     Prefix(Key),
 }
 
 impl Lookup {
-    /// Exactly this name.
     #[must_use]
     pub fn exact(family: Family, value: impl Into<String>) -> Self {
         Self::Exact(Key::new(family, value))

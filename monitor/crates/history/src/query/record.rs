@@ -28,7 +28,6 @@ pub enum RecordError {
     /// Not JSON, or without a field that every event has.
     #[error("not an event: {source}")]
     Malformed {
-        /// Why.
         #[from]
         source: serde_json::Error,
     },

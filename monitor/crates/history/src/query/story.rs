@@ -48,7 +48,6 @@ pub struct Parts<'a> {
 /// What happened to one subject, and why.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Story {
-    /// The node.
     pub node: String,
     /// What it is about.
     pub subject: Subject,
@@ -66,7 +65,6 @@ pub struct Story {
     pub steps: Vec<Step>,
     /// Steps that were left out because there are too many.
     pub steps_omitted: usize,
-    /// The conclusion.
     pub verdict: Verdict,
     /// What to do next.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -75,23 +73,17 @@ pub struct Story {
     pub unseen: Vec<Unseen>,
 }
 
-/// An incident of a story.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StoryIncident {
-    /// Its id.
     pub id: String,
-    /// Its kind.
     pub kind: String,
     /// How bad it is.
     pub severity: Severity,
     /// How sure it is.
     pub confidence: Confidence,
-    /// When it opened.
     pub opened: String,
-    /// When it closed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub closed: Option<String>,
-    /// Why it closed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
     /// It is open because it opens again and again, and nothing has been wrong since then.
@@ -107,12 +99,10 @@ pub struct StoryIncident {
     pub repeated: Option<String>,
     /// Counts how often it opened, from 1.
     pub episode: u32,
-    /// One sentence.
     pub summary: String,
     /// What was checked and found healthy.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ruled_out: Vec<String>,
-    /// Its causes.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub caused_by: Vec<Cause>,
 }
@@ -130,15 +120,11 @@ pub struct Cause {
 /// An event of a story.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// When it happened.
     pub time: String,
-    /// Its number.
     pub seq: u64,
-    /// Its kind.
     pub kind: String,
     /// How bad it is.
     pub severity: Severity,
-    /// What happened.
     pub message: String,
     /// Roles of the subject in it; none for an event that is only evidence.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -165,11 +151,9 @@ pub struct Step {
 /// How often the event of a step happened again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repeated {
-    /// How many more.
     pub count: u64,
     /// When the last of them happened.
     pub until: String,
-    /// Its number.
     pub last_seq: u64,
 }
 
@@ -182,7 +166,6 @@ impl StoryIncident {
     }
 }
 
-/// Builds a story from its parts.
 #[must_use]
 pub fn build(parts: Parts<'_>) -> Story {
     let ordered = in_causal_order(&parts.incidents);

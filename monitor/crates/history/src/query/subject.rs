@@ -26,38 +26,28 @@ const NETNS_DIRECTORIES: [&str; 4] =
 /// A bare word this short that looks like the beginning of a container id is a coincidence.
 const SHORTEST_PREFIX: usize = 4;
 
-/// What kind of subject it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SubjectKind {
     /// A pod, or successive pods of one name.
     Pod,
-    /// A container.
     Container,
-    /// An interface.
     Interface,
-    /// A process id.
     Process,
-    /// An address.
     Address,
     /// A mount point, or all mount points below a directory.
     Path,
-    /// A pod volume.
     Volume,
     /// The device of a file system.
     Device,
-    /// A network namespace.
     Netns,
-    /// An incident.
     Incident,
-    /// One event.
     Event,
 }
 
 /// What a story is about.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Subject {
-    /// What it is.
     pub kind: SubjectKind,
     /// Its name in text.
     pub label: String,
@@ -196,7 +186,6 @@ struct Known<'a> {
     probes: &'a [Lookup],
     /// By `NAMESPACE/NAME`, or by uid where the name is unknown.
     pods: BTreeMap<String, PodNames>,
-    /// By id.
     containers: BTreeMap<String, Container>,
     /// Ids of these: those that exist, then the others, the one that was seen last first.
     container_order: Vec<String>,
@@ -446,7 +435,6 @@ fn is_owner(known: &NetnsStatus, told: &Target) -> bool {
         || same(known.owner.confirmed_pod().map(|pod| &pod.uid), told.confirmed_pod().map(|pod| &pod.uid))
 }
 
-/// An incident as a subject.
 #[must_use]
 pub fn incident_subject(id: &str, kind: &str) -> Subject {
     Subject {
@@ -457,7 +445,6 @@ pub fn incident_subject(id: &str, kind: &str) -> Subject {
     }
 }
 
-/// One event as a subject.
 #[must_use]
 pub fn event_subject(record: &Record) -> Subject {
     let seq = record.event.seq;

@@ -9,7 +9,6 @@ use thiserror::Error;
     "{given:?} is not a time: expected how long ago, as in 90s, 15m, 1h30m or 2d, or a time with its zone, as in 2026-01-02T03:04:05Z"
 )]
 pub struct InvalidTime {
-    /// What was given.
     pub given: String,
 }
 

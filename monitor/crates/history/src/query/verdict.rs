@@ -24,7 +24,6 @@ pub struct Verdict {
     /// Since when, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub since: Option<String>,
-    /// Until when.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub until: Option<String>,
     /// Why it is over.
@@ -61,7 +60,6 @@ fn is_wrong(incident: &StoryIncident) -> bool {
     incident.closed.is_none() && incident.well_since.is_none()
 }
 
-/// Draws the conclusion.
 #[must_use]
 pub fn conclude(
     incidents: &[StoryIncident],

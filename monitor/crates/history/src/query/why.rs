@@ -31,7 +31,6 @@ const INCIDENTS: usize = 32;
 /// Maximum number of sequence numbers or ids in one query.
 const BATCH: usize = 200;
 
-/// The answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {

@@ -23,31 +23,24 @@ pub enum RequestError {
     /// An unknown parameter: ignoring it would give a wrong answer.
     #[error("unknown parameter {name:?}: expected one of {}", .valid.join(", "))]
     Unknown {
-        /// Its name.
         name: String,
-        /// The known ones.
         valid: &'static [&'static str],
     },
     /// A value that cannot be parsed.
     #[error("{name}: {reason}")]
     Value {
-        /// Its parameter.
         name: String,
-        /// What is wrong.
         reason: String,
     },
     /// Parameters that contradict each other.
     #[error("{name} cannot be combined with follow")]
     WithFollow {
-        /// The other one.
         name: &'static str,
     },
 }
 
-/// A request for events.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EventsRequest {
-    /// Which.
     pub filter: EventFilter,
     /// Whether to stream new events.
     pub follow: bool,
@@ -292,7 +285,6 @@ pub struct VersionAnswer {
     pub version: String,
     /// Git revision of the program.
     pub revision: String,
-    /// Node name.
     pub node: String,
     /// State directory of the daemon, as it sees it.
     pub state_dir: PathBuf,

@@ -12,7 +12,6 @@ pub struct Bounds {
 /// Which part of the bounds an item may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Priority {
-    /// The capacity only.
     Normal,
     /// The reserved places, too.
     Reserved,
@@ -33,7 +32,6 @@ impl Bounds {
 /// Why an item is not queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// Too much waits.
     Full,
     /// The last write failed, and writing has not been resumed.
     Failed,
@@ -62,7 +60,6 @@ impl Refused {
 /// Consecutive items that were discarded: every hole in a sequence is accounted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
-    /// How many.
     pub discarded: u64,
     /// Why the first of them was.
     pub refused: Refused,

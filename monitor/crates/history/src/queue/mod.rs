@@ -38,7 +38,6 @@ pub trait Buffer: Default + Send + 'static {
 
 /// What the thread of a queue does.
 pub trait Worker: Send + 'static {
-    /// What it takes.
     type Buffer: Buffer;
 
     /// Processes a batch and leaves it empty. Returns until when the worker rests: nothing is taken before, unless
@@ -59,7 +58,6 @@ pub trait Worker: Send + 'static {
     /// The time of [`Self::due`] has come.
     fn on_time(&mut self) {}
 
-    /// Nothing more arrives.
     fn finish(&mut self) {}
 
     /// The queue closed after an error of [`Self::process`]; `unprocessed` was still waiting.
@@ -87,7 +85,6 @@ struct State<B> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// Nothing more arrives.
     Finishing,
     /// The worker failed, or is done.
     Closed,

@@ -56,9 +56,7 @@ pub enum BundleError {
     /// The window cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
-        /// Directory or file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -67,7 +65,6 @@ pub enum BundleError {
     Replay {
         /// Directory of the window.
         path: PathBuf,
-        /// Why.
         #[source]
         source: ReplayError,
     },

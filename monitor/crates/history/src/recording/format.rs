@@ -29,7 +29,6 @@ pub const BUNDLE: &str = "kevtmon-bundle";
 /// state of the core, too, if they have a default.
 pub const VERSION: u32 = 1;
 
-/// Who wrote it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Writer {
@@ -65,7 +64,6 @@ pub struct Header<'a> {
     pub format: String,
     /// [`VERSION`].
     pub version: u32,
-    /// Who wrote it.
     #[serde(flatten)]
     pub writer: Writer,
     /// When the part starts, RFC 3339.
@@ -103,7 +101,6 @@ impl Header<'_> {
 /// Observations that are missing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gap {
-    /// How many.
     pub discarded: u64,
     /// `queue-full`, `write-failed`.
     pub reason: String,
@@ -136,7 +133,6 @@ pub struct BundleHeader {
 pub struct Doctor {
     /// Version of the daemon.
     pub kevtmon: String,
-    /// Its git revision.
     pub revision: String,
     /// Release of the kernel that it ran on.
     pub kernel: String,

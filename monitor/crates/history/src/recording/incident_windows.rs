@@ -22,7 +22,6 @@ use super::segments::{create_directory, is_segment, numbered};
 
 /// Directory of the windows, in the state directory.
 pub(super) const DIRECTORY: &str = "incidents";
-/// The incident itself.
 pub(super) const INCIDENT: &str = "incident.json";
 /// Names of windows that were removed to make room, one per line.
 const REMOVED: &str = "removed";
@@ -168,7 +167,6 @@ pub(super) fn removed(directory: &Path) -> Vec<String> {
     names.lines().map(str::to_owned).collect()
 }
 
-/// The incident of a window.
 pub(super) fn read_incident(window: &Path) -> io::Result<Incident> {
     Ok(serde_json::from_slice(&fs::read(window.join(INCIDENT))?)?)
 }

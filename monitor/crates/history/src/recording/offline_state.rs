@@ -17,18 +17,14 @@ pub enum OfflineStateError {
     /// A file cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// A segment cannot be replayed.
     #[error("cannot replay {}", .path.display())]
     Replay {
-        /// The segment.
         path: PathBuf,
-        /// Why.
         #[source]
         source: ReplayError,
     },

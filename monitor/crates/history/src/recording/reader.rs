@@ -27,7 +27,6 @@ pub enum ReadError {
     /// It starts with something else.
     #[error("line 1 is not the header of a recording or bundle: {found}")]
     Foreign {
-        /// How it starts.
         found: String,
     },
     /// Of another version.
@@ -36,26 +35,20 @@ pub enum ReadError {
         kevtmon_types::build_info::VERSION
     )]
     Version {
-        /// Its line.
         line: u64,
-        /// Recording or bundle.
         format: String,
-        /// The version.
         found: u64,
     },
     /// The header of a part lacks something.
     #[error("line {line}: the header is damaged")]
     Header {
-        /// Which line.
         line: u64,
-        /// What is wrong.
         #[source]
         source: serde_json::Error,
     },
     /// No line is that long.
     #[error("line {line} is longer than {} MiB", LINE_MAX >> 20)]
     TooLong {
-        /// Which line.
         line: u64,
     },
 }
@@ -63,11 +56,8 @@ pub enum ReadError {
 /// A line of a recording.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Line {
-    /// The header of a bundle.
     Bundle(Box<BundleHeader>),
-    /// The header of a part.
     Part(Box<Header<'static>>),
-    /// An observation.
     Observation(Observation),
     /// An unknown line.
     Skipped(Skipped),
@@ -83,11 +73,9 @@ pub enum Line {
 pub struct Skipped {
     /// Counted from 1.
     pub line: u64,
-    /// What it holds.
     pub what: String,
 }
 
-/// Reads lines.
 #[derive(Debug)]
 pub struct Reader<R> {
     input: R,

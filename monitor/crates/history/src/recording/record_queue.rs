@@ -38,7 +38,6 @@ pub(super) trait SegmentWriter: Send + 'static {
     fn batch_done(&mut self);
 }
 
-/// Where a part starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PartStart {
     /// In a file of its own.

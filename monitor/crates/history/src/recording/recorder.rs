@@ -72,16 +72,13 @@ pub enum RecordError {
     /// The file cannot be created.
     #[error("cannot record to {}", .path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// It exists and is something else.
     #[error("cannot record to {}: not a regular file; choose another one with --record FILE", .path.display())]
     NotRegular {
-        /// The file.
         path: PathBuf,
     },
     /// No thread can be started.

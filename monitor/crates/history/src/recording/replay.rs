@@ -42,7 +42,6 @@ pub struct Summary {
     pub events: u64,
     /// Unknown lines.
     pub skipped: u64,
-    /// The first of them.
     pub first_skipped: Vec<Skipped>,
     /// Gaps of the recording.
     pub gaps: Vec<Gap>,
@@ -63,7 +62,6 @@ pub fn replay(
     play(input, policy, tell).map(|played| played.summary)
 }
 
-/// A complete replay.
 pub(super) struct Played {
     /// As it is at the end; `None` if there was no part.
     pub(super) core: Option<Core>,

@@ -83,7 +83,6 @@ impl LiveHistory for Memory {
     }
 }
 
-/// A shared copy.
 pub fn shared(memory: Memory) -> Arc<dyn LiveHistory> {
     Arc::new(memory)
 }

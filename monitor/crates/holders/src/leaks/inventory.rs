@@ -51,7 +51,6 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// Looks at the mounts of all namespaces.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Inventory {
-    /// Processor time.
     pub(super) budget: Duration,
     pub(super) in_background: bool,
     /// Mounts that were found before, by namespace and unique id: whether each is still there is told also where no process is
@@ -118,7 +117,6 @@ impl Found {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HostMount {
     pub(super) device: String,
-    /// The directory.
     pub(super) root: String,
     pub(super) path: String,
     pub(super) fstype: String,

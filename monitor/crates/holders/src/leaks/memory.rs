@@ -23,7 +23,6 @@ pub struct Remembered {
     pub device: String,
     /// The directory of it that the copy is of.
     pub root: String,
-    /// Mount source.
     pub source: String,
     /// Type of the file system.
     pub fstype: String,
@@ -37,7 +36,6 @@ pub struct Remembered {
     pub told: BootNs,
 }
 
-/// What is remembered.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     by_device: BTreeMap<String, Seen>,

@@ -239,7 +239,6 @@ pub struct OnDemand {
 /// A process that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnreadProcess {
-    /// Process id.
     pub pid: u32,
     /// Command name, if the reader could have it.
     pub comm: Option<String>,

@@ -47,9 +47,7 @@ pub struct Rest {
 impl Rest {
     /// Everything but the tables of threads, which are found with the first files.
     pub const ALL: Self = Self { fd: Some(0), threads: BTreeMap::new(), maps: true };
-    /// Its descriptors alone.
     pub const DESCRIPTORS: Self = Self { fd: Some(0), threads: BTreeMap::new(), maps: false };
-    /// Nothing.
     pub const NONE: Self = Self { fd: None, threads: BTreeMap::new(), maps: false };
 
     /// Descriptors from these on, each in the table of the process or of a thread.
@@ -74,7 +72,6 @@ impl Rest {
         self.fd.is_some()
     }
 
-    /// Leaves those out.
     pub fn leave_own_table(&mut self) {
         self.fd = None;
     }
@@ -117,7 +114,6 @@ pub(super) struct Files<'a> {
     pub(super) list: Dir,
     pub(super) targets: &'a ScanTargets<'a>,
     extent: Extent<'a>,
-    /// Looked at.
     count: u32,
     /// Whether the sockets of its network namespace are known, as far as they can be.
     pub(super) is_netns_listed: bool,

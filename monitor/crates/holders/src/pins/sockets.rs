@@ -29,7 +29,6 @@ const LINE_MAX: usize = 512;
 pub(super) struct Sockets {
     /// Namespaces whose sockets were listed, by their links in /proc.
     listed: BTreeSet<String>,
-    /// By inode number.
     bindings: HashMap<u32, Binding>,
 }
 

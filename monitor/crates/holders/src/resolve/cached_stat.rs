@@ -6,7 +6,6 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
 
-/// Type and permissions.
 pub(super) fn mode(file: BorrowedFd<'_>) -> Result<u32, Errno> {
     statx(file, libc::STATX_TYPE).map(|stat| stat.stx_mode.into())
 }

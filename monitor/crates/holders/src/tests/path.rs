@@ -50,7 +50,6 @@ fn a_path_through_names_without_end_is_not_followed_to_its_end() {
     }
 }
 
-/// A directory as it is captured of a caller.
 pub(super) fn captured(path: &Path) -> Option<CallerDirectory> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mount = MountTable::parse(&text, "/").covering(path.to_str().unwrap()).unwrap().id;

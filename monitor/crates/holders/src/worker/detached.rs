@@ -16,9 +16,7 @@ use crate::jobs::{self, Measured};
 pub(super) struct Detached {
     pub(super) request: DetachedRequest,
     pub(super) progress: Progress,
-    /// When it was begun.
     pub(super) begun: Option<Instant>,
-    /// What it has reported.
     pub(super) told: Vec<HolderReport>,
 }
 

@@ -44,9 +44,7 @@ impl MountSyscall {
 /// ones are observed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UmountAttempt {
-    /// The system call.
     pub syscall: MountSyscall,
-    /// Who called.
     pub actor: TaskRef,
     /// The caller's mount namespace; 0 where it is not known.
     pub mntns: NsInum,
@@ -148,7 +146,6 @@ pub struct PathOrigin {
 /// When a call began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallStart {
-    /// Boot time.
     pub at: BootNs,
     /// Offset from boot time to wall-clock time when it was heard of: the latter may be set at any time.
     pub realtime_offset_ns: i64,
@@ -181,7 +178,6 @@ pub struct TableMark {
 /// A directory as the kernel names it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallerDirectory {
-    /// Id of the mount that it is on.
     pub mount_id: u32,
     /// Its path, across mounts, from the topmost mount of its mount namespace; `None` for a directory that was removed,
     /// or is too deep or has too long a name to be captured.

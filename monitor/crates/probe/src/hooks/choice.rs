@@ -18,7 +18,6 @@ const OFF: &str = "off";
 /// Which rung of a hook is tried first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The best.
     #[default]
     Auto,
     /// This one; those above it are not tried.
@@ -46,7 +45,6 @@ impl Serialize for Choice {
 }
 
 impl Hook {
-    /// Every valid value.
     #[must_use]
     pub fn choices(&self) -> Vec<&'static str> {
         let rungs = self.rungs.iter().map(|rung| rung.name);
@@ -90,7 +88,6 @@ impl HookChoices {
     /// Every hook on its best rung.
     pub const AUTO: Self = Self(BTreeMap::new());
 
-    /// The configured value.
     #[must_use]
     pub fn from_values(values: &Values) -> Self {
         let mut choices = Self::default();
@@ -100,13 +97,11 @@ impl HookChoices {
         choices
     }
 
-    /// The choice for one hook.
     #[must_use]
     pub fn of(&self, hook: &Hook) -> Choice {
         self.0.get(hook.name).copied().unwrap_or_default()
     }
 
-    /// Sets it.
     pub fn set(&mut self, hook: &'static Hook, choice: Choice) {
         match choice {
             Choice::Auto => self.0.remove(hook.name),

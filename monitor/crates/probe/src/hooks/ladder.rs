@@ -14,7 +14,6 @@ pub const CRASH_LOOP: &str = "three or more starts in a row ended within a minut
 /// The rung that a hook is on, and why on none above it.
 #[derive(Debug)]
 pub struct HookStatus {
-    /// The hook.
     pub hook: &'static Hook,
     /// Its rung; `None` if it observes nothing.
     pub rung: Option<&'static Rung>,

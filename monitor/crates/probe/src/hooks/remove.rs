@@ -126,7 +126,6 @@ fn number_and_result(btf: &Btf<'_>) -> Result<[u32; 2], BtfError> {
     Ok([btf.need("pt_regs.orig_ax")?, btf.need("pt_regs.ax")?])
 }
 
-/// The same.
 #[cfg(not(target_arch = "x86_64"))]
 fn number_and_result(btf: &Btf<'_>) -> Result<[u32; 2], BtfError> {
     Ok([btf.need("pt_regs.syscallno")?, btf.need("pt_regs.regs")?])

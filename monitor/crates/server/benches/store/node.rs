@@ -105,7 +105,6 @@ impl Node {
         }
     }
 
-    /// What happens next.
     pub(super) fn next(&mut self) -> Event {
         while self.waiting.is_empty() {
             self.happen();

@@ -17,7 +17,6 @@ pub enum Body {
     Stream(mpsc::Receiver<Bytes>),
 }
 
-/// A complete body.
 #[must_use]
 pub fn whole(bytes: impl Into<Bytes>) -> Body {
     Body::Whole(Some(bytes.into()))

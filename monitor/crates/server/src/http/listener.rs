@@ -46,7 +46,6 @@ pub trait Listen: Send + 'static {
 
 /// A listener within a runtime.
 pub trait Accept: Send + Sync + 'static {
-    /// A connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
     /// Whether any user of the node can connect.
@@ -55,7 +54,6 @@ pub trait Accept: Send + Sync + 'static {
     /// How many connections wait to be accepted, where the kernel tells; else some.
     fn waiting(&self) -> usize;
 
-    /// The next connection.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 

@@ -74,7 +74,6 @@ pub struct Limits {
     pub capabilities: &'static [Capability],
 }
 
-/// Answers requests.
 pub trait Handler: Send + Sync + 'static {
     /// Connections, as they are accepted.
     type Stream;
@@ -87,7 +86,6 @@ pub trait Handler: Send + Sync + 'static {
     /// Why it has no access. Its connection is closed at once and takes no place.
     fn identify(&self, stream: &Self::Stream) -> Result<Self::Peer, String>;
 
-    /// Answers a request.
     fn handle(
         &self,
         request: &Request<Incoming>,

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 /// Connections that are accepted at once when they come, on average and at most one after another.
 const INTERVAL: Duration = Duration::from_millis(10);
 const BURST: u32 = 100;
-/// Between two batches.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) struct Pace {

@@ -8,16 +8,13 @@ use super::body::{Body, whole};
 /// A response of the daemon.
 pub type Response = hyper::Response<Body>;
 
-/// Plain text.
 pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-/// A page.
 pub const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 /// One JSON document.
 pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// One JSON document per line.
 pub const NDJSON: HeaderValue = HeaderValue::from_static("application/x-ndjson");
 
-/// A response with a body.
 #[must_use]
 pub fn respond(status: StatusCode, content_type: HeaderValue, body: Body) -> Response {
     let mut response = Response::new(body);

@@ -15,7 +15,6 @@ settings! { "metrics":
     WEB_CONFIG: PathBuf = "web_config", default PathBuf::new();
 }
 
-/// Addresses with ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Addresses(pub Vec<SocketAddr>);
 

@@ -74,7 +74,6 @@ pub trait Sink: Send + 'static {
         None
     }
 
-    /// Nothing more arrives.
     fn finish(&mut self) {}
 }
 
@@ -126,7 +125,6 @@ impl Sinks {
         }
     }
 
-    /// Adds a sink.
     pub fn add(&mut self, queue: EventQueue) {
         if let Some(barrier) = &self.barrier {
             queue.wait_for_commits(Arc::clone(barrier));

@@ -52,9 +52,7 @@ pub enum HttpError {
     /// An address cannot be used.
     #[error("cannot listen on {address} for metrics")]
     Listen {
-        /// The address.
         address: SocketAddr,
-        /// Why.
         #[source]
         source: io::Error,
     },

@@ -22,7 +22,6 @@ use super::stall::Liveness;
 
 /// Where a sink writes to, and what can fail.
 pub trait Destination: Send + 'static {
-    /// What goes wrong.
     type Error: Error + 'static;
 
     /// In metric labels, thread names and the sources of `daemon.*` events.
@@ -105,9 +104,7 @@ pub struct Disconnected {
 /// Intervals between attempts to connect: each is twice as long as the one before.
 #[derive(Debug, Clone, Copy)]
 pub struct Backoff {
-    /// The first interval.
     pub first: Duration,
-    /// The longest interval.
     pub longest: Duration,
 }
 

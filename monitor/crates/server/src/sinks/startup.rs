@@ -19,9 +19,7 @@ pub(super) type Start = fn(&Context<'_>) -> io::Result<Option<Started>>;
 
 /// What sinks are started with.
 pub struct Context<'a> {
-    /// The configuration.
     pub settings: &'a Values,
-    /// Directory for files.
     pub state_dir: PathBuf,
     /// Identity of this boot.
     pub boot_id: &'a str,
@@ -61,7 +59,6 @@ impl From<EventQueue> for Started {
 pub struct StartError {
     /// What was to be started.
     what: &'static str,
-    /// Why it failed.
     #[source]
     source: io::Error,
 }
@@ -69,7 +66,6 @@ pub struct StartError {
 /// All sinks, and what is known once they run.
 #[derive(Default)]
 pub struct Running {
-    /// The sinks.
     pub sinks: Sinks,
     /// Names of those that report their status to the core.
     pub sources: Vec<&'static str>,

@@ -24,7 +24,6 @@ const REST: u32 = 4;
 /// What becomes of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It is true.
     Right,
     /// It is not.
     Wrong,

@@ -39,16 +39,13 @@ pub enum WebConfigError {
     /// The file cannot be read.
     #[error("cannot read the web configuration {}", .path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// It has a mistake.
     #[error("{position}: {message}")]
     Invalid {
-        /// Where.
         position: Position,
         /// What is wrong, and what is valid.
         message: String,

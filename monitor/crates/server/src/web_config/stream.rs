@@ -65,7 +65,6 @@ impl Accept for WebListener<tokio::net::TcpListener> {
     }
 }
 
-/// A connection.
 pub struct WebStream {
     peer: IpAddr,
     state: State,

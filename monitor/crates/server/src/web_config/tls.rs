@@ -40,7 +40,6 @@ pub(super) enum ClientAuth {
     None,
     /// A certificate that is given has to be the authority's.
     IfGiven,
-    /// There has to be one.
     Required,
 }
 

@@ -8,7 +8,6 @@ use super::NAMES;
 
 /// What else a program does than run as a daemon.
 struct Tools {
-    /// Its subcommands.
     commands: &'static [&'static str],
     /// Flags before a subcommand whose value is the next word, without dashes.
     with_value: &'static [&'static str],

@@ -44,7 +44,6 @@ pub struct Look {
     directory: PathBuf,
 }
 
-/// What was found.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     pub(super) records: BTreeSet<IpamRecord>,

@@ -43,7 +43,6 @@ impl Identity {
     }
 }
 
-/// Where it was read to.
 #[derive(Debug)]
 struct ReadTo {
     identity: Identity,
@@ -76,7 +75,6 @@ pub(super) struct Looked {
     pub(super) is_missing: bool,
 }
 
-/// A file.
 #[derive(Debug)]
 pub(super) struct Followed {
     pub(super) path: PathBuf,

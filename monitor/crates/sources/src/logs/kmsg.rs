@@ -13,7 +13,6 @@ const LINE_MAX: usize = 2048;
 /// The bits of a priority that are the level; the rest is the facility, 0 for the kernel.
 const LEVEL_BITS: u32 = 3;
 
-/// A record.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Record<'a> {
     facility: u32,

@@ -383,7 +383,6 @@ impl Follower {
 struct Hits<'a> {
     log: &'a str,
     facts: Vec<Fact>,
-    /// Beyond that.
     beyond: u64,
 }
 

@@ -171,7 +171,6 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(move |c| !is_of_word(c)).filter(|word| !word.is_empty())
 }
 
-/// A container's.
 fn is_id(word: &str) -> bool {
     word.len() == 64 && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

@@ -75,7 +75,6 @@ pub(super) enum PeerName {
     Nsid(i32),
 }
 
-/// What was read.
 #[derive(Debug)]
 pub(super) struct Reading {
     /// Peers in other namespaces are not resolved yet.
@@ -325,7 +324,6 @@ impl Most {
 #[derive(Default)]
 struct Tables {
     most: Most,
-    /// Rows beyond that.
     omitted: u32,
     /// The addresses whose neighbor entries are kept in any case.
     gateways: HashSet<IpAddr>,

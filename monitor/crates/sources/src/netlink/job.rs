@@ -29,7 +29,6 @@ pub(super) enum Job {
     },
 }
 
-/// Its result.
 pub(super) enum Outcome {
     Discover { all: bool, began: Instant, found: Option<HashMap<NsInum, DiscoveredNetns>> },
     Read { netns: NsInum, heard: BootNs, reading: Result<Box<Reading>, ReadError> },

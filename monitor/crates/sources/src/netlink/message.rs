@@ -107,11 +107,9 @@ pub(super) struct LinkChange {
     pub(super) other_nsid: Option<i32>,
     /// The message is about the link being set up or down.
     pub(super) toggled: bool,
-    /// Table of a VRF.
     pub(super) vrf_table: Option<u32>,
 }
 
-/// The messages of a datagram.
 pub(super) fn messages(datagram: &[u8]) -> Messages<'_> {
     Messages { datagram, offset: 0 }
 }

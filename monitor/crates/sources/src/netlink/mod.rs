@@ -48,7 +48,6 @@ use self::stream::Stream;
 use super::Sender;
 use super::procfs::readers::Readers;
 
-/// How to listen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetlinkConfig {
     /// Report changes of neighbor entries. Only where no probe does: listening to neighbors slows down
@@ -80,9 +79,7 @@ pub enum NetlinkError {
     /// The socket could not be set up.
     #[error("netlink: cannot {step}")]
     Socket {
-        /// What was tried.
         step: &'static str,
-        /// Why it failed.
         #[source]
         source: io::Error,
     },

@@ -151,7 +151,6 @@ impl NeighborCache {
         })
     }
 
-    /// An entry is gone.
     pub(super) fn gone(&mut self, netns: NsInum, last: &NeighborEntry) -> Option<NeighborChange> {
         self.touch(netns, last.ifindex, Some(last.address));
         let namespace = self.namespaces.entry(netns).or_default();

@@ -200,7 +200,6 @@ impl NsidTable {
         (tries < TRIES).then_some(tries)
     }
 
-    /// A discovery begins.
     pub(super) fn begin_discovery(&mut self) {
         self.touched.clear();
     }

@@ -78,7 +78,6 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    /// The rule with its table.
     pub(super) fn of(self, table: u32) -> RuleFacts {
         let Self { ipv6, priority, matches_all, action, suppresses, .. } = self;
         RuleFacts { ipv6, table, priority, matches_all, action, suppresses }
@@ -87,7 +86,6 @@ impl Rule {
 
 /// The next hops in a message about a route.
 pub(super) enum Routes {
-    /// Of no interest.
     None,
     /// One for each next hop.
     Hops(Vec<RouteFacts>),

@@ -76,7 +76,6 @@ impl ReadSchedule {
         self.gap.get_or_insert_with(|| (BTreeSet::new(), earliest)).0.insert(reason)
     }
 
-    /// Plans a discovery.
     pub(super) fn plan_discovery(&mut self, now: Instant, tries: u32) {
         let soon = now + DEBOUNCE * 2_u32.saturating_pow(tries);
         let allowed = self.discovery_not_before.map_or(soon, |earliest| earliest.max(soon));

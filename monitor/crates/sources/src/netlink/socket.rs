@@ -59,7 +59,6 @@ fn setup(step: &'static str) -> impl FnOnce(io::Error) -> SetupError {
     move |source| SetupError { step, source }
 }
 
-/// The listening socket.
 #[derive(Debug)]
 pub(super) struct Subscription {
     socket: Socket,

@@ -11,7 +11,6 @@ use kevtmon_observation::cgroup::is_roots;
 
 use crate::kubelet::below;
 
-/// Its usual place.
 const DIRECTORY: &str = "/var/log/pods";
 /// Entries that are read.
 const ENTRIES_MAX: usize = 8192;

@@ -163,7 +163,6 @@ mod tests {
 
     use super::*;
 
-    /// Without the marks.
     fn most_telling(text: &str) -> Option<String> {
         let path = super::most_telling(Path::new("/nowhere/proc"), text)?;
         assert!(path == "/" || path.starts_with(cgroup::DELEGATED), "{path}: nothing is known of it");

@@ -9,7 +9,6 @@ use std::ops::ControlFlow;
 use super::dir::{Dir, MAX_TEXT};
 use super::mountinfo::MountTable;
 
-/// Read at once.
 const CHUNK: usize = 64 << 10;
 /// Of a line of `mountinfo`. What is mounted where is at its beginning.
 const MOUNT_LINE: usize = 8 << 10;

@@ -49,11 +49,9 @@ pub struct DirectoryId {
 /// The fields of `/proc/PID/stat` that the project needs (proc_pid_stat(5)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
-    /// Command name.
     pub comm: String,
     /// `R`, `S`, `D`, `Z`, …
     pub state: char,
-    /// Parent process.
     pub ppid: u32,
     /// `PF_*` of include/linux/sched.h.
     flags: u32,

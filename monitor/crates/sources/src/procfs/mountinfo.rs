@@ -8,7 +8,6 @@ use std::borrow::Cow;
 use kevtmon_observation::{MountFacts, NsInum};
 use kevtmon_types::redact;
 
-/// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
     /// Unique over all namespaces while the mount exists; reused after.
@@ -27,7 +26,6 @@ pub struct Mount {
     pub master: Option<u64>,
     /// Type of the file system.
     pub fstype: String,
-    /// What is mounted.
     pub source: String,
 }
 
@@ -140,7 +138,6 @@ impl MountTable {
         self.mounts.iter().map(|mount| of(mount) + 2 * size_of::<Mount>()).sum()
     }
 
-    /// All mounts.
     pub fn iter(&self) -> impl Iterator<Item = &Mount> {
         self.mounts.iter()
     }
@@ -151,7 +148,6 @@ impl MountTable {
         self.mounts.is_empty()
     }
 
-    /// The mount with this id.
     #[must_use]
     pub fn by_id(&self, id: u64) -> Option<&Mount> {
         self.mounts.iter().find(|mount| mount.id == id)
@@ -211,7 +207,6 @@ impl FromIterator<Mount> for MountTable {
 /// The place that a mount sits on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment<'a> {
-    /// The mount below.
     pub parent: &'a Mount,
     /// Path within the parent's file system.
     pub path: String,

@@ -24,7 +24,6 @@ mod copies;
 /// Gives a descriptor of a socket's network namespace, `include/uapi/linux/sockios.h`, since 4.10.
 const SIOCGSKNS: libc::c_ulong = 0x894c;
 
-/// Reads this process.
 #[derive(Debug, Clone)]
 pub struct Own {
     proc: Proc,

@@ -77,7 +77,6 @@ pub struct MountNamespace {
 }
 
 impl MountNamespace {
-    /// Our own.
     #[must_use]
     pub fn own() -> Self {
         Self { id: 0, _pinned: None }

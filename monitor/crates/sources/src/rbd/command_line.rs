@@ -11,7 +11,6 @@ use kevtmon_observation::{ImageName, RbdCommand, RbdNumber};
 const NAME_MAX: usize = 255;
 /// Where the program stands among the first words: behind the interpreter of a script and its argument.
 const PROGRAM_WITHIN: usize = 3;
-/// The programs.
 const RBD: &str = "rbd";
 const RBD_NBD: &str = "rbd-nbd";
 
@@ -82,7 +81,6 @@ const ASKS: &[&str] = &["-h", "--help", "-v", "--version"];
 /// What `rbd` was asked for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Asked<'a> {
-    /// Something else.
     Other,
     /// It may be one of the following, and is not understood.
     Unclear,

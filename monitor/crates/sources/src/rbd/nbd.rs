@@ -18,7 +18,6 @@ use crate::procfs::root::is_root_of_node;
 use crate::procfs::{Proc, parse_ns};
 use crate::programs::{INITIAL_PIDNS, named};
 
-/// The program.
 const PROGRAM: &str = "rbd-nbd";
 /// What is said of one whose arguments are not understood.
 const UNCLEAR: &str = "which image rbd-nbd has mapped";
@@ -112,7 +111,6 @@ pub enum Mapper {
     Image { name: ImageName, snapshot: Option<String> },
     /// `rbd-nbd`, or what may be, for an image that cannot be told.
     Unclear,
-    /// Another program.
     Other,
     /// A process that is not there any more.
     Gone,

@@ -24,12 +24,10 @@ const BELOW: [&[u8]; 2] = [b"/devices/rbd/", b"/devices/virtual/block/nbd"];
 /// Actions, with the sign behind them, of which the kernel tells.
 const ACTIONS: [&[u8]; 7] = [b"add@", b"remove@", b"change@", b"move@", b"bind@", b"unbind@", b"online@"];
 
-/// What was heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heard {
     /// Something of such a device.
     Rbd,
-    /// Something else.
     Other,
     /// Not from the kernel.
     Refused,
@@ -49,7 +47,6 @@ pub(super) fn judge(port: u32, message: &[u8]) -> Heard {
     if ACTIONS.iter().any(is_of_rbd) { Heard::Rbd } else { Heard::Other }
 }
 
-/// The socket.
 pub(super) struct Uevents {
     socket: AsyncFd<Readable>,
     buffer: Vec<u8>,

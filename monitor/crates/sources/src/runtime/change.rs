@@ -4,22 +4,16 @@ use kevtmon_observation::ContainerFacts;
 use kevtmon_types::clock::{BootNs, boot_now};
 use nix::time::{ClockId, clock_gettime};
 
-/// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It exists.
     Created,
     /// Its process was started.
     Started,
-    /// Its process ended.
     Died,
     /// The kernel killed a process of it for want of memory; it may go on.
     OutOfMemory,
-    /// It was frozen.
     Paused,
-    /// It was resumed.
     Unpaused,
-    /// It was removed.
     Removed,
     /// Its network changed, which matters only while it runs.
     Network,
@@ -34,7 +28,6 @@ pub enum ChangeKind {
 pub struct Change {
     /// 64 hex digits.
     pub id: String,
-    /// What happened.
     pub kind: ChangeKind,
     /// Wall clock, nanoseconds.
     pub wall: i64,

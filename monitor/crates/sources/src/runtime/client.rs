@@ -30,7 +30,6 @@ pub type Changes = Pin<Box<dyn Stream<Item = Result<Change, RuntimeError>> + Sen
 /// The answer to a list.
 #[derive(Debug, Clone, Default)]
 pub struct Listed {
-    /// The containers.
     pub containers: Vec<ContainerFacts>,
     /// Entries that were left out, since they have no proper id.
     pub malformed: u64,
@@ -52,7 +51,6 @@ impl FromIterator<Option<ContainerFacts>> for Listed {
 /// The answer to an inspect.
 #[derive(Debug, Clone)]
 pub struct Inspection {
-    /// The container.
     pub facts: ContainerFacts,
     /// When its process was started, or has ended if it runs no more: wall clock, nanoseconds, as the runtime tells it.
     pub since: Option<i64>,
@@ -102,7 +100,6 @@ pub trait RuntimeClient: Clone + Send + Sync + 'static {
 /// Why a runtime cannot be queried.
 #[derive(Debug, Error)]
 pub enum RuntimeError {
-    /// Nothing is there.
     #[error("there is no socket at {}", path.display())]
     NoSocket {
         /// Where it was looked for.
@@ -111,7 +108,6 @@ pub enum RuntimeError {
     /// No process listens there, or access is denied.
     #[error("cannot connect to the socket")]
     Connect {
-        /// What went wrong.
         #[source]
         source: Cause,
     },
@@ -124,50 +120,40 @@ pub enum RuntimeError {
     /// A request was refused.
     #[error("{request} failed")]
     Request {
-        /// The request.
         request: &'static str,
-        /// What went wrong.
         #[source]
         source: Cause,
     },
     /// An answer or event cannot be read.
     #[error("{request} returned an invalid response")]
     Decode {
-        /// The request.
         request: &'static str,
-        /// What went wrong.
         #[source]
         source: Cause,
     },
     /// An event tells no container; those after it are not affected.
     #[error("{request} sent an event without a proper container id")]
     UnidentifiedEvent {
-        /// The request.
         request: &'static str,
     },
     /// The event stream broke off.
     #[error("the event stream failed")]
     Events {
-        /// What went wrong.
         #[source]
         source: Cause,
     },
-    /// The runtime stopped.
     #[error("the event stream ended")]
     EventsEnded,
     /// Another API is served there, so there are no containers that this one could show.
     #[error("{api} is not served there")]
     NotServed {
-        /// The API.
         api: &'static str,
-        /// The answer.
         #[source]
         source: Cause,
     },
     /// The runtime has no event stream.
     #[error("the runtime has no event stream")]
     NoEvents {
-        /// Its answer.
         #[source]
         source: Cause,
     },

@@ -11,7 +11,6 @@ use kevtmon_observation::{BootNs, ContainerExit, ContainerFacts, ContainerState,
 use super::change::Change;
 use super::process::Identity;
 
-/// What is known.
 #[derive(Debug)]
 pub(super) struct Containers {
     known: BTreeMap<String, Known>,

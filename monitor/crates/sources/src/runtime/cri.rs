@@ -63,7 +63,6 @@ pub(super) struct Cri {
 /// What tells changes of containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EventStream {
-    /// containerd's own.
     Containerd,
     /// The CRI's.
     Cri,

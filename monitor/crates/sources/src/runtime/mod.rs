@@ -50,7 +50,6 @@ names! {
 }
 
 impl RuntimeKind {
-    /// All of them.
     pub const ALL: &'static [Self] = &[Self::Docker, Self::Cri];
 
     /// The usual places of its sockets; of several paths to one place, the first that exists is used.
@@ -74,7 +73,6 @@ impl RuntimeKind {
 pub struct RuntimeSocket {
     /// Its API.
     pub kind: RuntimeKind,
-    /// Where it is.
     pub path: PathBuf,
 }
 

@@ -76,7 +76,6 @@ impl Said {
     }
 }
 
-/// Reads processes.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Identify {
     processes: Vec<u32>,

@@ -13,7 +13,6 @@ const MAX_IN_FLIGHT: usize = 8;
 /// Inspects of one container that may fail in a row. The periodic list tries again.
 const MAX_ATTEMPTS: u8 = 3;
 
-/// The queue.
 #[derive(Debug, Default)]
 pub(super) struct Refresh {
     waiting: VecDeque<String>,
@@ -33,7 +32,6 @@ struct Job {
     failures: u8,
 }
 
-/// What to do with the reply to an inspect.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum InspectReply {
     /// Use it; the event that requested it happened then.

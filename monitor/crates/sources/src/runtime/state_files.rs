@@ -70,12 +70,10 @@ impl StateFiles {
     }
 }
 
-/// What was found.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Found {
     /// As in `ContainerFacts::runtime`.
     pub(super) runtime: String,
-    /// Where.
     pub(super) directory: PathBuf,
     pub(super) containers: Vec<Written>,
     /// Whether that is all of them, in whatever state.

@@ -10,9 +10,7 @@ use super::name::{is_header, is_scheme, is_secret, is_secret_assigned, is_secret
 /// What an argument implies about the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Nothing.
     Plain,
-    /// It is a secret.
     Secret,
     /// It is a secret, or the scheme of one that follows.
     Header,

@@ -21,12 +21,9 @@ settings! { "events":
     CONTAINER_BURST: u32 = "container_burst", default 512, valid Valid::Range(1, 1_000_000);
 }
 
-/// The configured rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventRate {
-    /// Events a second.
     pub rate: u32,
-    /// Events at once.
     pub burst: u32,
 }
 

@@ -24,7 +24,6 @@ pub enum Valid {
     Range(u64, u64),
     /// Powers of two from the first to the second.
     PowerOfTwo(u64, u64),
-    /// These names.
     OneOf(&'static [&'static str]),
     /// Texts that the function accepts, and their description.
     Text(&'static str, fn(&str) -> bool),
@@ -88,7 +87,6 @@ pub struct Setting<T: 'static> {
     pub doc: &'static str,
     /// Valid values, of those of its type.
     pub valid: Valid,
-    /// Its default.
     pub default: fn() -> T,
 }
 
@@ -106,7 +104,6 @@ pub trait Description: Debug + Sync {
     /// Its valid values, as in "expected a number from 1 to 100"; `None` where its type or its meaning is enough.
     fn valid(&self) -> Option<String>;
 
-    /// Its default.
     fn default(&self) -> Arc<dyn Stored>;
 
     /// Reads its value from a file.

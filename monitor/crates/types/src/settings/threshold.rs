@@ -17,16 +17,13 @@ pub struct Threshold {
     pub key: &'static str,
     /// What it means, in full sentences.
     pub doc: &'static str,
-    /// Its default.
     pub default: u32,
-    /// What it counts.
     pub unit: Unit,
 }
 
 /// What a threshold counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Seconds.
     Seconds,
     /// Attempts, pods and the like.
     Count,
@@ -90,7 +87,6 @@ impl Thresholds {
         self.0.get(threshold.key).copied().unwrap_or(threshold.default)
     }
 
-    /// Sets it.
     pub fn set(&mut self, threshold: &Threshold, value: u32) {
         self.0.insert(threshold.key.to_owned(), value);
     }

@@ -17,7 +17,6 @@ impl RefusedCalls {
         all
     }
 
-    /// Counts more calls.
     pub fn add(&mut self, syscall: MountSyscall, calls: u64) {
         match self.0.iter_mut().find(|(known, _)| *known == syscall) {
             Some((_, count)) => *count = count.saturating_add(calls),
@@ -48,7 +47,6 @@ impl RefusedCalls {
         self.0.is_empty()
     }
 
-    /// All of them.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.iter().map(|(_, calls)| calls).sum()

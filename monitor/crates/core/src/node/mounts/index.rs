@@ -98,7 +98,6 @@ impl Index {
         self.paths_of(id).iter().map(|key| key.path.len()).sum()
     }
 
-    /// Bytes of all paths.
     pub(super) fn path_bytes(&self) -> usize {
         self.path_bytes
     }

@@ -50,11 +50,8 @@ struct Report {
 /// Readings of namespaces that were left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// How many.
     pub count: u64,
-    /// The first.
     pub from: BootNs,
-    /// The last.
     pub until: BootNs,
     /// The namespace of the last one.
     pub netns: NsInum,

@@ -74,7 +74,6 @@ impl Namespaces {
         has_room
     }
 
-    /// Removes an address.
     pub fn remove_address(&mut self, at: BootNs, address: &AddressFacts) {
         if let Some(namespace) = self.known.get_mut(&address.netns) {
             namespace.addresses.remove(address);

@@ -39,15 +39,12 @@ const CATCH_UP_TIME: Duration = Duration::from_secs(1);
 /// The daemon that answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// Node name.
     pub node: String,
     /// Version of the program.
     pub version: String,
     /// Git revision of the program.
     pub revision: String,
-    /// Its state directory.
     pub state_dir: PathBuf,
-    /// Capabilities with which it started.
     pub capabilities_at_start: Option<u64>,
 }
 

@@ -85,7 +85,6 @@ pub(super) struct Subscription {
 /// The next result for a reader.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// These lines.
     Lines(Vec<Arc<str>>),
     /// Nothing until [`Subscription::changed`] changes.
     Wait,
@@ -369,7 +368,6 @@ impl History for Snapshot {
     }
 }
 
-/// The oldest first.
 fn wanted_incidents<'a>(
     incidents: impl Iterator<Item = &'a Arc<IncidentView>>,
     filter: &IncidentFilter,

@@ -66,30 +66,24 @@ pub enum ApiError {
     /// Another daemon listens there.
     #[error("another kevtmon listens on {}; choose another path with --socket PATH", .path.display())]
     Taken {
-        /// The socket.
         path: PathBuf,
     },
     /// Another file has that path.
     #[error("{} exists but is not a socket; choose another path with --socket PATH", .path.display())]
     NotASocket {
-        /// The file.
         path: PathBuf,
     },
     /// Its directory cannot be created.
     #[error("cannot create the directory {}", .path.display())]
     Directory {
-        /// The directory.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// It cannot be listened on.
     #[error("cannot listen on {}; choose another path with --socket PATH", .path.display())]
     Listen {
-        /// The socket.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },

@@ -22,7 +22,6 @@ pub(super) enum Denied {
     /// Neither root nor in the group.
     #[error("access denied for user {uid}: be root, or in group {group} of the socket")]
     NotAllowed {
-        /// The user.
         uid: u32,
         /// The group of the socket.
         group: u32,

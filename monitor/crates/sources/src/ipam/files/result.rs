@@ -108,7 +108,6 @@ struct OldAddress {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Plugin {
-    /// Of a list.
     plugins: Vec<Plugin>,
     r#type: String,
     ipam: Option<Ipam>,

@@ -142,7 +142,6 @@ fn link<'a>(snapshot: &'a NetnsSnapshot, name: &str) -> &'a LinkFacts {
     snapshot.links.iter().find(|link| link.ifname == name).unwrap_or_else(|| panic!("{name}: {snapshot:?}"))
 }
 
-/// Addresses of a snapshot.
 fn addresses(snapshot: &NetnsSnapshot) -> HashSet<IpAddr> {
     snapshot.addresses.iter().map(|address| address.address).collect()
 }

@@ -140,7 +140,6 @@ pub(super) struct ContainerStatus {
     /// Wall clock, nanoseconds; 0 if it was not.
     #[prost(int64, tag = "5")]
     pub(super) started_at: i64,
-    /// The same.
     #[prost(int64, tag = "6")]
     pub(super) finished_at: i64,
     #[prost(int32, tag = "7")]

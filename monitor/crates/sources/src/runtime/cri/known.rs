@@ -30,7 +30,6 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Notes an event.
     pub(super) fn announce(&mut self, id: &str, run: Run) {
         let now = Instant::now();
         self.runs.retain(|id, (_, at)| self.listed.contains_key(id) || now.duration_since(*at) < SETTLES);

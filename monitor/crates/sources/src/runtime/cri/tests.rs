@@ -25,7 +25,6 @@ fn watch(fake: &FakeCri) -> Reports {
     Reports::of::<Cri>(SOURCE, fake.socket(), timing, Proc::default())
 }
 
-/// With short timeouts.
 fn watch_impatiently(fake: &FakeCri) -> Reports {
     let timing =
         Options { reconcile: LONG, poll: LONG, timeout: Duration::from_millis(200), ..Options::default() };

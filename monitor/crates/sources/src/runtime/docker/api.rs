@@ -29,7 +29,6 @@ pub struct ContainerInspectResponse {
     pub id: Option<String>,
     pub name: Option<String>,
     pub created: Option<String>,
-    /// Its id.
     pub image: Option<String>,
     pub config: Option<ContainerConfig>,
     pub host_config: Option<HostConfig>,

@@ -34,7 +34,6 @@ impl Reports {
         Self::with(fake, Options { reconcile: LONG, timeout: PATIENCE, ..Options::default() })
     }
 
-    /// With short timeouts.
     fn impatient(fake: &FakeDocker) -> Self {
         let timeout = Duration::from_millis(200);
         Self::with(fake, Options { reconcile: LONG, timeout, ..Options::default() })

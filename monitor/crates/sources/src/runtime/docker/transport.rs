@@ -44,7 +44,6 @@ pub(super) enum Fault {
     /// An answer without end, or nearly so.
     #[error("it has more than {} KiB", limit >> 10)]
     TooLarge {
-        /// Bytes.
         limit: usize,
     },
 }

@@ -50,7 +50,6 @@ struct World {
     model: Namespaces,
     /// Deletions so far: when, and which gateway was in use.
     deletions: Vec<(BootNs, Option<IpAddr>)>,
-    /// Those of them that are taken.
     taken: usize,
     history: Vec<Step>,
 }
