@@ -46,7 +46,7 @@ impl Context {
         unsafe { core::ptr::read_volatile(self.0.add(index)) }
     }
 
-    /// Writes a record for whoever reads; false where there is no room for it, and then the kernel begins anew at the same task.
+    /// Writes a record for whoever reads; false where there is no room for it, and then the kernel begins again at the same task.
     #[inline(always)]
     fn write<T>(self, record: T) -> bool {
         // `struct bpf_iter_meta` begins with the pointer.

@@ -84,7 +84,7 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
     let Some(record) = REMOVE_SCRATCH.get_ptr_mut(0) else {
         return 0;
     };
-    // Both are read anew: what the verifier knows of them it would walk all that follows for, once for each value.
+    // Both are read again: what the verifier knows of them it would walk all that follows for, once for each value.
     let number = syscall::number(&ctx);
     // SAFETY: as below.
     let has_begun = unsafe {

@@ -96,9 +96,7 @@ pub struct Privileges {
 pub enum PrivilegeError {
     /// Required capabilities are missing.
     #[error("missing capabilities: {}; run as root, or grant them", list(.missing))]
-    Missing {
-        missing: Vec<(Capability, &'static str)>,
-    },
+    Missing { missing: Vec<(Capability, &'static str)> },
     /// /proc cannot be read.
     #[error("cannot read the capabilities of this process from /proc/self/status; is /proc mounted?")]
     Unreadable,

@@ -1,4 +1,4 @@
-//! How long the daemon takes until it is ready, and to read everything anew after messages of the kernel were lost, with 10 to
+//! How long the daemon takes until it is ready, and to read everything again after messages of the kernel were lost, with 10 to
 //! 1,000 network namespaces; and how long an event waits meanwhile.
 //!
 //! The namespaces are real, each with the network of a pod. Messages are lost because the daemon is stopped while more of them
@@ -46,7 +46,7 @@ fn main() -> io::Result<()> {
             resyncs.push(resync);
             waits.push(wait);
         }
-        println!("  all read anew after a loss: {}", spread(&mut resyncs));
+        println!("  all read again after a loss: {}", spread(&mut resyncs));
         println!("  longest wait of an event meanwhile: {}", spread(&mut waits));
         println!(
             "  processor: {:.1} s in all; memory: {}",
@@ -68,7 +68,7 @@ fn start(pods: &[Pod]) -> (Usage, Daemon, Duration) {
     (usage, daemon, ready)
 }
 
-/// How long it takes from where it goes on until everything was read anew, and how long the slowest event waited meanwhile.
+/// How long it takes from where it goes on until everything was read again, and how long the slowest event waited meanwhile.
 fn resync(daemon: &mut Daemon, pods: &[Pod], entries: &mut u32) -> (Duration, Duration) {
     let resyncs =
         |daemon: &Daemon| daemon.metrics().count("kevtmon_netlink_resyncs_total", &[("reason", "overrun")]);

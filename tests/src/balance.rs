@@ -159,7 +159,7 @@ impl Drop for Shown {
 }
 
 /// Each number stands for an event, or for one that an event tells to be discarded, from the first one on: the daemon
-/// began anew, or begins with what it missed since the run before.
+/// began again, or begins with what it missed since the run before.
 ///
 /// # Panics
 /// When one is missing from the output.

@@ -75,7 +75,7 @@ impl Usage {
         lock(&self.seen).wake_ups
     }
 
-    /// From now on the most memory is looked for anew.
+    /// From now on the most memory is looked for again.
     pub fn forget_peak(&self) {
         let mut seen = lock(&self.seen);
         seen.peak = seen.memory.anonymous;

@@ -43,7 +43,7 @@ enum Name {
     Neighbors,
     /// How fast the core replays a recording, and whether its memory stays flat
     Replay,
-    /// How long it takes to be ready, and to read everything anew after a loss, with 10 to 1,000 network namespaces
+    /// How long it takes to be ready, and to read everything again after a loss, with 10 to 1,000 network namespaces
     Start,
     /// Events per second that the event store takes, and how fast queries are with a million of them
     Store,

@@ -11,7 +11,7 @@ use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::Privilege;
 use crate::workspace;
 
-/// Changed with what is in it, so that it is made anew.
+/// Changed with what is in it, so that it is made again.
 const RECIPE: u32 = 1;
 
 const PREREQUISITES: [Prerequisite; 2] = [

@@ -64,7 +64,7 @@ fn compiler_flags() -> Vec<String> {
     flags
 }
 
-/// Puts `built` at `object` if it differs, in one step. The daemon is compiled anew whenever the object is touched.
+/// Puts `built` at `object` if it differs, in one step. The daemon is compiled again whenever the object is touched.
 fn publish(built: &Path, object: &Path) -> Result<bool> {
     let content = fs::read(built).with_context(|| format!("the linker left no {}", built.display()))?;
     if fs::read(object).is_ok_and(|present| present == content) {

@@ -43,11 +43,11 @@ struct Product {
     takes: &'static str,
     /// Other ones of these programs, of a changed source.
     variants: &'static [Variant],
-    /// Changed with what the programs are built from or how, so that they are built anew.
+    /// Changed with what the programs are built from or how, so that they are built again.
     recipe: u32,
 }
 
-/// A program of a source with one change in it, built after the others: only what the change concerns is compiled anew.
+/// A program of a source with one change in it, built after the others: only what the change concerns is compiled again.
 struct Variant {
     /// Of its directory, in that of the product: the program keeps its name.
     name: &'static str,

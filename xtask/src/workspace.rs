@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 
 /// The workspace root.
 pub(crate) fn root() -> PathBuf {
-    // Set anew by each `cargo xtask`; the path of the compilation is stale when the checkout was moved.
+    // Set again by each `cargo xtask`; the path of the compilation is stale when the checkout was moved.
     let package =
         env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     package.parent().map_or_else(|| package.clone(), Path::to_path_buf)

@@ -1,4 +1,4 @@
-//! `doctor`: what of kevtmon works on this node, on which rung, why not better, and how to get it.
+//! `doctor`: what of kevtmon works on this node, on which attach mode, why not better, and how to get it.
 //!
 //! The running daemon tells it of itself; without one, everything is tried here as the daemon would.
 

@@ -60,7 +60,7 @@ pub enum Command {
     ///
     /// Exit code: 0 something was found, 1 nothing, 2 the answer is incomplete, or the path does not exist.
     Holders(HoldersArgs),
-    /// Tell what of kevtmon works on this node, on which rung, why not better, and how to get it
+    /// Tell what of kevtmon works on this node, on which attach mode, why not better, and how to get it
     ///
     /// The running daemon tells it of itself; without one, everything is tried as the daemon would try it, and let go of.
     ///

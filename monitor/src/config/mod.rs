@@ -130,9 +130,7 @@ pub enum ConfigError {
     Runtime(RuntimeSpecError),
     /// This node has no name, or not a usable one.
     #[error("{given:?} is not a usable node name; set one with --node-name NAME")]
-    NodeName {
-        given: String,
-    },
+    NodeName { given: String },
 }
 
 impl Config {

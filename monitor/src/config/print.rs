@@ -186,7 +186,7 @@ mod tests {
         if env::var_os("KEVTMON_BLESS").is_some() {
             fs::write(&path, format!("{before}```toml\n{}```{after}", default_file())).unwrap();
         } else {
-            assert_eq!(file, default_file(), "docs/configuration.md is written anew with KEVTMON_BLESS=1");
+            assert_eq!(file, default_file(), "docs/configuration.md is written again with KEVTMON_BLESS=1");
         }
     }
 

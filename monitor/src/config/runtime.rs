@@ -30,9 +30,7 @@ pub enum RuntimeSpec {
 pub enum RuntimeSpecError {
     /// Neither a choice nor NAME=PATH.
     #[error("{given:?} is not valid: expected {}", choices())]
-    Unknown {
-        given: String,
-    },
+    Unknown { given: String },
     /// The socket is not an absolute path.
     #[error("{given:?} is not valid: the socket must be an absolute path, as in {example}")]
     RelativePath {

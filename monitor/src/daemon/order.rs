@@ -74,7 +74,7 @@ impl Daemon {
             self.observe(message);
         }
         if !whole {
-            // They are too many to be waited for: what happened since then can only be judged by what is read anew.
+            // They are too many to be waited for: what happened since then can only be judged by what is read again.
             self.observe(observed_now(Fact::NetnsMissed { since: since.unwrap_or_default() }));
         }
         later

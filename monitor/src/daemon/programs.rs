@@ -12,7 +12,7 @@ use super::starts::Starts;
 use super::{Daemon, DaemonError};
 use crate::config::{Config, REQUIRE_EBPF};
 
-/// Attaches every hook at the best rung that configuration, kernel and the starts before this one allow.
+/// Attaches every hook at the best attach mode that configuration, kernel and the starts before this one allow.
 pub(super) fn load_hooks(config: &Config, log: bool, starts: &Starts) -> Result<LoadedHooks, DaemonError> {
     let withheld = starts.withheld();
     let hooks = kevtmon_probe::load(&BpfConfig { withheld, ..BpfConfig::from_values(config.values(), log) });

@@ -254,7 +254,7 @@ impl Secret {
         std::fs::rename(link, self.directory.join("..data")).expect("it can be renamed");
     }
 
-    /// Writes it anew with the hash of another password.
+    /// Writes it again with the hash of another password.
     fn replace(&self, hash: &str) {
         let second = self.directory.join("..2");
         std::fs::create_dir(&second).expect("a directory can be made");

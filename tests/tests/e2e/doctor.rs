@@ -66,8 +66,8 @@ fn a_running_daemon_tells_it_of_itself() {
         assert_eq!(part(&report, name)["required"], true, "{name}");
         assert_eq!(part(&report, name)["state"], "ok", "{name}: {report:#}");
     }
-    assert_eq!(part(&report, "netlink")["rung"], "all-nsid");
-    assert_eq!(part(&report, "hook.neighbor")["rung"], "tp_btf", "{report:#}");
+    assert_eq!(part(&report, "netlink")["attach_mode"], "all-nsid");
+    assert_eq!(part(&report, "hook.neighbor")["attach_mode"], "tp_btf", "{report:#}");
     assert_eq!(part(&report, "self-pins")["state"], "ok", "{report:#}");
     for name in ["kernel", "btf", "tracefs", "lockdown", "cgroups", "store", "hook.umount"] {
         part(&report, name);
@@ -103,7 +103,7 @@ fn without_a_daemon_everything_is_tried_and_let_go_of() {
     assert!(report.get("daemon").is_none(), "{report:#}");
     assert_eq!(part(&report, "daemon")["state"], "absent");
     assert_eq!(part(&report, "netlink")["state"], "ok");
-    assert_eq!(part(&report, "hook.neighbor")["rung"], "tp_btf", "{report:#}");
+    assert_eq!(part(&report, "hook.neighbor")["attach_mode"], "tp_btf", "{report:#}");
     check_parts(&report);
     let left: Vec<_> = std::fs::read_dir(scratch.path()).expect("a directory").collect();
     assert!(left.is_empty(), "nothing is written: {left:?}");
@@ -188,7 +188,7 @@ fn the_self_test_fails_where_nobody_can_be_named_and_says_why() {
     assert_eq!(report["works"], true, "{report:#}");
     let step = &report["self_test"][0];
     assert_eq!((&step["passed"], &step["named"]), (&Value::Bool(false), &Value::Bool(false)), "{report:#}");
-    assert!(step["outcome"].as_str().is_some_and(|it| it.contains("on the rung netlink: ")), "{step}");
+    assert!(step["outcome"].as_str().is_some_and(|it| it.contains("attached by netlink: ")), "{step}");
     assert_eq!(report["self_test"][1]["passed"], true, "{report:#}");
 }
 

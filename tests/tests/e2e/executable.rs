@@ -159,7 +159,7 @@ fn a_program_in_memory_has_no_path_of_a_file() {
     let memory = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(name.as_ptr(), 0)) };
     let mut memory = std::fs::File::from(memory);
     memory.write_all(&std::fs::read(actor::program()).expect("a program")).expect("it fits");
-    // Opened anew for reading only, since what is open for writing cannot be executed.
+    // Opened again for reading only, since what is open for writing cannot be executed.
     let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
     let reader = std::fs::File::open(path).expect("it can be opened");
     drop(memory);

@@ -57,12 +57,12 @@ fn listens_at(set: &mut Value, address: &str) {
         json!([{"name": "metrics", "containerPort": 19809, "hostPort": 19809}]);
 }
 
-/// What a file has to be that is made of others. `KEVTMON_BLESS=1` writes it anew.
+/// What a file has to be that is made of others. `KEVTMON_BLESS=1` writes it again.
 fn is_made_of(file: &str, expected: &str) {
     if std::env::var_os("KEVTMON_BLESS").is_some() {
         std::fs::write(path(file), expected).expect("it can be written");
     }
-    assert!(text(file) == expected, "{file} is written anew with KEVTMON_BLESS=1; review the diff");
+    assert!(text(file) == expected, "{file} is written again with KEVTMON_BLESS=1; review the diff");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn the_manifests_for_kubectl_are_what_the_chart_renders() {
     ] {
         let ran = render(&json!({"privileged": privileged, "createNamespace": true})).succeeded("rendering");
         let head = format!(
-            "# Rendered from the chart in {CHART} with {with}. Change it there, and write this anew:\n\
+            "# Rendered from the chart in {CHART} with {with}. Change it there, and write this again:\n\
              # KEVTMON_BLESS=1 cargo test -p kevtmon-tests --test e2e helm\n"
         );
         is_made_of(manifest, &(head + &ran.stdout));

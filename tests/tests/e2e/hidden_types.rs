@@ -1,4 +1,4 @@
-//! Rungs that take none of the kernel's types (BTF), because it hides them, and tracefs, or by choice: what can be observed
+//! Attach modes that take none of the kernel's types (BTF), because it hides them, and tracefs, or by choice: what can be observed
 //! without them still is, and nothing is made up for the rest.
 
 use std::path::Path;
@@ -61,11 +61,15 @@ fn a_refused_unmount_names_its_caller_though_the_kernel_hides_its_types() {
 }
 
 #[test]
-fn what_the_doctor_calls_lost_is_not_what_the_rung_still_gives() {
+fn what_the_doctor_calls_lost_is_not_what_the_attach_mode_still_gives() {
     let mut daemon = launch().through(&HIDING).start();
     expect_a_named_caller(&mut daemon);
     let umount = doctor(&daemon, "hook.umount");
-    assert_eq!((&umount["state"], &umount["rung"]), (&"degraded".into(), &"helpers".into()), "{umount}");
+    assert_eq!(
+        (&umount["state"], &umount["attach_mode"]),
+        (&"degraded".into(), &"helpers".into()),
+        "{umount}"
+    );
     let lost = |part: &Value| part["lost"].as_str().expect("what is lost").to_owned();
     let of_umount = lost(&umount);
     assert!(of_umount.contains("only pid, name and user are known"), "{of_umount}");
@@ -73,17 +77,17 @@ fn what_the_doctor_calls_lost_is_not_what_the_rung_still_gives() {
     let btf = doctor(&daemon, "btf");
     assert_eq!(btf["state"], "failed", "{btf}");
     assert!(lost(&btf).starts_with("every hook but that of unmounts"), "{btf}");
-    assert!(lost(&doctor(&daemon, "hook.exec")).contains("not seen"), "it is on no rung");
+    assert!(lost(&doctor(&daemon, "hook.exec")).contains("not seen"), "it has no attach mode");
 }
 
 #[test]
-fn a_rung_that_is_chosen_is_taken_though_there_are_better_ones() {
+fn a_attach_mode_that_is_chosen_is_taken_though_there_are_better_ones() {
     let pod = Pod::new();
     let config = "[hooks]\numount = \"helpers\"\nneighbor = \"netlink\"\n";
     let mut daemon = launch().config(config).start();
     let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
-    for (hook, rung) in [("umount", "helpers"), ("neighbor", "netlink"), ("link", "tp_btf")] {
-        ready.expect(&format!("/daemon/sources/hook.{hook}"), rung);
+    for (hook, attach_mode) in [("umount", "helpers"), ("neighbor", "netlink"), ("link", "tp_btf")] {
+        ready.expect(&format!("/daemon/sources/hook.{hook}"), attach_mode);
     }
     for hook in ["umount", "neighbor"] {
         ready.expect(&format!("/daemon/degraded/hook.{hook}"), "switched off");
@@ -114,7 +118,7 @@ fn without_btf_and_tracefs_it_runs_on_and_says_what_it_lost() {
     assert!(degraded.contains("BTF"), "{ready}");
     daemon.wait_for("daemon.degraded", |event| event.kind() == "daemon.degraded");
     assert_eq!(
-        daemon.metrics().sum("kevtmon_hook_info", &[("hook", "neighbor"), ("rung", "netlink")]),
+        daemon.metrics().sum("kevtmon_hook_info", &[("hook", "neighbor"), ("attach_mode", "netlink")]),
         Some(1.0)
     );
 

@@ -1,4 +1,4 @@
-//! The probes on the kernel at hand: on which rung they are, and what they cost in memory.
+//! The probes on the kernel at hand: on which attach mode they are, and what they cost in memory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,19 +12,19 @@ fn ready(daemon: &mut Daemon) -> Event {
 }
 
 #[test]
-fn every_hook_is_on_its_best_rung() {
+fn every_hook_is_on_its_best_attach_mode() {
     let mut daemon = launch().start();
     let ready = ready(&mut daemon);
     let metrics = daemon.metrics();
-    for (hook, rung) in [
+    for (hook, attach_mode) in [
         ("neighbor", "tp_btf"),
         ("umount", "tracepoint"),
         ("remove", "tracepoint"),
         ("link", "tp_btf"),
         ("exec", "tp_btf"),
     ] {
-        ready.expect(&format!("/daemon/sources/hook.{hook}"), rung);
-        let labels = [("hook", hook), ("rung", rung)];
+        ready.expect(&format!("/daemon/sources/hook.{hook}"), attach_mode);
+        let labels = [("hook", hook), ("attach_mode", attach_mode)];
         assert_eq!(metrics.sum("kevtmon_hook_info", &labels), Some(1.0), "{}", metrics.text);
     }
     let degraded = daemon.events().into_iter().find(|event| event.kind() == "daemon.degraded");

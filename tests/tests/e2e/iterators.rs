@@ -36,7 +36,7 @@ fn lists() -> bool {
     is_guest() && is_since(5, 12)
 }
 
-fn rung(daemon: &mut Daemon) -> String {
+fn attach_mode(daemon: &mut Daemon) -> String {
     let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     ready.text("/daemon/sources/hook.holders").to_owned()
 }
@@ -75,9 +75,9 @@ mod alone {
         let _exclusive = Exclusive::take();
         let mut listing = launch().start();
         let mut reading = launch().config("[hooks]\niterators = false\n").start();
-        let by_lists = rung(&mut listing);
+        let by_lists = attach_mode(&mut listing);
         assert!(by_lists == "iterators" || !lists() && by_lists == "proc", "{by_lists}: {}", listing.log());
-        assert_eq!(rung(&mut reading), "proc");
+        assert_eq!(attach_mode(&mut reading), "proc");
         let mut innocent = Actor::start();
         innocent.act("open /tmp/kevtmon-iterators");
         innocent.act("map /tmp/kevtmon-iterators");
@@ -157,7 +157,7 @@ mod alone {
             let event = wait_for(daemon, "mount.busy", mount.point());
             assert!(named(&event).iter().any(|(pid, ..)| *pid == u64::from(holder.pid())), "{event}");
             let seconds = daemon.metrics().sum("kevtmon_holders_scan_seconds_sum", &[]);
-            println!("the scan of the daemon took {seconds:?} s, by {}", rung(daemon));
+            println!("the scan of the daemon took {seconds:?} s, by {}", attach_mode(daemon));
         }
         drop(crowd);
     }

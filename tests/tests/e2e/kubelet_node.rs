@@ -223,7 +223,7 @@ fn a_kubelet_with_other_hashes_makes_a_storm_and_restarts_of_the_same_one_and_of
     let mut daemon = launch().joining(node.dockerd().runtime()).start();
     daemon.wait_for_component(node.kubelet_pid());
 
-    // The same kubelet again, and dockerd too: nothing is made anew. The pod that is run last shows that the kubelet is at work.
+    // The same kubelet again, and dockerd too: nothing is made again. The pod that is run last shows that the kubelet is at work.
     node.stop();
     node.dockerd().kill();
     node.dockerd().launch();

@@ -52,7 +52,7 @@ impl Pod {
         Container::idle(dockerd, &options)
     }
 
-    /// Its container is killed, and made anew.
+    /// Its container is killed, and made again.
     fn recreate<'d>(&self, dockerd: &'d Dockerd, old: &mut Container<'d>, hash: &str) -> Container<'d> {
         old.end(&["kill"]);
         self.start(dockerd, 1, hash)

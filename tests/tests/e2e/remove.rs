@@ -208,7 +208,7 @@ fn it_can_be_switched_off() {
     let mut daemon = launch().config("[hooks]\nremove = \"off\"\n").start();
     let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     ready.expect("/daemon/degraded/hook.remove", "switched off");
-    let attached = [("hook", "remove"), ("rung", "tracepoint")];
+    let attached = [("hook", "remove"), ("attach_mode", "tracepoint")];
     assert_eq!(daemon.metrics().sum("kevtmon_hook_info", &attached), None);
     assert_eq!(rmdir(mount.point()), libc::EBUSY);
     mount.umount_refused();

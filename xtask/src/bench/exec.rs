@@ -20,7 +20,7 @@ pub(super) fn exec(binary: &Path) -> Result<()> {
         bare.push(run()?);
         let daemon = Daemon::start(binary)?;
         ensure!(
-            daemon.metric("kevtmon_hook_info{hook=\"exec\",rung=\"tp_btf\"}")? > 0.0,
+            daemon.metric("kevtmon_hook_info{attach_mode=\"tp_btf\",hook=\"exec\"}")? > 0.0,
             "the hook is not attached: there is nothing to measure"
         );
         watched.push(run()?);

@@ -1,4 +1,4 @@
-//! How long the daemon takes until it is ready, and to read everything anew.
+//! How long the daemon takes until it is ready, and to read everything again.
 
 use std::path::Path;
 

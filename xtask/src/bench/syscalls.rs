@@ -31,7 +31,7 @@ pub(super) fn syscalls(binary: &Path) -> Result<()> {
         }
         let daemon = Daemon::start(binary)?;
         ensure!(
-            daemon.metric("kevtmon_hook_info{hook=\"remove\",rung=\"tracepoint\"}")? > 0.0,
+            daemon.metric("kevtmon_hook_info{attach_mode=\"tracepoint\",hook=\"remove\"}")? > 0.0,
             "the hook is not attached: there is nothing to measure"
         );
         watched.push(run()?);

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::workspace;
 
 /// Identifiers that are not used, and what is used instead.
-const RETIRED: [(&str, &str); 13] = [
+const RETIRED: [(&str, &str); 16] = [
     ("Aside", "Quarantined"),
     ("Desk", "Output"),
     ("House", "Registrar"),
@@ -21,6 +21,9 @@ const RETIRED: [(&str, &str); 13] = [
     ("knock", "probe_listener"),
     ("remains", "offline_state"),
     ("strangers", "unclaimed"),
+    ("Rung", "AttachMode"),
+    ("rung", "attach_mode"),
+    ("ladder", "fallback"),
 ];
 
 /// Searches the sources of daemon and kernel programs, but for comments and text in quotes.

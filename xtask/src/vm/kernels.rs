@@ -130,7 +130,7 @@ pub(crate) fn fetch(offer: &Offer, privilege: Privilege) -> Result<Kernel> {
     let name = &offer.package;
     let (parent, _lock) = super::cache()?;
     let directory = parent.join(name);
-    // One that was unpacked for fewer modules is unpacked anew. What is built in is an empty file.
+    // One that was unpacked for fewer modules is unpacked again. What is built in is an empty file.
     let is_complete = MODULES.iter().all(|module| directory.join(module).is_file());
     if directory.is_dir() && !is_complete {
         fs::remove_dir_all(&directory).with_context(|| format!("cannot remove {}", directory.display()))?;

@@ -149,7 +149,7 @@ pub struct Core {
     previously_alive: Option<BootNs>,
     /// Source of the observation that is being processed.
     source: Source,
-    /// Whether it is a namespace that was read anew, and what differs is told.
+    /// Whether it is a namespace that was read again, and what differs is told.
     is_resync: bool,
     output: VecDeque<Output>,
 }

@@ -1,4 +1,4 @@
-//! Events of links: created, changed, moved, deleted; and what a namespace that is read anew differs in.
+//! Events of links: created, changed, moved, deleted; and what a namespace that is read again differs in.
 
 use kevtmon_event::wording::{owner_phrase, place_phrase, target_label};
 use kevtmon_event::{Actor, ActorSource, Confidence, Event, Kind, Link, LinkPeer, Severity, Shared, Target};

@@ -23,7 +23,7 @@ impl Core {
         }
     }
 
-    /// Emits the same of what was made anew since the daemon ran last, as far as ended containers still show it.
+    /// Emits the same of what was made again since the daemon ran last, as far as ended containers still show it.
     pub(super) fn recreated_before(&mut self, at: BootNs, ids: &[String]) {
         let since = self.previously_alive;
         let created = |id: &String| self.created(self.containers.get(id)?).filter(|created| *created <= at);

@@ -106,7 +106,7 @@ impl Core {
     /// Each `daemon.recovered` is the end of a `daemon.degraded` of the same source.
     fn emit_status_change(&mut self, at: BootNs, status: &SourceStatus) {
         let name = &status.source;
-        let message = match (status.up, &status.rung, &status.reason) {
+        let message = match (status.up, &status.attach_mode, &status.reason) {
             (true, _, None) => {
                 let (kind, message) = match self.degraded.remove(name) {
                     true => (Kind::DaemonRecovered, format!("{name} is back")),
@@ -115,7 +115,9 @@ impl Core {
                 };
                 return self.emit_daemon(at, kind, Severity::Info, message);
             }
-            (true, Some(rung), Some(reason)) => format!("{name} works by {rung} only: {reason}"),
+            (true, Some(attach_mode), Some(reason)) => {
+                format!("{name} works by {attach_mode} only: {reason}")
+            }
             (true, None, Some(reason)) => format!("{name} is degraded: {reason}"),
             (false, _, reason) => {
                 format!("{name} is down: {}", reason.as_deref().unwrap_or("no reason given"))
@@ -125,7 +127,7 @@ impl Core {
         self.emit_daemon(at, Kind::DaemonDegraded, Severity::Warning, message);
     }
 
-    /// Whether a source is down or on a lower rung than its best. An optional source that is absent does not count.
+    /// Whether a source is down or on a lower attach mode than its best. An optional source that is absent does not count.
     fn degrades(&self, status: &SourceStatus) -> bool {
         status.reason.is_some() && self.settings.sources.get(&status.source) != Some(&true)
     }
@@ -134,7 +136,7 @@ impl Core {
         let up = self.statuses.values().filter(|status| status.up);
         let reasons = self.statuses.values().filter(|status| !status.up || status.reason.is_some());
         let sources: SourceStates = up
-            .map(|status| (status.source.clone(), status.rung.clone().unwrap_or_else(|| "up".into())))
+            .map(|status| (status.source.clone(), status.attach_mode.clone().unwrap_or_else(|| "up".into())))
             .collect();
         let degraded: SourceStates = reasons
             .map(|status| (status.source.clone(), status.reason.clone().unwrap_or_default()))

@@ -15,7 +15,7 @@ pub type SourceStates = BTreeMap<String, String>;
 pub struct Daemon {
     /// Version of the program.
     pub version: String,
-    /// Sources that deliver, with their rung.
+    /// Sources that deliver, with their attach mode.
     pub sources: SourceStates,
     /// What is missing, with the reason.
     #[serde(skip_serializing_if = "SourceStates::is_empty", default)]

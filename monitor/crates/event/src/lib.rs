@@ -193,7 +193,7 @@ pub struct Event {
     pub severity: Severity,
     /// One sentence, for people.
     pub message: String,
-    /// Whether it was found when all was read anew, and not told by the kernel as it happened: that was some time before, and
+    /// Whether it was found when all was read again, and not told by the kernel as it happened: that was some time before, and
     /// who did it was not seen.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub resync: bool,

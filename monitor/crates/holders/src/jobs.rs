@@ -87,9 +87,9 @@ impl Job for Scan {
     }
 
     fn go_on(&mut self, note: &[u8]) {
-        // What cannot be read begins anew.
-        let anew = |_| Progress::default();
-        self.progress = serde_json::from_slice(note).unwrap_or_else(anew);
+        // What cannot be read begins again.
+        let again = |_| Progress::default();
+        self.progress = serde_json::from_slice(note).unwrap_or_else(again);
     }
 }
 
@@ -175,8 +175,8 @@ impl Job for Detached {
     }
 
     fn go_on(&mut self, note: &[u8]) {
-        // What cannot be read begins anew.
-        let anew = |_| detached::Progress::default();
-        self.progress = serde_json::from_slice(note).unwrap_or_else(anew);
+        // What cannot be read begins again.
+        let again = |_| detached::Progress::default();
+        self.progress = serde_json::from_slice(note).unwrap_or_else(again);
     }
 }

@@ -1,4 +1,4 @@
-//! What the model of the node holds, and containers that were made anew.
+//! What the model of the node holds, and containers that were made again.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;

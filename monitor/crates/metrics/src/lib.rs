@@ -247,7 +247,7 @@ impl Metrics {
         self.containers.set(containers, veths, refused_namespaces, routes_omitted);
     }
 
-    /// Everything in the Prometheus text format; reads the kernel's counters and this process anew.
+    /// Everything in the Prometheus text format; reads the kernel's counters and this process again.
     ///
     /// # Errors
     /// When the text cannot be made.

@@ -103,7 +103,7 @@ impl ProcessMetrics {
         self.own.start_ns()
     }
 
-    /// Reads all of it anew.
+    /// Reads all of it again.
     pub(super) fn read(&self) {
         let pins = self.own.pins();
         for kind in PinKind::ALL {

@@ -17,7 +17,7 @@ pub(super) struct SourceMetrics {
     resyncs: IntCounterVec,
     malformed: IntCounterVec,
     pub(super) stuck_readers: IntGauge,
-    rungs: Mutex<HashMap<String, String>>,
+    attach_modes: Mutex<HashMap<String, String>>,
     /// Labels of sources whose names contain a path.
     labels: Mutex<HashMap<String, String>>,
 }
@@ -48,7 +48,7 @@ impl SourceMetrics {
             hooks: registrar.gauges(
                 "kevtmon_hook_info",
                 "The attach mode of each hook.",
-                &["hook", "rung"],
+                &["hook", "attach_mode"],
             )?,
             lost,
             resyncs,
@@ -56,7 +56,7 @@ impl SourceMetrics {
                 "kevtmon_proc_readers_stuck",
                 "Processes that are left out because a reader of /proc hangs on them.",
             )?,
-            rungs: Mutex::default(),
+            attach_modes: Mutex::default(),
             labels: Mutex::default(),
         })
     }
@@ -84,12 +84,12 @@ impl SourceMetrics {
             self.up.with_label_values(&[&self.label(&status.source)]).set(i64::from(status.up));
             return;
         };
-        let rung = status.rung.as_deref().filter(|_| status.up).unwrap_or("none");
-        if let Some(previous) = lock(&self.rungs).insert(hook.to_owned(), rung.to_owned()) {
+        let attach_mode = status.attach_mode.as_deref().filter(|_| status.up).unwrap_or("none");
+        if let Some(previous) = lock(&self.attach_modes).insert(hook.to_owned(), attach_mode.to_owned()) {
             // It is there: it was set when it was remembered.
             let _ = self.hooks.remove_label_values(&[hook, previous.as_str()]);
         }
-        self.hooks.with_label_values(&[hook, rung]).set(1);
+        self.hooks.with_label_values(&[hook, attach_mode]).set(1);
     }
 }
 

@@ -47,7 +47,7 @@ fn seen(fact: Fact) -> Observation {
     Observation { at: 1_000_000_000, source: Source::Daemon, fact }
 }
 
-fn status(source: &str, up: bool, rung: Option<&str>) -> Observation {
+fn status(source: &str, up: bool, attach_mode: Option<&str>) -> Observation {
     seen(Fact::Source(SourceStatus {
         lacks: None,
         absent: false,
@@ -55,7 +55,7 @@ fn status(source: &str, up: bool, rung: Option<&str>) -> Observation {
         source: source.into(),
         kind: if source.starts_with("hook.") { SourceKind::Hook } else { SourceKind::Runtime },
         up,
-        rung: rung.map(str::to_owned),
+        attach_mode: attach_mode.map(str::to_owned),
         reason: None,
     }))
 }
@@ -290,14 +290,14 @@ fn what_a_socket_sends_that_is_no_answer_is_counted_by_its_label() {
 }
 
 #[test]
-fn a_hook_has_one_rung_at_a_time() {
+fn a_hook_has_one_attach_mode_at_a_time() {
     let metrics = metrics();
     metrics.observation(&status("hook.neighbor", true, Some("tp_btf")));
     metrics.observation(&status("hook.neighbor", true, Some("netlink")));
-    assert_eq!(value(&metrics, "kevtmon_hook_info{hook=\"neighbor\",rung=\"tp_btf\"}"), None);
-    assert_eq!(value(&metrics, "kevtmon_hook_info{hook=\"neighbor\",rung=\"netlink\"}"), Some(1.0));
+    assert_eq!(value(&metrics, "kevtmon_hook_info{attach_mode=\"tp_btf\",hook=\"neighbor\"}"), None);
+    assert_eq!(value(&metrics, "kevtmon_hook_info{attach_mode=\"netlink\",hook=\"neighbor\"}"), Some(1.0));
     metrics.observation(&status("hook.neighbor", false, Some("netlink")));
-    assert_eq!(value(&metrics, "kevtmon_hook_info{hook=\"neighbor\",rung=\"none\"}"), Some(1.0));
+    assert_eq!(value(&metrics, "kevtmon_hook_info{attach_mode=\"none\",hook=\"neighbor\"}"), Some(1.0));
     metrics.observation(&status("docker", false, None));
     assert_eq!(value(&metrics, "kevtmon_source_up{source=\"docker\"}"), Some(0.0));
 }

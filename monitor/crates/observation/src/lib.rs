@@ -126,9 +126,7 @@ pub enum Fact {
     /// All that a network namespace holds; replaces what the model had of it.
     Netns(Box<NetnsSnapshot>),
     /// A network namespace is gone, or no handle to it could be found.
-    NetnsGone {
-        netns: NsInum,
-    },
+    NetnsGone { netns: NsInum },
     /// A link appeared or changed (live).
     Link(Box<LinkFacts>),
     /// Somebody set a link up or down, deleted or moved it: a message tells it, too, without who did it.
@@ -161,15 +159,10 @@ pub enum Fact {
     /// A route was deleted (live).
     RouteGone(RouteFacts),
     /// All messages about a namespace that were sent until a time were observed: what the next one tells of happened later.
-    NetnsHeard {
-        netns: NsInum,
-        until: BootNs,
-    },
+    NetnsHeard { netns: NsInum, until: BootNs },
     /// Messages were lost that were sent after a time, so that what is known of any namespace may be old; snapshots of all
     /// follow.
-    NetnsMissed {
-        since: BootNs,
-    },
+    NetnsMissed { since: BootNs },
     /// The routes of a namespace changed in a way that no message describes; a snapshot follows.
     NetnsStale {
         netns: NsInum,
@@ -229,19 +222,13 @@ pub enum Fact {
     /// Reply to [`Request::Kubelet`], and reported once at start.
     Kubelet(KubeletFacts),
     /// The kubelets and runtimes that run. The end of each is a fact of its own.
-    Components {
-        components: Vec<ComponentFacts>,
-    },
+    Components { components: Vec<ComponentFacts> },
     /// One of those has ended.
     ComponentExited(ComponentExit),
     /// The processes that unmount something and wait in the kernel.
-    Unmounters {
-        unmounters: Vec<Unmounter>,
-    },
+    Unmounters { unmounters: Vec<Unmounter> },
     /// What there is of each pod that has a directory on the node.
-    PodRemains {
-        pods: Vec<PodRemains>,
-    },
+    PodRemains { pods: Vec<PodRemains> },
     /// What there is of the pods could not be read, again and again: what was seen last may be over.
     PodRemainsUnread,
     /// What host-local has written down of addresses has changed, or was read for the first time.
@@ -286,9 +273,9 @@ pub enum Fact {
         /// The others of the request are in order.
         elsewhere: Vec<PodRoute>,
     },
-    /// A source came up, went down, or settled on a rung.
+    /// A source came up, went down, or settled on a attach mode.
     Source(SourceStatus),
-    /// A source read everything anew, because its stream had a gap.
+    /// A source read everything again, because its stream had a gap.
     Resync {
         source: String,
         /// Why: `overrun`, `decode`, `interrupted`, …
@@ -305,13 +292,9 @@ pub enum Fact {
     /// The kernel programs counted what was over a budget.
     Throttled(Throttled),
     /// Observations before this one are missing from the recording in which it stands.
-    Unrecorded {
-        count: u64,
-    },
+    Unrecorded { count: u64 },
     /// An earlier run of the daemon in this boot ended; what came after it was not observed.
-    Restarted {
-        last_alive: BootNs,
-    },
+    Restarted { last_alive: BootNs },
     /// Time has passed; wakes what waits for a deadline.
     Tick,
     /// Settings that apply from now on.
@@ -324,9 +307,7 @@ pub enum Fact {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// Find this network namespace and read it: the reply is `Fact::Netns` or `Fact::NetnsGone`.
-    Netns {
-        netns: NsInum,
-    },
+    Netns { netns: NsInum },
     /// Whether this process is alive; the reply is `Fact::ProcessState`.
     ProcessState {
         /// Process id (thread group).
@@ -334,15 +315,13 @@ pub enum Request {
         /// Its start, where that is known: another process may have the id by now.
         started_ns: Option<BootNs>,
     },
-    /// Read a container anew; the reply is `Fact::Container`, if it has changed.
+    /// Read a container again; the reply is `Fact::Container`, if it has changed.
     Container {
         /// 64 hex digits.
         id: String,
     },
     /// Look from now on for those who use these mapped images, and no others; the reply is `Fact::RbdUses`.
-    RbdUses {
-        images: Vec<RbdImage>,
-    },
+    RbdUses { images: Vec<RbdImage> },
     /// Where the kubelets that run now keep the directories of pods; the reply is `Fact::Kubelet`.
     Kubelet,
     /// Whether this process is a kubelet or runtime; if it is, the reply is `Fact::Components`.
@@ -382,9 +361,7 @@ pub enum Request {
         addresses: Vec<PodAddress>,
     },
     /// Whether there are checkpoints of these sandboxes; the reply is `Fact::SandboxCheckpoints`.
-    SandboxCheckpoints {
-        sandboxes: Vec<String>,
-    },
+    SandboxCheckpoints { sandboxes: Vec<String> },
     /// What pins the mount at this path; the reply is `Fact::Holders` with the same `id`.
     Holders {
         /// Chosen by the core.

@@ -28,13 +28,9 @@ pub enum LogSays {
         pod: Option<(String, String)>,
     },
     /// A kubelet lacks the sandbox of a container, and ends.
-    SandboxMissing {
-        sandbox: String,
-    },
+    SandboxMissing { sandbox: String },
     /// A kubelet could not take down a volume.
-    TeardownFailed {
-        pod_uid: String,
-    },
+    TeardownFailed { pod_uid: String },
     /// A kubelet kills a container since its specification has another hash.
     SpecHashChanged,
     /// The kernel could not delete a thin device of device-mapper.

@@ -31,9 +31,7 @@ pub enum FoundRoute {
     /// A route that refuses packets (`unreachable`, `prohibit`, `throw` without a route behind it).
     Refuses,
     /// A default route, or half of one, by another interface.
-    Default {
-        ifindex: u32,
-    },
+    Default { ifindex: u32 },
     /// Another route, of which nothing more is known: what is behind it may lead to the pod.
     Other,
 }

@@ -33,13 +33,13 @@ pub struct SourceStatus {
     pub source: String,
     pub kind: SourceKind,
     pub up: bool,
-    /// The rung of its ladder (`tp_btf`, `tracepoint`, `netlink`, …), where it has one.
+    /// The attach mode of its list of attach modes (`tp_btf`, `tracepoint`, `netlink`, …), where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rung: Option<String>,
-    /// Why it is down or not on its best rung, for an operator.
+    pub attach_mode: Option<String>,
+    /// Why it is down or not on its best attach mode, for an operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What it does without, though it is on its best rung, and why, for an operator.
+    /// What it does without, though it is on its best attach mode, and why, for an operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lacks: Option<String>,
     /// Whether there is nothing that it could report, rather than something that is out of its reach.
@@ -58,7 +58,7 @@ impl SourceStatus {
             source: source.into(),
             kind,
             up: true,
-            rung: None,
+            attach_mode: None,
             reason: None,
             lacks: None,
             absent: false,
@@ -73,7 +73,7 @@ impl SourceStatus {
             source: source.into(),
             kind,
             up: false,
-            rung: None,
+            attach_mode: None,
             reason: Some(reason.into()),
             lacks: None,
             absent: false,

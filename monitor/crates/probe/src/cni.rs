@@ -136,11 +136,7 @@ fn loss(reason: &str) -> Fact {
 /// What a plugin was asked.
 enum Call {
     Plugin,
-    Container {
-        command: CniCommand,
-        container_id: Option<String>,
-        pod: Option<CniPod>,
-    },
+    Container { command: CniCommand, container_id: Option<String>, pod: Option<CniPod> },
 }
 
 /// The call in an environment; `None` if it is malformed.

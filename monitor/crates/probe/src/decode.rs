@@ -24,10 +24,7 @@ pub enum DecodeError {
     Kind(u32),
     /// A value outside its range.
     #[error("record with invalid {field} {value}")]
-    Value {
-        field: &'static str,
-        value: u32,
-    },
+    Value { field: &'static str, value: u32 },
 }
 
 /// The lower half of the cookie of the namespace, which records about it have as their detail.

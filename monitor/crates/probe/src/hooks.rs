@@ -3,7 +3,7 @@
 
 mod choice;
 mod exec;
-mod ladder;
+mod fallback;
 mod link;
 mod neighbor;
 mod remove;
@@ -11,12 +11,12 @@ mod route;
 mod umount;
 
 pub use choice::{Choice, HookChoices};
+pub use fallback::{CRASH_LOOP, HookStatus, SWITCHED_OFF};
+pub(super) use fallback::{wants_programs, wants_untyped_programs};
 use kevtmon_ebpf::Counter;
 use kevtmon_metrics::KernelMetric;
 use kevtmon_observation::{BootNs, Fact};
 use kevtmon_types::namespace::NsInum;
-pub use ladder::{CRASH_LOOP, HookStatus, SWITCHED_OFF};
-pub(super) use ladder::{wants_programs, wants_untyped_programs};
 
 use super::btf::{Btf, BtfError};
 use super::cni::PartialCalls;
@@ -33,10 +33,10 @@ pub struct Hook {
     pub name: &'static str,
     /// What it observes, in the plural: `neighbor changes`.
     pub observes: &'static str,
-    /// What is not known while it is on none of its rungs.
+    /// What is not known while it is on none of its attach modes.
     pub without: &'static str,
     /// The ways to observe it, the best first.
-    pub rungs: &'static [Rung],
+    pub attach_modes: &'static [AttachMode],
     /// Where its programs read the kernel's structures, besides those of the current task.
     pub offsets: Option<Offsets>,
     /// What its programs write and count.
@@ -47,7 +47,7 @@ pub struct Hook {
 
 /// One way to observe.
 #[derive(Debug)]
-pub struct Rung {
+pub struct AttachMode {
     /// Name in the configuration, in events and in metrics.
     pub name: &'static str,
     /// Its limitation, for the documentation of the setting.
@@ -57,7 +57,7 @@ pub struct Rung {
     pub mechanism: Mechanism,
 }
 
-/// How a rung observes.
+/// How a attach mode observes.
 #[derive(Debug)]
 pub enum Mechanism {
     /// All of these programs: some of them alone would miss or misreport part of the activity.
@@ -96,7 +96,7 @@ pub enum Attach {
     Starts(&'static [&'static str]),
     /// The return of each of these system calls, by its tracepoint of tracefs: `sys_exit_NAME`.
     Returns(&'static [&'static str]),
-    /// The start of a kernel function (`fentry`). What it adds can be done without: some kernels refuse it, and then the rung
+    /// The start of a kernel function (`fentry`). What it adds can be done without: some kernels refuse it, and then the attach mode
     /// has the other programs only.
     Function(&'static str),
     /// Nothing: the daemon runs it. A raw tracepoint program, which has been possible since Linux 5.10.
@@ -173,7 +173,7 @@ impl Hook {
     }
 
     pub(super) fn programs(&self) -> impl Iterator<Item = &'static Program> {
-        self.rungs.iter().flat_map(|rung| match rung.mechanism {
+        self.attach_modes.iter().flat_map(|attach_mode| match attach_mode.mechanism {
             Mechanism::Programs(programs) => programs,
             Mechanism::NeighborMessages => &[],
         })

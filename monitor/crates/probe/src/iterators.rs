@@ -32,9 +32,9 @@ pub(super) const WANTED: &str = "WANTED";
 
 /// Its name among the sources.
 pub const SOURCE: &str = "hook.holders";
-/// Its rung where the kernel lists them.
+/// Its attach mode where the kernel lists them.
 pub const BY_ITERATORS: &str = "iterators";
-/// Its rung where /proc is read.
+/// Its attach mode where /proc is read.
 pub const BY_PROC: &str = "proc";
 
 /// Inode of the initial pid namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
@@ -129,11 +129,15 @@ impl Iterators {
 /// How holders are found, as a source: reading all of /proc takes longer, which is no degradation.
 #[must_use]
 pub fn status(loaded: &Result<Iterators, String>) -> SourceStatus {
-    let (rung, reason) = match loaded {
+    let (attach_mode, reason) = match loaded {
         Ok(_) => (BY_ITERATORS, None),
         Err(reason) => (BY_PROC, Some(reason.clone())),
     };
-    SourceStatus { rung: Some(rung.to_owned()), reason, ..SourceStatus::up(SourceKind::Hook, SOURCE) }
+    SourceStatus {
+        attach_mode: Some(attach_mode.to_owned()),
+        reason,
+        ..SourceStatus::up(SourceKind::Hook, SOURCE)
+    }
 }
 
 impl IteratorHandle {

@@ -1,4 +1,4 @@
-//! The kernel programs: loaded, attached by the best rung that works, and read.
+//! The kernel programs: loaded, attached by the best attach mode that works, and read.
 //!
 //! In: the embedded objects, the running kernel's type information. Out: the facts that the hooks of [`hooks::HOOKS`]
 //! observe, and how many records were lost. A hook that does not work is reported with its reason; the others go on.
@@ -55,13 +55,13 @@ pub struct BpfConfig {
     pub user_rate: Rate,
     /// How much any other source may write.
     pub source_rate: Rate,
-    /// Which rungs are tried.
+    /// Which attach modes are tried.
     pub hooks: HookChoices,
     /// Whether the kernel lists who may hold a mount, where it can.
     pub iterators: bool,
     /// Whether the programs log.
     pub log: bool,
-    /// Why nothing is loaded whatever the rest says, if so. Rungs that take no programs remain.
+    /// Why nothing is loaded whatever the rest says, if so. Attach modes without programs remain.
     pub withheld: Option<&'static str>,
 }
 

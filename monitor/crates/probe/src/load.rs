@@ -1,4 +1,4 @@
-//! Loading and attaching: every hook on the best rung that the configuration and this kernel allow.
+//! Loading and attaching: every hook on the best attach mode that the configuration and this kernel allow.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
@@ -85,11 +85,11 @@ impl BpfSource {
     }
 }
 
-/// Loads the objects and attaches every hook by the best rung that works.
+/// Loads the objects and attaches every hook by the best attach mode that works.
 #[must_use]
 pub fn load(config: &BpfConfig) -> LoadedHooks {
     let wanted = wanted_objects(config);
-    // Without a reason, none of the rungs that are tried takes programs.
+    // Without a reason, none of the attach modes that are tried takes programs.
     let withheld = config.withheld.or(wanted.is_empty().then_some(""));
     if let Some(reason) = withheld {
         let of_iterators = if config.iterators { reason } else { SWITCHED_OFF };
@@ -148,7 +148,7 @@ fn without_programs(config: &BpfConfig, reason: &str) -> Vec<HookStatus> {
     HOOKS.iter().map(|hook| HookStatus::select(hook, config.hooks.of(hook), refuse)).collect()
 }
 
-/// Why a rung is refused.
+/// Why a attach mode is refused.
 #[derive(Debug, Error)]
 enum AttachError {
     #[error("type information at {BTF_PATH}")]

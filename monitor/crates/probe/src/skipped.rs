@@ -38,7 +38,7 @@ fn programs(hook: &Hook, attached: &[Ebpf]) -> Vec<OwnedFd> {
     names.sort_unstable();
     names.dedup();
     let found = names.iter().filter_map(|name| attached.iter().find_map(|object| object.program(name)));
-    // Those of other rungs are not loaded.
+    // Those of other attach modes are not loaded.
     found.filter_map(|program| program.fd().ok()?.as_fd().try_clone_to_owned().ok()).collect()
 }
 

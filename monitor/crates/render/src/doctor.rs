@@ -30,8 +30,8 @@ pub fn text(report: &DoctorReport, pretty: &Pretty) -> String {
 }
 
 fn part_lines(part: &Part, pretty: &Pretty) -> Vec<String> {
-    let rung = part.rung.as_ref().map(|rung| format!("by {rung}"));
-    let said: Vec<String> = rung.into_iter().chain(part.found.clone()).collect();
+    let attach_mode = part.attach_mode.as_ref().map(|attach_mode| format!("by {attach_mode}"));
+    let said: Vec<String> = attach_mode.into_iter().chain(part.found.clone()).collect();
     let said = said.join(", ");
     let mut lines = Vec::new();
     let state = part.state.name();
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_part_that_works_is_one_line() {
-        let part = Part { rung: Some("tp_btf".into()), ..Part::new("hook.neighbor", Condition::Ok) };
+        let part = Part { attach_mode: Some("tp_btf".into()), ..Part::new("hook.neighbor", Condition::Ok) };
         assert_eq!(
             text(&report(vec![part, Part::ok("kernel", "Linux 6.1")]), &plain()),
             "kevtmon 1 (a): all that is required works\n\

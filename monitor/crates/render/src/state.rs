@@ -72,7 +72,7 @@ fn sources(state: &NodeState, is_past: bool) -> Table {
                 (true, true) => "was up",
                 (false, true) => "was down",
             }),
-            Cell::known(status.rung.as_deref()),
+            Cell::known(status.attach_mode.as_deref()),
             Cell::known(status.reason.as_deref()),
         ]
     };

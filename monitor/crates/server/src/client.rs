@@ -40,14 +40,10 @@ const LINE_BYTES: usize = 16 << 20;
 #[derive(Debug, Error)]
 pub enum RemoteError {
     #[error("no daemon listens on {}", .path.display())]
-    Dead {
-        path: PathBuf,
-    },
+    Dead { path: PathBuf },
     /// This user has no access.
     #[error("permission denied by the daemon at {}: only root and members of the socket's group may query it", .path.display())]
-    Denied {
-        path: PathBuf,
-    },
+    Denied { path: PathBuf },
     /// No connection for another reason.
     #[error("cannot connect to {}", .path.display())]
     Connect {
@@ -57,9 +53,7 @@ pub enum RemoteError {
     },
     /// The response timed out.
     #[error("the daemon at {} does not respond", .path.display())]
-    Silent {
-        path: PathBuf,
-    },
+    Silent { path: PathBuf },
     #[error("the connection to {} broke", .path.display())]
     Broken {
         path: PathBuf,
@@ -68,25 +62,16 @@ pub enum RemoteError {
     },
     /// Something else listens there.
     #[error("{} is not the socket of a kevtmon daemon", .path.display())]
-    NotKevtmon {
-        path: PathBuf,
-    },
+    NotKevtmon { path: PathBuf },
     /// It has another major version of the interface.
     #[error("the daemon at {} has interface version {theirs}, this kevtmon has {API}; use the kevtmon of the daemon's version", .path.display())]
-    Version {
-        path: PathBuf,
-        theirs: String,
-    },
+    Version { path: PathBuf, theirs: String },
     /// It does not know the path of the request.
     #[error("the running daemon at {} is older than this kevtmon and does not have this query; restart it", .path.display())]
-    Older {
-        path: PathBuf,
-    },
+    Older { path: PathBuf },
     /// It refused the request, or failed.
     #[error("the daemon refused the request: {reason}")]
-    Refused {
-        reason: String,
-    },
+    Refused { reason: String },
     /// The response cannot be parsed.
     #[error("cannot parse the response of the daemon")]
     Answer(#[from] serde_json::Error),

@@ -234,7 +234,7 @@ pub(super) fn source(status: &SourceStatus, node: &Node) -> Part {
         (false, _) => Condition::Failed,
     };
     let part = Part {
-        rung: status.rung.clone(),
+        attach_mode: status.attach_mode.clone(),
         required: [NETLINK, READERS].contains(&status.source.as_str()),
         found: status.lacks.clone(),
         ..Part::new(&status.source, state)
@@ -252,7 +252,7 @@ fn holders(status: &SourceStatus) -> Part {
         None => "the kernel lists who may hold a mount".to_owned(),
         Some(reason) => format!("all processes are read, which finds the same and takes longer: {reason}"),
     };
-    Part { rung: status.rung.clone(), ..Part::ok(&status.source, found) }
+    Part { attach_mode: status.attach_mode.clone(), ..Part::ok(&status.source, found) }
 }
 
 /// In the reason of a runtime without a socket.
@@ -314,9 +314,11 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
 
 fn hook(status: &SourceStatus, node: &Node) -> (String, String) {
     let hook = HOOKS.iter().find(|hook| hook.source() == status.source);
-    let rung = hook.and_then(|hook| hook.rungs.iter().find(|rung| status.rung.as_deref() == Some(rung.name)));
-    let lost = match (hook, rung) {
-        (_, Some(rung)) => rung.lost,
+    let attach_mode = hook.and_then(|hook| {
+        hook.attach_modes.iter().find(|attach_mode| status.attach_mode.as_deref() == Some(attach_mode.name))
+    });
+    let lost = match (hook, attach_mode) {
+        (_, Some(attach_mode)) => attach_mode.lost,
         (hook, None) => hook.map(|hook| hook.without),
     };
     let lost = lost.unwrap_or_default().to_owned();

@@ -95,8 +95,8 @@ const NONSENSE: &str = "the worker said something else than expected";
 fn lack(daemon: &DaemonReport, hook: &str) -> Option<String> {
     let status = daemon.sources.iter().find(|status| status.source == hook)?;
     let reason = status.reason.as_deref()?;
-    Some(match (&status.rung, status.up) {
-        (Some(rung), true) => format!("{hook} is on the rung {rung}: {reason}"),
+    Some(match (&status.attach_mode, status.up) {
+        (Some(attach_mode), true) => format!("{hook} is attached by {attach_mode}: {reason}"),
         _ => format!("{hook} is down: {reason}"),
     })
 }

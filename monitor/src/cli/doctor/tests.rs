@@ -131,12 +131,12 @@ fn every_hook_that_is_refused_has_a_consequence_and_the_remedy_fits_the_reason()
 #[test]
 fn a_source_that_works_only_in_part_is_degraded_and_one_that_is_not_needed_absent() {
     let by = SourceStatus {
-        rung: Some("netlink".into()),
+        attach_mode: Some("netlink".into()),
         reason: Some("EPERM".into()),
         ..SourceStatus::up(SourceKind::Hook, "hook.neighbor")
     };
     let found = source(&by, &node());
-    assert_eq!((found.state, found.rung.as_deref()), (Condition::Degraded, Some("netlink")));
+    assert_eq!((found.state, found.attach_mode.as_deref()), (Condition::Degraded, Some("netlink")));
     let docker = SourceStatus::down(SourceKind::Runtime, "docker:/a", "there is no socket at /a");
     assert_eq!(source(&docker, &node()).state, Condition::Absent);
     let hung = SourceStatus::down(SourceKind::Runtime, "docker:/a", "no answer within 2s");
@@ -167,7 +167,7 @@ fn what_kernel_programs_cost_is_told_where_there_are_any() {
 fn whichever_way_holders_are_found_nothing_is_lacking() {
     let by_proc = iterators::status(&Err("iter_task: EPERM".to_owned()));
     let found = source(&by_proc, &node());
-    assert_eq!((found.state, found.rung.as_deref()), (Condition::Ok, Some("proc")));
+    assert_eq!((found.state, found.attach_mode.as_deref()), (Condition::Ok, Some("proc")));
     assert!(found.found.unwrap().ends_with("takes longer: iter_task: EPERM"));
 }
 

@@ -121,7 +121,10 @@ fn the_state_reads_well() {
     let mut state = crate::test_support::node_state::state();
     state.sources = vec![
         SourceStatus::down(SourceKind::Runtime, "docker:/run/docker.sock", "no socket"),
-        SourceStatus { rung: Some("tp_btf".into()), ..SourceStatus::up(SourceKind::Hook, "hook.neighbor") },
+        SourceStatus {
+            attach_mode: Some("tp_btf".into()),
+            ..SourceStatus::up(SourceKind::Hook, "hook.neighbor")
+        },
     ];
     state.counts = Counts::default();
     state.pods[0].host_links = vec!["cali-a".into()];

@@ -2,7 +2,7 @@
 //! tears down what it does not know.
 //!
 //! It is found in the open incidents of single pods, which name the actor, and is their cause. Processes that one process
-//! started as the same program are one actor: a script runs `ip` anew for each pod. A process is told from a later one with its
+//! started as the same program are one actor: a script runs `ip` again for each pod. A process is told from a later one with its
 //! id by its start; where that is not known, the incident is only likely.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Containers of several pods were made anew because a kubelet computes other hashes of their specifications than the one
+//! Containers of several pods were made again because a kubelet computes other hashes of their specifications than the one
 //! before it: an upgrade of the kubelet that ends every container of the node.
 //!
 //! Found by the recreations alone: images and sandboxes are the same, and a kubelet was started shortly before. Containers
@@ -53,7 +53,7 @@ thresholds! {
     AFTER_START = "spec_hash_storm_kubelet_seconds", default 600, Unit::Seconds;
 }
 
-/// A container that was made anew with another hash.
+/// A container that was made again with another hash.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Recreated {
     at: BootNs,

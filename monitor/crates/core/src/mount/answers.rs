@@ -207,7 +207,7 @@ impl Core {
         }
         self.stop_lookups_of_none();
         for other in self.holder_scans.queue.take_all(umount.mount) {
-            // Which mount it means now is to be found anew.
+            // Which mount it means now is to be found again.
             self.submit(QueuedUmount { awaits: None, ..other });
         }
     }

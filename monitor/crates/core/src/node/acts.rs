@@ -192,7 +192,7 @@ impl<A: Act> Acts<A> {
         is_one.then(|| (first.actor().clone(), confidence))
     }
 
-    /// Forgets what was done in a namespace, which was read anew or is gone.
+    /// Forgets what was done in a namespace, which was read again or is gone.
     pub fn forget(&mut self, netns: NsInum) {
         self.waiting.retain(|waiting| waiting.act.netns() != netns);
     }

@@ -13,7 +13,7 @@ use kevtmon_observation::cgroup;
 const USERS: &str = "users";
 /// Namespaces of which nothing is known.
 const UNKNOWN: &str = "unknown";
-/// Names of accounts that are kept; beyond that all of them are made anew.
+/// Names of accounts that are kept; beyond that all of them are made again.
 const NAMES_MAX: usize = 1024;
 
 /// The names of the accounts of late, each of which is in memory once.

@@ -1,4 +1,4 @@
-//! Which container took the place of which: the kubelet makes a container of a pod anew under another id, and a pod of the
+//! Which container took the place of which: the kubelet makes a container of a pod again under another id, and a pod of the
 //! same name may be another one.
 
 use kevtmon_observation::{ContainerFacts, PodIdentity};
@@ -52,7 +52,7 @@ fn is_older(facts: &ContainerFacts, than: &ContainerFacts) -> bool {
     }
 }
 
-/// The attempts of pods of one name are counted for each pod anew.
+/// The attempts of pods of one name are counted for each pod again.
 fn age(facts: &ContainerFacts) -> (Option<i64>, Option<u32>) {
     (facts.incarnation.created_s, facts.incarnation.attempt)
 }

@@ -108,10 +108,7 @@ pub enum Way {
     /// It is the host's.
     Host,
     /// Through a process in it.
-    Through {
-        pid: u32,
-        seen: BootNs,
-    },
+    Through { pid: u32, seen: BootNs },
     /// None is known.
     Unknown,
 }

@@ -77,7 +77,7 @@ impl LinkActs {
         self.acts.take(at, cookie, |act| (act.netns, act.ifindex, act.op) == (netns, ifindex, op))
     }
 
-    /// Forgets what was done in a namespace, which was read anew or is gone.
+    /// Forgets what was done in a namespace, which was read again or is gone.
     pub fn forget(&mut self, netns: NsInum) {
         self.acts.forget(netns);
         self.addressed.retain(|(_, act)| act.netns != netns);
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(
             taken(&mut acts, 12 * S, 1, LinkOp::Closed),
             Some((7, Confidence::Likely)),
-            "counted anew"
+            "counted again"
         );
         acts.put(S, act(7, 2, 2, LinkOp::Closed, 0));
         assert_eq!(taken(&mut acts, S, 2, LinkOp::Closed), Some((7, Confidence::Certain)), "another one's");

@@ -19,7 +19,7 @@ use super::view::NodeView;
 /// A kubelet waits so long at most before it starts a container again (`MaxContainerBackOff`), with some time to do it:
 /// meanwhile a pod without a sandbox's process has none at all, and only its runtime knows that it is to run.
 const LONGEST_PAUSE: BootNs = 360 * SECOND;
-/// Once its runtime is back, a kubelet makes the containers anew that ended with it: for so long, pods without any are not
+/// Once its runtime is back, a kubelet makes the containers again that ended with it: for so long, pods without any are not
 /// at their end.
 const RECOVERY: BootNs = 300 * SECOND;
 

@@ -82,7 +82,7 @@ fn who_has_a_route_deleted_is_named_for_that_one_alone() {
     core.observe(at(8, act(53, vec![RouteOp::RouteAdded(default.clone())])));
     core.observe(at(9, Fact::Route(default.clone())));
     assert_eq!(named(&mut core), [(Kind::RouteAdded, None)]);
-    // What is read anew was done by nobody who is known.
+    // What is read again was done by nobody who is known.
     core.observe(at(10, act(54, vec![RouteOp::RouteDeleted(default.clone())])));
     core.observe(at(11, snapshot(POD)));
     assert!(named(&mut core).iter().all(|(_, by)| by.is_none()));

@@ -33,7 +33,7 @@ fn each_degradation_of_a_source_has_one_recovery_whatever_else_is_missing() {
     assert_eq!(events[0].daemon.as_ref().unwrap().degraded.keys().collect::<Vec<_>>(), [b, "optional"]);
     assert_eq!((events[1].kind, events[1].message.as_str()), (Kind::DaemonReady, "optional is up"));
     let lower = SourceStatus {
-        rung: Some("tracepoint".into()),
+        attach_mode: Some("tracepoint".into()),
         reason: Some("no BTF".into()),
         ..SourceStatus::up(SourceKind::Hook, b)
     };

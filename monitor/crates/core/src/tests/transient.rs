@@ -93,7 +93,7 @@ fn who_is_found_by_another_look_holds_it_by_now() {
 #[test]
 fn who_was_seen_and_is_gone_has_let_go() {
     let mut core = busy();
-    // The next attempt is refused, too; and after ten seconds all are looked for anew.
+    // The next attempt is refused, too; and after ten seconds all are looked for again.
     core.observe(at(20_000 * MS, attempt(Some(16))));
     core.observe(at(20_001 * MS, nobody(2)));
     let event = take(&mut core).0.remove(0);

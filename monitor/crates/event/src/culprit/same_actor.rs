@@ -67,7 +67,7 @@ mod tests {
         ];
         let different: std::collections::BTreeSet<Identity> = others.iter().map(identity).collect();
         assert_eq!(different.len(), others.len(), "{different:?}");
-        // The kubelet runs the plugin anew for each pod.
+        // The kubelet runs the plugin again for each pod.
         let plugin = |pid| identity(&ran(pid, "calico", &["kubelet", "systemd"]));
         assert_eq!(plugin(7), plugin(8));
         // What adopts and starts everything is no actor.

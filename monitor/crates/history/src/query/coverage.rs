@@ -35,7 +35,7 @@ pub enum Missing {
     Daemon,
     /// The daemon did not run.
     Gap,
-    /// A source or hook is down, or degraded to a lower rung.
+    /// A source or hook is down, or degraded to a lower attach mode.
     Source {
         source: String,
         reason: String,
@@ -216,7 +216,8 @@ fn is_restart(lost: &Lost) -> bool {
 /// What a source would show, if it does not.
 fn unwatched_by(status: &SourceStatus) -> Option<String> {
     let name = status.source.as_str();
-    let is_blind = !status.up || (name == "hook.neighbor" && status.rung.as_deref() == Some("netlink"));
+    let is_blind =
+        !status.up || (name == "hook.neighbor" && status.attach_mode.as_deref() == Some("netlink"));
     if !is_blind {
         return None;
     }
@@ -299,7 +300,7 @@ mod tests {
             source: "hook.neighbor".into(),
             kind: SourceKind::Hook,
             up: true,
-            rung: Some("netlink".into()),
+            attach_mode: Some("netlink".into()),
             reason: Some("no BTF".into()),
         }];
         let extent = Extent::default();

@@ -34,7 +34,7 @@ pub struct DaemonReport {
     pub calls_filtered: Option<bool>,
     /// What it pins itself: namespaces, mounts. Scans do so for less than a second.
     pub pins: Vec<String>,
-    /// Sources, hooks and sinks with their rungs and reasons.
+    /// Sources, hooks and sinks with their attach modes and reasons.
     pub sources: Vec<SourceStatus>,
 }
 
@@ -62,9 +62,9 @@ pub struct Part {
     pub state: Condition,
     /// Whether kevtmon cannot run without it.
     pub required: bool,
-    /// The rung of its ladder, where it has one.
+    /// The attach mode of its list of attach modes, where it has one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub rung: Option<String>,
+    pub attach_mode: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub found: Option<String>,
     /// Why it is not better.
@@ -85,7 +85,7 @@ impl Part {
             name: name.into(),
             state,
             required: false,
-            rung: None,
+            attach_mode: None,
             found: None,
             reason: None,
             lost: None,

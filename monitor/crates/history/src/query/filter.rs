@@ -237,33 +237,21 @@ fn names_pod(lookup: &Lookup, pod: &Pod) -> bool {
 pub enum FilterError {
     /// No event has this kind.
     #[error("{given:?} is not a kind of event: expected one of {}, or a family such as `neighbor.`", kinds())]
-    Kind {
-        given: String,
-    },
+    Kind { given: String },
     /// No event has this kind, but incidents have it.
     #[error("{given:?} is a kind of incident, not of event: try `incidents --kind {given}`")]
-    IncidentAsEvent {
-        given: String,
-    },
+    IncidentAsEvent { given: String },
     #[error("{given:?} is not a kind of incident: expected one of {}", KINDS.map(|kind| kind.name).join(", "))]
-    IncidentKind {
-        given: String,
-    },
+    IncidentKind { given: String },
     /// Not a severity.
     #[error("{given:?} is not a severity: expected one of {}", severities())]
-    Severity {
-        given: String,
-    },
+    Severity { given: String },
     /// Not a pod.
     #[error("{given:?} is not a pod: expected NAMESPACE/NAME, or a uid")]
-    Pod {
-        given: String,
-    },
+    Pod { given: String },
     /// Not a container id.
     #[error("{given:?} is not a container: expected the first digits of its id")]
-    Container {
-        given: String,
-    },
+    Container { given: String },
 }
 
 fn kinds() -> String {

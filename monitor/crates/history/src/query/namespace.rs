@@ -210,7 +210,7 @@ mod tests {
         }
         // The last one that had the number, where none has it now.
         assert_eq!(told(events.clone(), "71", None), [3, 4, 5]);
-        // Numbers begin anew with each boot.
+        // Numbers begin again with each boot.
         let mut earlier = deletion(4, None);
         earlier.boot_id = "another".into();
         assert_eq!(told(vec![earlier, deletion(5, None)], "71", Some(state())), [5]);

@@ -15,7 +15,7 @@ struct Rate {
 
 /// Of a user. Little of it is ever read: no incident of others rests on it.
 const OF_USER: Rate = Rate { per_second: 8 << 10, burst: 256 << 10 };
-/// Of a container: its network may be read anew with all that it may have in it.
+/// Of a container: its network may be read again with all that it may have in it.
 const OF_CONTAINER: Rate = Rate { per_second: 16 << 10, burst: 1 << 20 };
 
 /// The budgets of the accounts: no user has the name of a container.

@@ -136,7 +136,7 @@ pub struct Doctor {
     pub revision: String,
     /// Release of the kernel that it ran on.
     pub kernel: String,
-    /// Sources and hooks at the end of the window: whether each delivers, on which rung, why not on a better one.
+    /// Sources and hooks at the end of the window: whether each delivers, on which attach mode, why not on a better one.
     pub sources: Vec<SourceStatus>,
 }
 

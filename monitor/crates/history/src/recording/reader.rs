@@ -26,19 +26,13 @@ pub enum ReadError {
     Empty,
     /// It starts with something else.
     #[error("line 1 is not the header of a recording or bundle: {found}")]
-    Foreign {
-        found: String,
-    },
+    Foreign { found: String },
     /// Of another version.
     #[error(
         "line {line}: {format} of version {found}; this kevtmon {} reads version {VERSION}",
         kevtmon_types::build_info::VERSION
     )]
-    Version {
-        line: u64,
-        format: String,
-        found: u64,
-    },
+    Version { line: u64, format: String, found: u64 },
     /// The header of a part lacks something.
     #[error("line {line}: the header is damaged")]
     Header {
@@ -48,9 +42,7 @@ pub enum ReadError {
     },
     /// No line is that long.
     #[error("line {line} is longer than {} MiB", LINE_MAX >> 20)]
-    TooLong {
-        line: u64,
-    },
+    TooLong { line: u64 },
 }
 
 /// A line of a recording.

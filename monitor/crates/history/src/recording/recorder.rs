@@ -78,9 +78,7 @@ pub enum RecordError {
     },
     /// It exists and is something else.
     #[error("cannot record to {}: not a regular file; choose another one with --record FILE", .path.display())]
-    NotRegular {
-        path: PathBuf,
-    },
+    NotRegular { path: PathBuf },
     /// No thread can be started.
     #[error("cannot start a recorder thread")]
     Thread(#[source] io::Error),

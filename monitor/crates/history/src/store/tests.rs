@@ -182,7 +182,7 @@ fn what_another_boot_left_open_is_closed_as_expired() {
     assert!(!all[0].is_open());
     assert_eq!(all[0].incident.close_reason, Some(kevtmon_event::CloseReason::Expired));
     assert!(all[0].incident.advice.is_empty());
-    assert_eq!(everything(&reader), [1, 1], "numbers begin anew, places do not");
+    assert_eq!(everything(&reader), [1, 1], "numbers begin again, places do not");
 }
 
 #[test]

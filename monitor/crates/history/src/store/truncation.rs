@@ -2,7 +2,7 @@
 //!
 //! The index is a file that SQLite maps into memory. An access to a page that is not there any more raises SIGBUS,
 //! whose default is the end of the process. Instead an empty page is put in its place. Nothing may be committed or copied
-//! by such an index: the store is closed, and the index made anew from the log when it is opened again.
+//! by such an index: the store is closed, and the index made again from the log when it is opened again.
 //!
 //! The same signal comes where the disk fails under the program itself. Empty pages in place of its constants would be
 //! told as facts, so that ends it.

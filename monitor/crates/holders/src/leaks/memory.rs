@@ -199,7 +199,7 @@ impl Memory {
         copies
     }
 
-    /// Whether a copy without a number for good may be of what the host had. Device numbers are given anew, and who started
+    /// Whether a copy without a number for good may be of what the host had. Device numbers are given again, and who started
     /// since then has rather what came after.
     fn may_be_of(&self, copy: &MountCopy, seen: &Seen) -> bool {
         copy.holder.start_ns <= seen.before

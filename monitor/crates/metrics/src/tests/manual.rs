@@ -30,7 +30,7 @@ fn the_manual_lists_every_metric_as_it_is_declared() {
     if env::var_os("KEVTMON_BLESS").is_some() {
         fs::write(&path, format!("{before}{HEAD}{declared}\n## {after}")).unwrap();
     } else {
-        assert_eq!(listed, declared, "docs/metrics.md is written anew with KEVTMON_BLESS=1");
+        assert_eq!(listed, declared, "docs/metrics.md is written again with KEVTMON_BLESS=1");
     }
 }
 

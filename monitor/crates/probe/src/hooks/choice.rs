@@ -1,4 +1,4 @@
-//! The value of a hook in the configuration: `auto`, one of its rungs, or `off`.
+//! The value of a hook in the configuration: `auto`, one of its attach modes, or `off`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ use super::{HOOKS, Hook};
 const AUTO: &str = "auto";
 const OFF: &str = "off";
 
-/// Which rung of a hook is tried first.
+/// Which attach mode of a hook is tried first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Choice {
     #[default]
     Auto,
     /// This one; those above it are not tried.
-    Rung(&'static str),
+    AttachMode(&'static str),
     /// None.
     Off,
 }
@@ -32,7 +32,7 @@ impl Choice {
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => AUTO,
-            Self::Rung(name) => name,
+            Self::AttachMode(name) => name,
             Self::Off => OFF,
         }
     }
@@ -47,35 +47,39 @@ impl Serialize for Choice {
 impl Hook {
     #[must_use]
     pub fn choices(&self) -> Vec<&'static str> {
-        let rungs = self.rungs.iter().map(|rung| rung.name);
-        std::iter::once(AUTO).chain(rungs).chain(std::iter::once(OFF)).collect()
+        let attach_modes = self.attach_modes.iter().map(|attach_mode| attach_mode.name);
+        std::iter::once(AUTO).chain(attach_modes).chain(std::iter::once(OFF)).collect()
     }
 
-    /// The choice of that name; `None` if the hook has no such rung.
+    /// The choice of that name; `None` if the hook has no such attach mode.
     #[must_use]
     pub fn choice(&self, name: &str) -> Option<Choice> {
         match name {
             AUTO => Some(Choice::Auto),
             OFF => Some(Choice::Off),
-            _ => self.rungs.iter().find(|rung| rung.name == name).map(|rung| Choice::Rung(rung.name)),
+            _ => self
+                .attach_modes
+                .iter()
+                .find(|attach_mode| attach_mode.name == name)
+                .map(|attach_mode| Choice::AttachMode(attach_mode.name)),
         }
     }
 
     /// What its setting means, for `config default`.
     #[must_use]
     pub fn explanation(&self) -> String {
-        let rungs: Vec<String> = self
-            .rungs
+        let attach_modes: Vec<String> = self
+            .attach_modes
             .iter()
-            .map(|rung| match rung.note {
-                Some(note) => format!("{} ({note})", rung.name),
-                None => rung.name.to_owned(),
+            .map(|attach_mode| match attach_mode.note {
+                Some(note) => format!("{} ({note})", attach_mode.name),
+                None => attach_mode.name.to_owned(),
             })
             .collect();
         format!(
             "How {} are observed: {AUTO} (the best way that the kernel supports), {} or {OFF}.",
             self.observes,
-            rungs.join(", ")
+            attach_modes.join(", ")
         )
     }
 }
@@ -85,7 +89,7 @@ impl Hook {
 pub struct HookChoices(BTreeMap<&'static str, Choice>);
 
 impl HookChoices {
-    /// Every hook on its best rung.
+    /// Every hook on its best attach mode.
     pub const AUTO: Self = Self(BTreeMap::new());
 
     #[must_use]

@@ -10,7 +10,7 @@ use kevtmon_observation::{CniExit, Fact};
 use kevtmon_types::namespace::NsInum;
 use zerocopy::IntoBytes as _;
 
-use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
+use super::{Attach, AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records};
 use crate::btf::{Btf, BtfError};
 use crate::cni::PartialCalls;
 use crate::decode::{DecodeError, layout};
@@ -21,7 +21,7 @@ pub(super) const HOOK: Hook = Hook {
     observes: "calls of CNI plugins and of rbd",
     without: "calls of CNI plugins are not seen, so that no change of the network is told to be part of one, nor those of rbd, so \
               that it is not known which RBD images are wanted or locked",
-    rungs: &[Rung {
+    attach_modes: &[AttachMode {
         name: "tp_btf",
         note: None,
         lost: None,

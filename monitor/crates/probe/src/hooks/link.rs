@@ -7,7 +7,7 @@ use kevtmon_observation::{Fact, LinkAct, LinkOp};
 use kevtmon_types::namespace::NsInum;
 use zerocopy::IntoBytes as _;
 
-use super::{Attach, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung, route};
+use super::{Attach, AttachMode, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, route};
 use crate::btf::{Btf, BtfError};
 use crate::decode::{DecodeError, cookie_half, layout, short};
 use crate::objects;
@@ -17,7 +17,7 @@ pub(super) const HOOK: Hook = Hook {
     name: "link",
     observes: "changes of interfaces, routes and addresses",
     without: "who set a link down, moved or deleted it is not known, but for a CNI call at that time",
-    rungs: &[Rung {
+    attach_modes: &[AttachMode {
         name: "tp_btf",
         note: None,
         lost: None,
@@ -62,7 +62,7 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         net_user_ns: btf.need("net.user_ns")?,
         // Since 5.12.
         net_cookie: btf.any_of(&["net.net_cookie"]),
-        // Only for what the rung can do without.
+        // Only for what the attach mode can do without.
         sk_buff_data: btf.any_of(&["sk_buff.data"]),
     };
     Ok(offsets.as_bytes().to_vec())

@@ -13,7 +13,7 @@ use kevtmon_observation::{
 use kevtmon_types::namespace::NsInum;
 use zerocopy::IntoBytes as _;
 
-use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
+use super::{Attach, AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records};
 use crate::btf::{Btf, BtfError};
 use crate::decode::{DecodeError, cookie_half, layout, text};
 use crate::objects;
@@ -23,8 +23,8 @@ pub(super) const HOOK: Hook = Hook {
     name: "neighbor",
     observes: "neighbor changes",
     without: "deleted and changed neighbor entries are not seen when that happens, and nobody is named for it; that a gateway has none is found by state",
-    rungs: &[
-        Rung {
+    attach_modes: &[
+        AttachMode {
             name: "tp_btf",
             note: None,
             lost: None,
@@ -34,7 +34,7 @@ pub(super) const HOOK: Hook = Hook {
                 tp_btf("neigh_timer_handler"),
             ]),
         },
-        Rung {
+        AttachMode {
             name: "netlink",
             note: Some("no actor"),
             lost: Some("who deleted or changed a neighbor entry is not known; that it went is seen"),

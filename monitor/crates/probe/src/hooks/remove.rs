@@ -12,7 +12,7 @@ use kevtmon_types::namespace::NsInum;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use super::umount::{self, directory, table};
-use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
+use super::{Attach, AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records};
 use crate::btf::{Btf, BtfError};
 use crate::decode::{DecodeError, lossy, short};
 use crate::objects;
@@ -24,7 +24,7 @@ pub(super) const HOOK: Hook = Hook {
     name: "remove",
     observes: "names that cannot be removed or renamed",
     without: "mount points that cannot be removed or renamed are not seen when that is refused; what remains is found by its state",
-    rungs: &[Rung {
+    attach_modes: &[AttachMode {
         name: "tracepoint",
         note: Some("makes each of these calls a tenth to a quarter of a microsecond longer"),
         lost: None,

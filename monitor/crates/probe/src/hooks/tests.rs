@@ -1,4 +1,4 @@
-//! The table as a whole, the values of `[hooks]`, and the rung that is selected.
+//! The table as a whole, the values of `[hooks]`, and the attach mode that is selected.
 
 use std::collections::BTreeSet;
 
@@ -27,12 +27,12 @@ fn every_name_in_the_table_is_unique() {
     assert_unique(HOOKS.iter().map(|hook| hook.name));
     assert!(HOOKS.iter().all(|hook| is_name(hook.name) && hook.name != "ring_kib"));
     for hook in HOOKS {
-        assert!(hook.rungs.iter().all(|rung| is_name(rung.name)), "{}", hook.name);
+        assert!(hook.attach_modes.iter().all(|attach_mode| is_name(attach_mode.name)), "{}", hook.name);
         assert!(!hook.observes.is_empty() && !hook.without.is_empty(), "{}", hook.name);
-        for (index, rung) in hook.rungs.iter().enumerate() {
-            assert_eq!(rung.lost.is_some(), index > 0, "{} {}", hook.name, rung.name);
+        for (index, attach_mode) in hook.attach_modes.iter().enumerate() {
+            assert_eq!(attach_mode.lost.is_some(), index > 0, "{} {}", hook.name, attach_mode.name);
         }
-        // With `auto` and `off`, which no rung may be called.
+        // With `auto` and `off`, which no attach mode may be called.
         assert_unique(hook.choices());
     }
     assert_unique(
@@ -130,10 +130,10 @@ fn the_running_kernel_has_all_that_the_programs_read() {
 }
 
 #[test]
-fn a_choice_is_auto_a_rung_or_off() {
+fn a_choice_is_auto_a_attach_mode_or_off() {
     assert_eq!(TWO.choice("auto"), Some(Choice::Auto));
     assert_eq!(TWO.choice("off"), Some(Choice::Off));
-    assert_eq!(TWO.choice("slow"), Some(Choice::Rung("slow")));
+    assert_eq!(TWO.choice("slow"), Some(Choice::AttachMode("slow")));
     for hook in HOOKS {
         for name in hook.choices() {
             assert_eq!(hook.choice(name).unwrap().name(), name);
@@ -160,20 +160,20 @@ const fn program(name: &'static str) -> Program {
     Program { object: &objects::CORE, name, attach: Attach::BtfTracepoint(name) }
 }
 
-/// Two rungs of programs above one that always works.
+/// Two attach modes of programs above one that always works.
 const TWO: Hook = Hook {
     name: "two",
     observes: "things",
     without: "nothing is known of things",
-    rungs: &[
-        Rung { name: "fast", note: None, lost: None, mechanism: Mechanism::Programs(&[program("a")]) },
-        Rung {
+    attach_modes: &[
+        AttachMode { name: "fast", note: None, lost: None, mechanism: Mechanism::Programs(&[program("a")]) },
+        AttachMode {
             name: "slow",
             note: None,
             lost: Some("the second thing"),
             mechanism: Mechanism::Programs(&[program("b"), program("c")]),
         },
-        Rung {
+        AttachMode {
             name: "netlink",
             note: Some("no actor"),
             lost: Some("who did the thing"),
@@ -186,7 +186,8 @@ const TWO: Hook = Hook {
 };
 
 /// The same without the last.
-const PROGRAMS_ONLY: Hook = Hook { name: "programs_only", rungs: TWO.rungs.split_at(2).0, ..TWO };
+const PROGRAMS_ONLY: Hook =
+    Hook { name: "programs_only", attach_modes: TWO.attach_modes.split_at(2).0, ..TWO };
 
 /// What is tried on a kernel that refuses these programs, and the result.
 fn select(hook: &'static Hook, choice: Choice, refused: &[(&str, &str)]) -> (Vec<&'static str>, HookStatus) {
@@ -201,40 +202,40 @@ fn select(hook: &'static Hook, choice: Choice, refused: &[(&str, &str)]) -> (Vec
     (tried, status)
 }
 
-fn rung(status: &HookStatus) -> Option<&str> {
-    status.rung.map(|rung| rung.name)
+fn attach_mode(status: &HookStatus) -> Option<&str> {
+    status.attach_mode.map(|attach_mode| attach_mode.name)
 }
 
 #[test]
-fn the_best_rung_that_works_is_taken_and_no_other_tried() {
+fn the_best_attach_mode_that_works_is_taken_and_no_other_tried() {
     let (tried, status) = select(&TWO, Choice::Auto, &[]);
-    assert_eq!((tried, rung(&status), status.reason()), (vec!["a"], Some("fast"), None));
+    assert_eq!((tried, attach_mode(&status), status.reason()), (vec!["a"], Some("fast"), None));
     let (tried, status) = select(&TWO, Choice::Auto, &[("a", "no fentry")]);
-    assert_eq!((tried, rung(&status)), (vec!["a", "b"], Some("slow")));
+    assert_eq!((tried, attach_mode(&status)), (vec!["a", "b"], Some("slow")));
     assert_eq!(status.reason().as_deref(), Some("no fentry"));
 }
 
 #[test]
-fn every_refused_rung_has_its_reason() {
+fn every_refused_attach_mode_has_its_reason() {
     let (_, status) = select(&TWO, Choice::Auto, &[("a", "no fentry"), ("b", "no tracefs")]);
-    assert_eq!(rung(&status), Some("netlink"));
+    assert_eq!(attach_mode(&status), Some("netlink"));
     assert_eq!(status.reason().as_deref(), Some("fast: no fentry; slow: no tracefs"));
     assert!(status.needs_neighbor_messages() && status.lacks_programs());
 
     let (_, status) = select(&PROGRAMS_ONLY, Choice::Auto, &[("a", "no BTF"), ("b", "no BTF")]);
     let shown = status.source_status();
-    assert_eq!((shown.source.as_str(), shown.up, shown.rung), ("hook.programs_only", false, None));
+    assert_eq!((shown.source.as_str(), shown.up, shown.attach_mode), ("hook.programs_only", false, None));
     assert_eq!(shown.reason.as_deref(), Some("no BTF"), "the same reason is given once");
 }
 
 #[test]
-fn a_chosen_rung_is_tried_first_and_those_below_it_next() {
-    let (tried, status) = select(&TWO, Choice::Rung("slow"), &[("b", "no tracefs")]);
-    assert_eq!((tried, rung(&status)), (vec!["b"], Some("netlink")));
+fn a_chosen_attach_mode_is_tried_first_and_those_below_it_next() {
+    let (tried, status) = select(&TWO, Choice::AttachMode("slow"), &[("b", "no tracefs")]);
+    assert_eq!((tried, attach_mode(&status)), (vec!["b"], Some("netlink")));
     assert_eq!(status.reason().as_deref(), Some("fast: switched off; slow: no tracefs"));
 
-    let (tried, status) = select(&TWO, Choice::Rung("netlink"), &[]);
-    assert_eq!((tried, rung(&status)), (vec![], Some("netlink")));
+    let (tried, status) = select(&TWO, Choice::AttachMode("netlink"), &[]);
+    assert_eq!((tried, attach_mode(&status)), (vec![], Some("netlink")));
     assert_eq!(status.reason().as_deref(), Some("switched off"));
     assert!(!status.lacks_programs(), "none was wanted");
 }
@@ -242,17 +243,17 @@ fn a_chosen_rung_is_tried_first_and_those_below_it_next() {
 #[test]
 fn a_hook_that_is_off_tries_nothing() {
     let (tried, status) = select(&TWO, Choice::Off, &[]);
-    assert_eq!((tried, rung(&status)), (vec![], None));
+    assert_eq!((tried, attach_mode(&status)), (vec![], None));
     let shown = status.source_status();
     assert_eq!((shown.up, shown.reason.as_deref()), (false, Some("switched off")));
     assert!(!status.needs_neighbor_messages() && !status.lacks_programs());
 }
 
 #[test]
-fn what_a_rung_does_without_is_no_reason_against_it() {
+fn what_a_attach_mode_does_without_is_no_reason_against_it() {
     let status = HookStatus::select(&TWO, Choice::Auto, |_| Ok(Some("without x: no fentry".to_owned())));
     let shown = status.source_status();
-    assert_eq!((shown.rung.as_deref(), shown.reason), (Some("fast"), None));
+    assert_eq!((shown.attach_mode.as_deref(), shown.reason), (Some("fast"), None));
     assert_eq!(shown.lacks.as_deref(), Some("without x: no fentry"));
 }
 

@@ -16,7 +16,7 @@ use kevtmon_types::clock::realtime_offset_ns;
 use kevtmon_types::namespace::NsInum;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
-use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
+use super::{Attach, AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records};
 use crate::btf::{Btf, BtfError};
 use crate::decode::{DecodeError, lossy, short};
 use crate::mount_table::MOUNT_TABLE_PROGRAM;
@@ -27,8 +27,8 @@ pub(super) const HOOK: Hook = Hook {
     name: "umount",
     observes: "unmount attempts",
     without: "unmounts that are refused are not seen when they are, and nobody is named for them; mounts and pods that remain are found by their state",
-    rungs: &[
-        Rung {
+    attach_modes: &[
+        AttachMode {
             name: "tracepoint",
             note: None,
             lost: None,
@@ -43,7 +43,7 @@ pub(super) const HOOK: Hook = Hook {
                 Program { object: &objects::CORE, name: MOUNT_TABLE_PROGRAM, attach: Attach::OnRequest },
             ]),
         },
-        Rung {
+        AttachMode {
             name: "helpers",
             note: Some("without BTF: no more than who called, and the path as it was given"),
             lost: Some(

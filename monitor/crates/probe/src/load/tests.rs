@@ -75,7 +75,7 @@ fn without_any_object_there_is_one_reason() {
 }
 
 #[test]
-fn a_rung_with_a_program_that_is_refused_attaches_none() {
+fn a_attach_mode_with_a_program_that_is_refused_attaches_none() {
     let Some(mut objects) = objects(&[&CORE]) else { return };
     let good = Program { object: &CORE, name: "neigh_update", attach: Attach::BtfTracepoint("neigh_update") };
     let bad =
@@ -106,14 +106,19 @@ fn what_the_configuration_switches_off_is_not_loaded() {
 }
 
 #[test]
-fn what_is_withheld_is_not_loaded_and_rungs_without_programs_remain() {
+fn what_is_withheld_is_not_loaded_and_attach_modes_without_programs_remain() {
     let loaded = load(&BpfConfig { withheld: Some("not now"), ..CONFIG });
     assert!(loaded.programs.is_none() && loaded.failure.is_none());
     assert_eq!(loaded.iterators.err().as_deref(), Some("not now"));
     for status in &loaded.statuses {
         assert_eq!(status.reason().as_deref(), Some("not now"));
-        let rung = status.rung.map(|rung| rung.name);
-        assert_eq!(rung, (status.hook.name == "neighbor").then_some("netlink"), "{}", status.hook.name);
+        let attach_mode = status.attach_mode.map(|attach_mode| attach_mode.name);
+        assert_eq!(
+            attach_mode,
+            (status.hook.name == "neighbor").then_some("netlink"),
+            "{}",
+            status.hook.name
+        );
     }
 }
 
@@ -127,7 +132,7 @@ fn a_system_call_whose_context_is_elsewhere_is_not_traced() {
     let status = HookStatus::select(umount, super::super::hooks::Choice::Auto, |programs| {
         objects.attach(umount, programs).map_err(|error| chain(&error))
     });
-    assert!(status.rung.is_none());
+    assert!(status.attach_mode.is_none());
     let reason = status.reason().unwrap();
     assert!(reason.ends_with("has name of sys_enter_umount at byte 24, tracefs at byte 16"), "{reason}");
 }
@@ -137,19 +142,19 @@ fn without_types_only_programs_that_need_none_are_attached() {
     let Some(mut objects) = objects(&[&CORE]) else { return };
     let hidden = || io::Error::from(io::ErrorKind::NotFound);
     objects.types = Err(Arc::new(BpfError::NoBtf { path: BTF_PATH, source: hidden() }));
-    let rungs = HOOKS.iter().map(|hook| {
+    let attach_modes = HOOKS.iter().map(|hook| {
         let status = HookStatus::select(hook, super::super::hooks::Choice::Auto, |programs| {
             objects.attach(hook, programs).map_err(|error| chain(&error))
         });
-        (hook.name, status.rung.map(|rung| rung.name), status.reason().unwrap())
+        (hook.name, status.attach_mode.map(|attach_mode| attach_mode.name), status.reason().unwrap())
     });
-    for (hook, rung, reason) in rungs {
+    for (hook, attach_mode, reason) in attach_modes {
         let expected = match hook {
             "umount" => Some("helpers"),
             "neighbor" => Some("netlink"),
             _ => None,
         };
-        assert_eq!(rung, expected, "{hook}");
+        assert_eq!(attach_mode, expected, "{hook}");
         assert!(reason.contains(BTF_PATH), "{hook}: {reason}");
     }
 }

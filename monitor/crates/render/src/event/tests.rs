@@ -16,7 +16,7 @@ fn every_kind_of_event_reads_well() {
     if std::env::var_os("KEVTMON_BLESS").is_some() {
         std::fs::write(path, &text).unwrap();
     }
-    assert_eq!(std::fs::read_to_string(path).unwrap(), text, "KEVTMON_BLESS=1 writes it anew");
+    assert_eq!(std::fs::read_to_string(path).unwrap(), text, "KEVTMON_BLESS=1 writes it again");
 }
 
 #[test]

@@ -39,7 +39,7 @@ const LIMITS_WITH_PASSWORDS: Limits = Limits { blocking_threads: 2, ..LIMITS };
 /// Most scrapes whose response is made or sent: the other places are left for health checks, whose answers fit into
 /// the socket's buffer.
 const SCRAPES: usize = 16;
-/// Metrics are read anew so often at most, on average and at once; further scrapes get the last ones. Every user of the node
+/// Metrics are read again so often at most, on average and at once; further scrapes get the last ones. Every user of the node
 /// can ask as often as it likes, and only the reading takes time.
 const FRESH_INTERVAL: Duration = Duration::from_millis(50);
 const FRESH_BURST: u32 = 20;
@@ -133,7 +133,7 @@ struct Last {
 }
 
 impl Last {
-    /// Whether they may be read anew; counts it.
+    /// Whether they may be read again; counts it.
     fn take_fresh(&mut self, now: Instant) -> bool {
         let next = self.unused.max(now) + FRESH_INTERVAL;
         let may = next <= now + FRESH_INTERVAL * FRESH_BURST;

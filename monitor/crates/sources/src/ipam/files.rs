@@ -163,7 +163,7 @@ impl Reading<'_> {
             self.found.complete = false;
             return;
         };
-        // That of the networks may be made, or removed and made anew.
+        // That of the networks may be made, or removed and made again.
         self.watch(&top);
         let Some(names) = self.names(&networks) else {
             self.found.complete = false;

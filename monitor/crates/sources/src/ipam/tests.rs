@@ -203,7 +203,7 @@ fn the_kernel_tells_what_changes_in_any_of_the_directories_and_nothing_else() {
         change();
         assert!(is_told(&watch, PollTimeout::NONE), "{index}");
     }
-    // It is made anew.
+    // It is made again.
     let watch = tree.look().opened.unwrap();
     fs::create_dir_all(tree.network("cbr0")).unwrap();
     assert!(is_told(&watch, PollTimeout::NONE));

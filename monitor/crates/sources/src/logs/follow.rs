@@ -108,7 +108,7 @@ impl Followed {
         let now = SystemTime::now();
         let mut file = match open(&self.path) {
             Ok(file) => file,
-            // It may be about to be made anew.
+            // It may be about to be made again.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.missing_at = Some(now);
                 self.missed = self.missed.saturating_add(1);

@@ -1,7 +1,7 @@
 //! When to discover namespaces and to read which of them. Pure: time is an argument.
 //!
 //! One job at a time. Discoveries wait until a burst of changes has passed and take at most a twentieth of the
-//! time; a namespace is read anew, and the whole node after a gap, at most once a second.
+//! time; a namespace is read again, and the whole node after a gap, at most once a second.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};

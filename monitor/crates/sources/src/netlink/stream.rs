@@ -301,11 +301,15 @@ impl Stream {
     fn status(&self) -> SourceStatus {
         let refused = self.socket.get_ref().host_only.as_ref();
         let unsubscribed = refused.map(|error| format!("cannot subscribe to other namespaces: {error}"));
-        let rung = if refused.is_some() { "host-only" } else { "all-nsid" };
+        let attach_mode = if refused.is_some() { "host-only" } else { "all-nsid" };
         let unread = self.refused.as_ref().map(|error| format!("cannot read other namespaces: {error}"));
         let reasons: Vec<String> = unsubscribed.into_iter().chain(unread).collect();
         let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
-        SourceStatus { rung: Some(rung.into()), reason, ..SourceStatus::up(SourceKind::Netlink, SOURCE) }
+        SourceStatus {
+            attach_mode: Some(attach_mode.into()),
+            reason,
+            ..SourceStatus::up(SourceKind::Netlink, SOURCE)
+        }
     }
 
     /// A message carried an nsid that is not in the table.

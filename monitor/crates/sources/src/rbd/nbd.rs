@@ -108,7 +108,10 @@ pub(super) fn add(
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mapper {
     /// `rbd-nbd`, for this image or snapshot.
-    Image { name: ImageName, snapshot: Option<String> },
+    Image {
+        name: ImageName,
+        snapshot: Option<String>,
+    },
     /// `rbd-nbd`, or what may be, for an image that cannot be told.
     Unclear,
     Other,

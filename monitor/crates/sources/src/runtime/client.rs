@@ -133,9 +133,7 @@ pub enum RuntimeError {
     },
     /// An event tells no container; those after it are not affected.
     #[error("{request} sent an event without a proper container id")]
-    UnidentifiedEvent {
-        request: &'static str,
-    },
+    UnidentifiedEvent { request: &'static str },
     /// The event stream broke off.
     #[error("the event stream failed")]
     Events {

@@ -74,7 +74,7 @@ pub(super) struct Session<'a, C> {
     gap: Option<&'static str>,
     /// Where the runtime has what is of its containers.
     directories: Vec<String>,
-    /// Containers that are to be read anew.
+    /// Containers that are to be read again.
     wanted: broadcast::Receiver<String>,
     refresh: Refresh,
     inspects: FuturesUnordered<Answer<Inspected>>,
@@ -200,7 +200,9 @@ impl<C: RuntimeClient> Session<'_, C> {
         let up = SourceStatus::up(SourceKind::Runtime, self.containers.source());
         match &self.events {
             Ok(_) => up,
-            Err(error) => SourceStatus { rung: Some("list".to_owned()), reason: Some(error.reason()), ..up },
+            Err(error) => {
+                SourceStatus { attach_mode: Some("list".to_owned()), reason: Some(error.reason()), ..up }
+            }
         }
     }
 
@@ -417,7 +419,7 @@ async fn answered(listing: &mut Option<Listing>) -> Result<Listed, RuntimeError>
     }
 }
 
-/// The next container that is to be read anew. Of too many at once the oldest are left out: whoever wants them asks again.
+/// The next container that is to be read again. Of too many at once the oldest are left out: whoever wants them asks again.
 async fn wanted(ids: &mut broadcast::Receiver<String>) -> String {
     loop {
         match ids.recv().await {

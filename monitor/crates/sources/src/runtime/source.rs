@@ -24,7 +24,7 @@ use crate::kubelet::PodLabels;
 /// How the node's files are reached where pid 1 does not show them.
 const BY_KTHREADD: &str = " by way of kthreadd, since the root of pid 1 is out of reach";
 
-/// Containers that are named at once to be read anew.
+/// Containers that are named at once to be read again.
 const WANTED_MAX: usize = 64;
 
 /// How a runtime is watched.
@@ -46,7 +46,7 @@ pub struct Options {
     pub is_guess: bool,
     /// What is kept of the labels of pods.
     pub pod_labels: Arc<PodLabels>,
-    /// By which containers are named that are to be read anew.
+    /// By which containers are named that are to be read again.
     pub wanted: broadcast::Sender<String>,
 }
 

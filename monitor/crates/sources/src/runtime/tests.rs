@@ -98,14 +98,17 @@ async fn a_runtime_without_an_event_stream_is_polled_and_degraded() {
                 Fact::Malformed { source, count } => assert_eq!((&*source, count), ("mute:/a", 1)),
                 fact => panic!("{fact:?}"),
             }
-            if status.as_ref().is_some_and(|status| status.rung.is_some()) && !listed.is_empty() {
+            if status.as_ref().is_some_and(|status| status.attach_mode.is_some()) && !listed.is_empty() {
                 break;
             }
         }
     });
     met.await.unwrap();
     let status = status.unwrap();
-    assert_eq!((status.kind, status.up, status.rung.as_deref()), (SourceKind::Runtime, true, Some("list")));
+    assert_eq!(
+        (status.kind, status.up, status.attach_mode.as_deref()),
+        (SourceKind::Runtime, true, Some("list"))
+    );
     assert!(status.reason.unwrap().starts_with("the runtime has no event stream"));
     assert_eq!((listed[0].runtime.as_str(), listed[0].source.as_str()), ("mute", "mute:/a"));
     source.abort();

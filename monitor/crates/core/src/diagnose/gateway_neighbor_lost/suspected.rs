@@ -34,7 +34,7 @@ impl GatewayNeighborLost {
         // The runtimes are to report first who still lives.
         let due = due.max(context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM)));
         self.rereads.schedule(key.netns, due);
-        // It may have been repaired and have broken anew while nobody looked.
+        // It may have been repaired and have broken again while nobody looked.
         let confidence = fault.confidence.min(Confidence::Likely);
         self.faults.insert(key, Fault { phase: FaultPhase::Suspected { due }, confidence, ..fault });
     }

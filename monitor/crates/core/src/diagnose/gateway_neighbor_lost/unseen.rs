@@ -11,7 +11,7 @@ use crate::node::view::NodeView;
 
 /// What is said of an entry whose removal would have been seen.
 pub(super) const UNSEEN: &str = "is gone, and nobody was seen removing it";
-/// The status of the hook that sees who removes entries, and its rung that does not.
+/// The status of the hook that sees who removes entries, and its attach mode that does not.
 const HOOK: &str = "hook.neighbor";
 const WITHOUT_ACTOR: &str = "netlink";
 
@@ -54,5 +54,5 @@ impl GatewayNeighborLost {
 /// Whether who removes an entry is seen.
 fn is_watched(node: &NodeView<'_>) -> bool {
     let hook = node.statuses.get(HOOK);
-    hook.is_none_or(|status| status.up && status.rung.as_deref() != Some(WITHOUT_ACTOR))
+    hook.is_none_or(|status| status.up && status.attach_mode.as_deref() != Some(WITHOUT_ACTOR))
 }

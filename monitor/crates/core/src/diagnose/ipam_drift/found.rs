@@ -165,7 +165,7 @@ fn reservation(
     None
 }
 
-/// Whether a sandbox is of the pod of this name: it may be made anew.
+/// Whether a sandbox is of the pod of this name: it may be made again.
 fn is_of(node: &NodeView<'_>, sandbox: &str, pod: &Pod) -> bool {
     let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) else { return false };
     pod_of(node, sandbox).is_some_and(|other| {

@@ -146,7 +146,7 @@ fn it_goes_on_over_a_restart_of_the_daemon() {
     assert_eq!(next.open(), []);
 }
 
-/// Has `ip` delete the entries of these pods, run anew for each by a shell of this start.
+/// Has `ip` delete the entries of these pods, run again for each by a shell of this start.
 fn hit_by_shell(node: &mut TestNode, numbers: std::ops::Range<u32>, shell_start: BootNs) {
     for number in numbers {
         let tgid = 50_000 + number;

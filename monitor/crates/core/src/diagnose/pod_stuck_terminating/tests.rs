@@ -212,7 +212,7 @@ fn processes_that_are_left_of_containers_that_have_ended_are_asked_for_and_named
 #[test]
 fn processes_of_a_container_that_no_runtime_knows_are_of_a_pod_that_runs() {
     let mut node = cam_runs();
-    // Another runtime has made it anew.
+    // Another runtime has made it again.
     node.observe(pods_seen(vec![PodRemains { containers: vec!["d".repeat(12)], ..cam_running() }]));
     end_cam(&mut node);
     node.run_for(3600 * S);

@@ -231,7 +231,7 @@ fn an_image_that_a_pod_uses_again_is_none() {
     assert_eq!(node.open().len(), 1);
     node.observe(uses(&[on_host(STAGED), of_pod()]));
     assert_eq!(closed(&node), Some(CloseReason::Resolved));
-    // From then on, time begins anew.
+    // From then on, time begins again.
     node.observe(uses(&[on_host(STAGED)]));
     node.run_for(299 * S);
     assert_eq!(node.open(), []);
@@ -319,7 +319,7 @@ fn without_a_runtime_nobody_knows_whose_a_use_is() {
             source: "docker".into(),
             kind: SourceKind::Runtime,
             up,
-            rung: None,
+            attach_mode: None,
             reason: (!up).then(|| "gone".to_owned()),
             lacks: None,
             absent: false,

@@ -77,7 +77,7 @@ fn replaced(old: Option<&str>, new: Option<&str>) -> TestNode {
     node
 }
 
-/// The container of a pod ends and is made anew.
+/// The container of a pod ends and is made again.
 fn recreate(node: &mut TestNode, pod: u32, change: impl Fn(&mut ContainerFacts)) {
     node.observe(Fact::Container(Box::new(member(pod, 0, ContainerState::Exited, OLD))));
     node.run_for(2 * S);

@@ -75,7 +75,7 @@ fn a_bundle_holds_all_that_a_stranger_needs_and_nothing_else() {
         source: "hook.neighbor".into(),
         kind: SourceKind::Hook,
         up: true,
-        rung: Some("netlink".into()),
+        attach_mode: Some("netlink".into()),
         reason: Some("no BTF".into()),
     };
     live.observe(5, Fact::Source(hook.clone()));

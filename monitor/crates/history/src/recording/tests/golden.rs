@@ -1,5 +1,5 @@
 //! Recordings with a reviewed output: `tests/fixtures/NAME.ndjson` must give the events of `NAME.golden`. With
-//! `KEVTMON_BLESS=1` the output is written anew; review its diff.
+//! `KEVTMON_BLESS=1` the output is written again; review its diff.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -259,7 +259,7 @@ impl Answers {
         }
     }
 
-    /// Sequence numbers begin anew with each boot, and where the last number is lost: then all events are new.
+    /// Sequence numbers begin again with each boot, and where the last number is lost: then all events are new.
     fn continued(&self, after: u64, boot_id: Option<&str>) -> u64 {
         let same_boot = boot_id.is_none_or(|boot| boot == self.memory.boot_id());
         if same_boot && after <= self.memory.last_seq() { after } else { 0 }

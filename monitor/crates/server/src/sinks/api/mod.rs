@@ -65,14 +65,10 @@ const QUESTIONS: usize = 8;
 pub enum ApiError {
     /// Another daemon listens there.
     #[error("another kevtmon listens on {}; choose another path with --socket PATH", .path.display())]
-    Taken {
-        path: PathBuf,
-    },
+    Taken { path: PathBuf },
     /// Another file has that path.
     #[error("{} exists but is not a socket; choose another path with --socket PATH", .path.display())]
-    NotASocket {
-        path: PathBuf,
-    },
+    NotASocket { path: PathBuf },
     /// Its directory cannot be created.
     #[error("cannot create the directory {}", .path.display())]
     Directory {

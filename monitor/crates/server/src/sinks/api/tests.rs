@@ -94,7 +94,7 @@ fn a_stream_goes_on_after_a_number_without_gap_or_repetition() {
         assert_eq!(next(&remote, &after(4, BOOT), 496), (5..=500).collect::<Vec<_>>());
     });
     assert_eq!(next(&remote, &after(499, "another boot"), 500), (1..=500).collect::<Vec<_>>());
-    assert_eq!(next(&remote, &after(9_999, BOOT), 500).len(), 500, "numbers began anew");
+    assert_eq!(next(&remote, &after(9_999, BOOT), 500).len(), 500, "numbers began again");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Identifiers of messages, by which the catalog of the journal (`journalctl -x`) explains incidents. The catalog is a file,
-//! which the tests here write anew and hold current.
+//! which the tests here write again and hold current.
 
 use kevtmon_event::{Event, Kind};
 
@@ -99,7 +99,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, text()).unwrap();
         }
-        assert_eq!(fs::read_to_string(&path).unwrap(), text(), "KEVTMON_BLESS=1 writes it anew");
+        assert_eq!(fs::read_to_string(&path).unwrap(), text(), "KEVTMON_BLESS=1 writes it again");
     }
 
     #[test]

@@ -130,7 +130,7 @@ impl Running {
             })
             .await;
         assert!(up.up, "{up:?}");
-        assert_eq!((up.source.as_str(), up.rung.as_deref()), ("netlink", Some("all-nsid")));
+        assert_eq!((up.source.as_str(), up.attach_mode.as_deref()), ("netlink", Some("all-nsid")));
     }
 }
 

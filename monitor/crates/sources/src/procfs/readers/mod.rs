@@ -10,7 +10,7 @@
 //! ```text
 //! ask (a job) ─► idle or new reader ─► answer
 //!                       └─ hangs ─► killed; its process is set aside and named, and so are all others that hang
-//!                                   whoever reads them ─► the job is begun anew, or goes on where it was
+//!                                   whoever reads them ─► the job is begun again, or goes on where it was
 //! ```
 
 use std::collections::BTreeSet;
@@ -68,7 +68,7 @@ const LOST: usize = 16;
 const SCARCE: usize = READERS;
 /// How often readers are ended that have nothing to do.
 const SWEEP: Duration = Duration::from_secs(10);
-/// How often a job is begun anew because a reader hung.
+/// How often a job is begun again because a reader hung.
 const ATTEMPTS: usize = 64;
 /// Longest wait for a place to look for all that hang.
 const SIEVE_PATIENCE: Duration = Duration::from_millis(200);
@@ -95,7 +95,7 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
     /// Reads it. Called in a reader.
     fn run(&self, proc: &Proc) -> Answer<Self::Reply>;
 
-    /// Goes on from what was [noted](note) last, after a process hung the reader. Without that, it begins anew.
+    /// Goes on from what was [noted](note) last, after a process hung the reader. Without that, it begins again.
     fn go_on(&mut self, _note: &[u8]) {}
 }
 

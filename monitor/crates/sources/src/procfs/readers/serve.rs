@@ -162,7 +162,7 @@ fn show(text: &str) {
 /// Tells the daemon, if this process is a reader, how far the job came: [`Job::go_on`].
 pub fn note(progress: &impl Serialize) {
     if let (Some(mut socket), Ok(progress)) = (SOCKET.get(), serde_json::to_vec(progress)) {
-        // Without it the job begins anew; if the daemon is gone, this process ends with it.
+        // Without it the job begins again; if the daemon is gone, this process ends with it.
         let _ = wire::note(&mut socket, &progress);
     }
 }

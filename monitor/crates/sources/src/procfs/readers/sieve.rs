@@ -1,6 +1,6 @@
 //! Finds all processes at once that hang whoever reads them.
 //!
-//! A reader that hangs is known to after half a second, and begins anew without the process that it was reading. Who has
+//! A reader that hangs is known to after half a second, and begins again without the process that it was reading. Who has
 //! many such processes would blind it for half a second with each of them. So when one is met, all others are looked for
 //! together, by a reader that may lose any number of its threads: it is killed as a whole.
 

@@ -203,7 +203,7 @@ async fn one_process_that_hangs_shows_all_others_that_do() {
     readable(root.path(), fine);
     let readers = Readers::from(Proc::new(root.path()));
     let steps: Vec<u32> = [fine].into_iter().chain(stuck.iter().copied()).collect();
-    // Begun anew at the first of them only.
+    // Begun again at the first of them only.
     assert_eq!(readers.ask(Steps(0, steps), PATIENCE).await.unwrap().reply, 1);
     assert_eq!(readers.0.state().aside.len(), NUMBER);
 

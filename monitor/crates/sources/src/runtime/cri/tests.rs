@@ -316,7 +316,7 @@ async fn what_containerd_says_has_ended_has_ended_even_if_its_cri_is_behind() {
 
 #[tokio::test]
 async fn events_that_the_kubelet_would_miss_are_left_to_it() {
-    for (version, events, rung) in
+    for (version, events, attach_mode) in
         [("1.27.1", true, Some("list")), ("1.28.0", false, Some("list")), ("1.29.5", true, None)]
     {
         let fake = with_pod();
@@ -324,14 +324,16 @@ async fn events_that_the_kubelet_would_miss_are_left_to_it() {
         let mut reports = watch(&fake);
         let status = reports
             .until(|fact| match fact {
-                Fact::Source(status) if status.up && status.rung.as_deref() == rung => Some(status.clone()),
+                Fact::Source(status) if status.up && status.attach_mode.as_deref() == attach_mode => {
+                    Some(status.clone())
+                }
                 _ => None,
             })
             .await;
-        assert_eq!(status.rung.as_deref(), rung, "{version}: {status:?}");
+        assert_eq!(status.attach_mode.as_deref(), attach_mode, "{version}: {status:?}");
         let asked = fake.set(|state| state.requests.contains(&"GetContainerEvents".to_owned()));
         assert_eq!(asked, version != "1.27.1");
-        if rung.is_none() {
+        if attach_mode.is_none() {
             fake.subscribed().await;
             fake.set(|state| state.containers.clear());
             let event = api::ContainerEvent {

@@ -43,9 +43,7 @@ pub(super) enum Fault {
     Connect(io::Error),
     /// An answer without end, or nearly so.
     #[error("it has more than {} KiB", limit >> 10)]
-    TooLarge {
-        limit: usize,
-    },
+    TooLarge { limit: usize },
 }
 
 impl Fault {
@@ -80,7 +78,7 @@ impl Allowance {
         Arc::new(Self { limit, left: AtomicUsize::new(limit) })
     }
 
-    /// That of an event stream, which begins anew with each event.
+    /// That of an event stream, which begins again with each event.
     pub(super) fn of_events() -> Arc<Self> {
         Self::of(MAX_EVENT)
     }

@@ -105,7 +105,7 @@ fn what_was_only_suspected_goes_on_with_its_actor() {
     assert_eq!(opened.actor.as_ref().unwrap().pid, 28_997, "{}", opened.message);
     let incident = opened.incident.as_ref().unwrap();
     assert!(!incident.found_at_start);
-    // It may have been repaired and have broken anew.
+    // It may have been repaired and have broken again.
     assert_eq!(incident.confidence, Confidence::Likely);
     let another = |tables: &mut NetnsSnapshot| {
         without_link(tables);

@@ -48,8 +48,8 @@ fn what_users_have_lost_among_themselves_puts_only_their_namespaces_in_doubt() {
 #[test]
 fn nobody_is_said_not_to_have_been_seen_where_nothing_sees_who_removes_entries() {
     let status = SourceStatus::up(SourceKind::Hook, "hook.neighbor");
-    let blind = SourceStatus { rung: Some("netlink".into()), ..status.clone() };
-    let sees = SourceStatus { rung: Some("tp_btf".into()), ..status };
+    let blind = SourceStatus { attach_mode: Some("netlink".into()), ..status.clone() };
+    let sees = SourceStatus { attach_mode: Some("tp_btf".into()), ..status };
     let down = SourceStatus::down(SourceKind::Hook, "hook.neighbor", "it is off");
     for (status, expected) in [
         (sees, "is gone, and nobody was seen removing it"),

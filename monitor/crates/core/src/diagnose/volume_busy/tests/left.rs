@@ -176,7 +176,7 @@ fn containers_that_end_with_their_runtime_are_made_anew_once_it_is_back() {
     assert_eq!(node.kinds(), [""; 0], "without it a kubelet can end none and start none");
     node.observe(up("docker"));
     node.run_for(240 * S);
-    assert_eq!(node.kinds(), [""; 0], "it may be started anew");
+    assert_eq!(node.kinds(), [""; 0], "it may be started again");
     node.run_for(241 * S);
     assert_eq!(busy(&node).len(), 1, "nobody has");
 }
