@@ -1,40 +1,49 @@
-//! Work that may wait for a process without saying for which: in a thread of its own, which is left behind if it hangs.
+//! Work that may wait for a process: in a thread of its own, which is left behind if it hangs.
 
+use std::io;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 
 use nix::unistd::gettid;
 
-use super::child::{SAMPLE, SAMPLES, sample_of_thread};
+use super::child::{Progress, SAMPLE};
 use super::serve::show_in_thread;
 
 /// Stands for no process in the name of a thread, which is looked at only where that tells of a reading.
 const NONE: u32 = 0;
+/// As much as threads usually have.
+const STACK: usize = 2 << 20;
 
 /// Does work apart from this thread; `None` once that waits and makes no progress, as [readers](super) are judged. The thread ends
 /// with what it waits for, or with this process.
 pub fn unless_it_hangs<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    apart(NONE, STACK, work).ok().flatten()
+}
+
+/// The same of a process, which the name of the thread shows.
+pub(super) fn apart<T: Send + 'static>(
+    tgid: u32,
+    stack: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<Option<T>> {
     let ((begin, begun), (send, receive)) = (sync_channel(1), sync_channel(1));
-    let apart = move || {
-        show_in_thread(NONE);
+    let work = move || {
+        show_in_thread(tgid);
         // Whoever asked may have given up.
         let _ = begin.send(gettid());
         let _ = send.send(work());
     };
-    thread::Builder::new().spawn(apart).ok()?;
-    let tid = begun.recv().ok()?.as_raw().cast_unsigned();
-    let (mut last, mut same) = (None, 0);
-    while same < SAMPLES {
+    thread::Builder::new().stack_size(stack).spawn(work)?;
+    let Ok(tid) = begun.recv() else { return Ok(None) };
+    let (place, mut progress) = (format!("/proc/self/task/{tid}"), Progress::default());
+    while !progress.hangs() {
         match receive.recv_timeout(SAMPLE) {
-            Ok(found) => return Some(found),
-            Err(RecvTimeoutError::Disconnected) => return None,
-            Err(RecvTimeoutError::Timeout) => {}
+            Ok(found) => return Ok(Some(found)),
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => progress.look(&place),
         }
-        let now = sample_of_thread(tid);
-        same = if now.is_some() && now == last { same + 1 } else { 0 };
-        last = now;
     }
-    None
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -23,14 +23,14 @@ use crate::procfs::Proc;
 pub(super) const SAMPLE: Duration = Duration::from_millis(100);
 /// A reader that made no progress in as many looks hangs: nothing that is read waits for anything, except a lock that its
 /// process holds for as long as it pleases.
-pub(super) const SAMPLES: usize = 5;
+const SAMPLES: usize = 5;
 /// Longest time for one job, hanging or not.
 const LIMIT: Duration = Duration::from_secs(15);
 /// First pause before it is looked whether a killed reader is gone, and the longest.
 const REAP: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 /// A reader that made no progress in as many looks hangs even where the kernel waits as for a disk: whoever reads a file of
 /// a dead FUSE server waits for the page that the first of its readers has locked.
-pub(super) const PAGE_SAMPLES: usize = 20;
+const PAGE_SAMPLES: usize = 20;
 /// Where the kernel waits for a disk: that happens to any program, whatever it reads.
 const DISK: [&str; 4] = ["folio", "page", "filemap", "blk"];
 
@@ -56,21 +56,49 @@ impl From<io::Error> for Ended {
 pub(super) struct Child {
     process: process::Child,
     socket: UnixStream,
-    /// Whether it has reported that it is there.
-    greeted: bool,
-    /// Jobs done.
-    done: u64,
-    /// How far it came with this one, as it said last.
-    note: Option<Vec<u8>>,
+    /// Whether workloads of the node take precedence.
+    pub(super) background: bool,
+    /// Since when it has had nothing to do, if so.
+    pub(super) idle_since: Instant,
+    /// Whether it has done no job yet.
+    pub(super) is_new: bool,
+    /// How far it came with the last one, as it said last.
+    pub(super) note: Option<Vec<u8>>,
 }
 
-/// What a reader is doing.
+/// What a reader, or a thread of one, is doing.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Sample {
     tgid: u32,
     ticks: u64,
     /// Whether it waits as for a disk.
-    pub(super) for_disk: bool,
+    for_disk: bool,
+}
+
+/// What it was seen doing, look after look.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    last: Option<Sample>,
+    /// Looks that found the same.
+    same: usize,
+}
+
+impl Progress {
+    /// `place`: of the reader or thread in /proc.
+    pub(super) fn look(&mut self, place: &str) {
+        let now = sample(place);
+        self.same = if now.is_some() && now == self.last { self.same + 1 } else { 0 };
+        self.last = now;
+    }
+
+    /// What it is doing, if it made no progress in as many looks.
+    fn stalled(&self, looks: usize) -> Option<&Sample> {
+        self.last.as_ref().filter(|_| self.same >= looks)
+    }
+
+    pub(super) fn hangs(&self) -> bool {
+        self.stalled(PAGE_SAMPLES).is_some() || self.stalled(SAMPLES).is_some_and(|sample| !sample.for_disk)
+    }
 }
 
 impl Child {
@@ -88,17 +116,8 @@ impl Child {
             // A terminal's signals are for the daemon, which has it finish.
             .process_group(0)
             .spawn()?;
-        Ok(Self { process, socket, greeted: false, done: 0, note: None })
-    }
-
-    /// Whether it has done no job yet.
-    pub(super) fn is_new(&self) -> bool {
-        self.done == 0
-    }
-
-    /// How far it came before it hung.
-    pub(super) fn take_note(&mut self) -> Option<Vec<u8>> {
-        self.note.take()
+        let idle_since = Instant::now();
+        Ok(Self { process, socket, background, idle_since, is_new: true, note: None })
     }
 
     /// Has a job done.
@@ -106,23 +125,16 @@ impl Child {
         let with = Cow::Owned(to_raw_value(job).map_err(io::Error::from)?);
         let request = wire::Request { job: Cow::Borrowed(J::NAME), proc: proc.clone(), with };
         let request = serde_json::to_vec(&request).map_err(io::Error::from)?;
-        let (body, opened) = self.exchange::<J>(&request).await?;
-        self.done += 1;
-        Ok(Answer { reply: serde_json::from_slice(&body).map_err(io::Error::from)?, opened })
-    }
-
-    async fn exchange<J: Job>(&mut self, request: &[u8]) -> Result<(Vec<u8>, Option<OwnedFd>), Ended> {
-        let started = Instant::now();
-        let pid = self.process.id();
-        let Self { socket, greeted, note, .. } = self;
+        let Self { process, socket, is_new, note, .. } = self;
         *note = None;
-        if !std::mem::replace(greeted, true) {
+        let started = Instant::now();
+        if *is_new {
             // Until it is there, it is not even known to be this program.
             let hello = tokio::time::timeout(LIMIT, wire::read(socket)).await;
             hello.map_err(|_| Ended::Slow)??;
         }
         let mut talk = pin!(async {
-            wire::write(socket, request).await?;
+            wire::write(socket, &request).await?;
             loop {
                 match wire::read(socket).await? {
                     Said::Answer(body, opened) => return io::Result::Ok((body, opened)),
@@ -132,27 +144,22 @@ impl Child {
         });
         let mut looks = interval(SAMPLE);
         looks.reset();
-        let mut last = None;
-        let mut same = 0;
-        loop {
+        let (place, mut progress) = (format!("/proc/{}", process.id()), Progress::default());
+        let (body, opened) = loop {
             tokio::select! {
-                said = &mut talk => return Ok(said?),
-                _ = looks.tick() => {}
+                said = &mut talk => break said?,
+                _ = looks.tick() => progress.look(&place),
             }
-            let now = sample(pid);
-            same = if now.is_some() && now == last { same + 1 } else { 0 };
-            last = now;
-            if let Some(Sample { tgid, for_disk, .. }) = last
-                && same >= SAMPLES
-                && !for_disk
-            {
-                return Err(Ended::Hangs { tgid });
+            if let Some(hangs) = progress.stalled(SAMPLES).filter(|sample| !sample.for_disk) {
+                return Err(Ended::Hangs { tgid: hangs.tgid });
             }
             if started.elapsed() > LIMIT {
-                let stalled = last.filter(|_| same >= PAGE_SAMPLES && !J::WAITS_FOR_DISK);
-                return Err(stalled.map_or(Ended::Slow, |Sample { tgid, .. }| Ended::Hangs { tgid }));
+                let stalled = progress.stalled(PAGE_SAMPLES).filter(|_| !J::WAITS_FOR_DISK);
+                return Err(stalled.map_or(Ended::Slow, |sample| Ended::Hangs { tgid: sample.tgid }));
             }
-        }
+        };
+        *is_new = false;
+        Ok(Answer { reply: serde_json::from_slice(&body).map_err(io::Error::from)?, opened })
     }
 
     /// Kills it and keeps `slot` until it is gone: for ever, if the kernel does not let go of it.
@@ -167,7 +174,6 @@ impl Child {
         drop(slot);
     }
 
-    /// Its process id.
     pub(super) fn id(&self) -> u32 {
         self.process.id()
     }
@@ -179,24 +185,9 @@ fn program(background: bool) -> Command {
     command
 }
 
-/// What a reader is doing, if it waits while it reads a process: `None` while it runs, is stopped, or reads none.
+/// What a reader or thread is doing, if it waits while it reads a process: `None` while it runs, is stopped, or reads none.
 /// A child of ours that has reported itself executes nothing any more, so that this cannot hang.
-pub(super) fn sample(pid: u32) -> Option<Sample> {
-    sample_at(&format!("/proc/{pid}"))
-}
-
-/// The same of a thread of this process.
-pub(super) fn sample_of_thread(tid: u32) -> Option<Sample> {
-    sample_at(&format!("/proc/self/task/{tid}"))
-}
-
-/// The processes that those threads read which are left of a reader.
-pub(super) fn read_by_threads(pid: u32) -> Vec<u32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    threads.filter_map(|thread| read_by(&fs::read_to_string(thread.path().join("comm")).ok()?)).collect()
-}
-
-fn sample_at(place: &str) -> Option<Sample> {
+pub(super) fn sample(place: &str) -> Option<Sample> {
     let stat = fs::read_to_string(format!("{place}/stat")).ok()?;
     let (head, tail) = stat.rsplit_once(')')?;
     let tgid = read_by(head.split_once('(')?.1)?;
@@ -205,10 +196,13 @@ fn sample_at(place: &str) -> Option<Sample> {
         return None;
     }
     let ticks = |field: usize| fields.get(field)?.parse::<u64>().ok();
-    Some(Sample { tgid, ticks: ticks(11)? + ticks(12)?, for_disk: waits_for_disk(place) })
+    let function = fs::read_to_string(format!("{place}/wchan")).unwrap_or_default();
+    let for_disk = DISK.iter().any(|part| function.contains(part));
+    Some(Sample { tgid, ticks: ticks(11)? + ticks(12)?, for_disk })
 }
 
-fn waits_for_disk(place: &str) -> bool {
-    let function = fs::read_to_string(format!("{place}/wchan")).unwrap_or_default();
-    DISK.iter().any(|part| function.contains(part))
+/// The processes that those threads read which are left of a reader.
+pub(super) fn read_by_threads(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.filter_map(|thread| read_by(&fs::read_to_string(thread.path().join("comm")).ok()?)).collect()
 }

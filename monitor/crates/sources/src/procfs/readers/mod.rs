@@ -5,34 +5,27 @@
 //! Whoever reads is beyond all signals but SIGKILL, and possibly beyond that. So the daemon itself reads nothing of
 //! other processes. It asks a *reader*: this program, executed once more, with one socket and no other descriptor. A
 //! reader serves one [`Job`] at a time. One that hangs is killed and replaced, and the process that it was reading
-//! is set aside: no job reads that one until it has ended, or until it is tried again after a while.
-//!
-//! ```text
-//! ask (a job) ─► idle or new reader ─► answer
-//!                       └─ hangs ─► killed; its process is set aside and named, and so are all others that hang
-//!                                   whoever reads them ─► the job is begun again, or goes on where it was
-//! ```
+//! goes on the skip list with all others that the prefilter finds to hang: no job reads those until they have ended, or until
+//! they are tried again after a while. The job is begun again, or goes on where it was.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use child::{Child, Ended};
+use disk_lock::{DiskLock, Locked};
 use hanging::Describe;
-use idle::IdleReaders;
 use kevtmon_metrics::Metrics;
 use kevtmon_observation::Fact;
-use lost::keep;
-use scout::Scout;
+use prefilter::{Filtered, Prefilter};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use set_aside::SetAside;
-use sieve::{Sieve, Sifted};
+use skip_list::SkipList;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
-use turns::{Turn, Turns};
 
 use super::Proc;
 use crate::beat::at_beat;
@@ -40,16 +33,13 @@ use crate::{Sender, observed_now};
 
 mod apart;
 mod child;
+mod disk_lock;
 mod hanging;
-mod idle;
-mod lost;
-mod scout;
+mod prefilter;
 mod serve;
-mod set_aside;
-mod sieve;
+mod skip_list;
 #[cfg(test)]
 mod tests;
-mod turns;
 mod waits_in;
 mod wire;
 
@@ -64,25 +54,26 @@ const READERS: usize = 8;
 /// Readers besides that were killed and do not end, since the kernel waits for what they read. They work no more, but each
 /// costs memory; of further ones each takes the place of one that works.
 const LOST: usize = 16;
-/// When fewer places of lost ones are free, a [scout](Scout) reads every process before a job does.
-const SCARCE: usize = READERS;
-/// How often readers are ended that have nothing to do.
+/// A reader that was killed, and is still there after this time, is lost.
+const LOST_AFTER: Duration = Duration::from_secs(1);
+/// A reader that had nothing to do for this long is ended: longer than between two of the looks that never cease, since to start
+/// one costs more than most of what it reads.
+const IDLE: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 65 });
+/// How often such readers are looked for.
 const SWEEP: Duration = Duration::from_secs(10);
 /// How often a job is begun again because a reader hung.
 const ATTEMPTS: usize = 64;
 /// Longest wait for a place to look for all that hang.
-const SIEVE_PATIENCE: Duration = Duration::from_millis(200);
-/// How often processes that are set aside are looked at.
+const PREFILTER_PATIENCE: Duration = Duration::from_millis(200);
+/// How often processes on the skip list are looked at.
 const REVIEW: Duration = Duration::from_secs(1);
 
 /// The jobs of this module.
-pub const JOBS: [Entry; 2] = [entry::<Describe>(), entry::<Sieve>()];
+pub const JOBS: [Entry; 2] = [entry::<Describe>(), entry::<Prefilter>()];
 
 /// Something to read, in a process of its own.
 pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
-    /// Unique.
     const NAME: &'static str;
-    /// What is found.
     type Reply: Serialize + DeserializeOwned + Send + 'static;
     /// Whether it reads files on a disk, which may hang: then one of its kind is done at a time.
     const WAITS_FOR_DISK: bool = false;
@@ -102,9 +93,7 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
 /// What a job found, and a descriptor if it opened one for the daemon.
 #[derive(Debug)]
 pub struct Answer<T> {
-    /// What was found.
     pub reply: T,
-    /// What was opened.
     pub opened: Option<OwnedFd>,
 }
 
@@ -143,26 +132,27 @@ struct Inner {
     proc: Proc,
     slots: Arc<Semaphore>,
     lost: Arc<Semaphore>,
-    scout: Scout,
     state: Mutex<State>,
     /// When all processes that hang were looked for last.
-    sifted: tokio::sync::Mutex<Option<Instant>>,
+    prefiltered: tokio::sync::Mutex<Option<Instant>>,
     reporting: tokio::sync::Mutex<()>,
     report: Option<Report>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    idle: IdleReaders,
-    turns: Turns,
-    aside: SetAside,
+    /// In the order in which they became so.
+    idle: Vec<Child>,
+    /// By the name of the kind of jobs.
+    disk_locks: BTreeMap<&'static str, Arc<DiskLock>>,
+    skipped: SkipList,
     /// Readers that were killed and are still there, by process id.
     killed: BTreeSet<u32>,
     /// How many of them keep the place of one that would work.
     missing: usize,
     /// Whether a task ends idle readers.
     sweeping: bool,
-    /// Whether a task looks at what is set aside.
+    /// Whether a task looks at what is skipped.
     reviewing: bool,
 }
 
@@ -193,8 +183,8 @@ impl Readers {
 
     fn new(proc: Proc, report: Option<Report>) -> Self {
         let (slots, lost) = (Arc::new(Semaphore::new(READERS)), Arc::new(Semaphore::new(LOST)));
-        let (scout, state, sifted, reporting) = Default::default();
-        Self(Arc::new(Inner { proc, slots, lost, scout, state, sifted, reporting, report }))
+        let (state, prefiltered, reporting) = Default::default();
+        Self(Arc::new(Inner { proc, slots, lost, state, prefiltered, reporting, report }))
     }
 
     /// The /proc that is read.
@@ -256,7 +246,7 @@ impl BlockingReaders {
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     async fn attempt<J: Job>(
@@ -265,25 +255,22 @@ impl Inner {
         patience: Duration,
     ) -> Result<Answer<J::Reply>, Unread> {
         let (begun, background) = (Instant::now(), job.in_background());
-        let turn = self.turn::<J>(patience).await?;
+        let disk = self.lock_disk::<J>(patience).await?;
         for _ in 0..ATTEMPTS {
             let slots = Arc::clone(&self.slots);
             let left = patience.saturating_sub(begun.elapsed());
             let Ok(Ok(slot)) = timeout(left, slots.acquire_owned()).await else { return Err(Unread::Busy) };
-            if self.is_scarce() && self.sift(Instant::now()).await {
-                self.has_set_aside();
-            }
-            let proc = self.proc.without(self.state().aside.pids());
+            let proc = self.proc.without(self.state().skipped.pids());
             let mut child = self.take(background).map_err(Unread::Failed)?;
             let asked = Instant::now();
             match child.converse(&job, &proc).await {
                 Ok(answer) => {
                     drop(slot);
-                    self.put_back(child, background);
+                    self.put_back(child);
                     return Ok(answer);
                 }
                 Err(Ended::Failed(error)) => {
-                    let was_new = child.is_new();
+                    let was_new = child.is_new;
                     self.end(child, slot, ());
                     // One that was idle may have been killed meanwhile.
                     if was_new {
@@ -291,144 +278,140 @@ impl Inner {
                     }
                 }
                 Err(Ended::Slow) => {
-                    self.end(child, slot, turn);
+                    self.end(child, slot, disk);
                     return Err(Unread::Late);
                 }
                 Err(Ended::Hangs { tgid }) => {
-                    if let Some(note) = child.take_note() {
+                    if let Some(note) = child.note.take() {
                         job.go_on(&note);
                     }
                     self.end(child, slot, ());
-                    self.state().aside.add(&self.proc, tgid);
-                    tracing::warn!(tgid, "reading a process hangs; it is set aside");
-                    self.sift(asked).await;
-                    self.has_set_aside();
+                    self.state().skipped.add(&self.proc, tgid);
+                    tracing::warn!(tgid, "reading a process hangs; it is skipped");
+                    self.prefilter(asked).await;
+                    self.has_skipped();
                 }
             }
         }
         Err(Unread::Hanging)
     }
 
-    /// The turn of a job that may wait for a disk.
-    async fn turn<J: Job>(&self, patience: Duration) -> Result<Option<Turn>, Unread> {
+    async fn lock_disk<J: Job>(&self, patience: Duration) -> Result<Option<Locked>, Unread> {
         if !J::WAITS_FOR_DISK {
             return Ok(None);
         }
-        let line = self.state().turns.of(J::NAME);
-        line.turn(patience).await.map(Some).ok_or(Unread::Stuck)
+        let lock = Arc::clone(self.state().disk_locks.entry(J::NAME).or_default());
+        lock.lock(patience).await.map(Some).ok_or(Unread::Stuck)
     }
 
-    /// An idle reader, else a new one.
+    /// The idle reader of this kind that was used last, else a new one.
     fn take(&self, background: bool) -> std::io::Result<Child> {
-        let idle = self.state().idle.take(background);
+        let mut state = self.state();
+        let idle = state.idle.iter().rposition(|child| child.background == background);
+        let idle = idle.map(|place| state.idle.remove(place));
+        drop(state);
         idle.map_or_else(|| Child::start(background), Ok)
     }
 
-    fn put_back(self: &Arc<Self>, child: Child, background: bool) {
+    fn put_back(self: &Arc<Self>, mut child: Child) {
+        child.idle_since = Instant::now();
         let mut state = self.state();
-        state.idle.put(child, background);
+        state.idle.push(child);
         if !std::mem::replace(&mut state.sweeping, true) {
-            let inner = Arc::downgrade(self);
-            tokio::spawn(repeat(inner, SWEEP, Self::sweep));
+            tokio::spawn(repeat(Arc::downgrade(self), SWEEP, Self::sweep));
         }
     }
 
-    /// Ends a reader, which keeps its place and `turn` until it is gone; if it is lost, others take its place.
-    fn end<T: Send + 'static>(self: &Arc<Self>, child: Child, slot: OwnedSemaphorePermit, turn: T) {
+    /// Ends a reader, which keeps its place and `disk` until it is gone.
+    fn end<T: Send + 'static>(self: &Arc<Self>, child: Child, slot: OwnedSemaphorePermit, disk: T) {
         let (id, inner) = (child.id(), Arc::downgrade(self));
         self.state().killed.insert(id);
         tokio::spawn(async move {
-            keep(slot, &inner, child.end(turn)).await;
+            Self::keep(slot, &inner, child.end(disk)).await;
             if let Some(inner) = inner.upgrade() {
                 inner.state().killed.remove(&id);
             }
         });
     }
 
+    /// Keeps the place of a reader that was killed until it is gone; one among those that are lost, if it does not end.
+    async fn keep(slot: OwnedSemaphorePermit, of: &Weak<Self>, gone: impl Future<Output = ()>) {
+        let mut gone = pin!(gone);
+        if timeout(LOST_AFTER, &mut gone).await.is_ok() {
+            return;
+        }
+        let lost = of.upgrade().and_then(|inner| Arc::clone(&inner.lost).try_acquire_owned().ok());
+        if let Some(_place) = lost {
+            drop(slot);
+            return gone.await;
+        }
+        Self::missing(of, 1).await;
+        gone.await;
+        Self::missing(of, -1).await;
+    }
+
+    /// Reports that more readers are missing, or fewer.
+    async fn missing(of: &Weak<Self>, change: isize) {
+        let Some(inner) = of.upgrade() else { return };
+        {
+            let mut state = inner.state();
+            state.missing = state.missing.saturating_add_signed(change);
+        }
+        inner.report().await;
+    }
+
     /// Ends readers that have nothing to do; false when none is left.
     fn sweep(self: Arc<Self>) -> impl Future<Output = bool> {
         let mut state = self.state();
-        let expired = state.idle.take_expired(Instant::now());
-        state.sweeping = !state.idle.is_empty();
-        let goes_on = state.sweeping;
-        drop(state);
-        for child in expired {
+        for child in state.idle.extract_if(.., |child| child.idle_since.elapsed() >= IDLE) {
             tokio::spawn(child.end(()));
         }
-        std::future::ready(goes_on)
+        state.sweeping = !state.idle.is_empty();
+        std::future::ready(state.sweeping)
     }
 
-    /// Reports what was set aside, and has it tried again.
-    fn has_set_aside(self: &Arc<Self>) {
+    /// Reports what is skipped, and has it tried again.
+    fn has_skipped(self: &Arc<Self>) {
         let inner = Arc::clone(self);
         tokio::spawn(async move { inner.report().await });
-        self.review_from_now_on();
-    }
-
-    fn review_from_now_on(self: &Arc<Self>) {
         if !std::mem::replace(&mut self.state().reviewing, true) {
             tokio::spawn(repeat(Arc::downgrade(self), REVIEW, Self::review));
         }
     }
 
-    /// Whether few more readers may be lost.
-    fn is_scarce(&self) -> bool {
-        self.lost.available_permits() < SCARCE
-    }
-
-    /// Sets all others aside that hang, unless they were looked for after a time; whether there are any.
-    async fn sift(self: &Arc<Self>, since: Instant) -> bool {
-        let mut sifted = self.sifted.lock().await;
-        let mut any = false;
-        while sifted.is_none_or(|at| at <= since) {
-            let (began, proc) = (Instant::now(), self.proc.without(self.state().aside.pids()));
-            let Some(Sifted { hanging, .. }) = self.sieve(&Sieve { pids: None }, &proc).await else { break };
-            // There may be more where it had no threads left.
-            *sifted = (hanging.len() < sieve::THREADS).then_some(began);
+    /// Skips all others that hang, unless they were looked for after a time.
+    async fn prefilter(self: &Arc<Self>, since: Instant) {
+        let mut last = self.prefiltered.lock().await;
+        while last.is_none_or(|at| at <= since) {
+            let (began, proc) = (Instant::now(), self.proc.without(self.state().skipped.pids()));
+            let Some(Filtered { hanging, unread }) = self.once(&Prefilter { pids: None }, &proc).await else {
+                break;
+            };
+            // There may be more that it had no time for.
+            *last = (unread.is_empty() || hanging.is_empty()).then_some(began);
             if !hanging.is_empty() {
-                tracing::warn!(?hanging, "reading processes hangs; they are set aside");
+                tracing::warn!(?hanging, "reading processes hangs; they are skipped");
             }
             let mut state = self.state();
             for tgid in hanging {
-                any |= state.aside.add(&self.proc, tgid);
+                state.skipped.add(&self.proc, tgid);
             }
         }
-        any
-    }
-
-    /// Has processes sieved; where places are scarce, without the risk of one more.
-    async fn sieve(self: &Arc<Self>, job: &Sieve, proc: &Proc) -> Option<Sifted> {
-        if !self.is_scarce() {
-            return self.once(job, proc).await;
-        }
-        self.review_from_now_on();
-        self.scout.ask(job, proc).await
     }
 
     /// Finds out what can be read of those that a message names.
     async fn describe(self: &Arc<Self>) {
-        let undescribed = self.state().aside.undescribed();
+        let undescribed = self.state().skipped.undescribed();
         for tgid in undescribed {
             if let Some(description) = self.once(&Describe { tgid }, &self.proc).await {
-                self.state().aside.describe(tgid, description);
+                self.state().skipped.describe(tgid, description);
             }
-        }
-    }
-
-    /// Which of the processes that were set aside can be read again.
-    async fn answering(self: &Arc<Self>, tgids: Vec<u32>) -> Vec<u32> {
-        match self.sieve(&Sieve { pids: Some(tgids.clone()) }, &self.proc).await {
-            Some(Sifted { hanging, unread }) => {
-                let answers = |tgid: &u32| !hanging.contains(tgid) && !unread.contains(tgid);
-                tgids.into_iter().filter(answers).collect()
-            }
-            None => Vec::new(),
         }
     }
 
     /// Has a job done by a reader of its own, which is ended then.
     async fn once<J: Job>(self: &Arc<Self>, job: &J, proc: &Proc) -> Option<J::Reply> {
-        let slot = timeout(SIEVE_PATIENCE, Arc::clone(&self.slots).acquire_owned()).await.ok()?.ok()?;
+        let slot = timeout(PREFILTER_PATIENCE, Arc::clone(&self.slots).acquire_owned()).await.ok()?.ok()?;
         let mut child = Child::start(true).ok()?;
         let done = child.converse(job, proc).await;
         self.end(child, slot, ());
@@ -439,22 +422,20 @@ impl Inner {
     async fn review(self: Arc<Self>) -> bool {
         // Each of them would hold the next reader, too, until none is left.
         let killed = self.state().killed.clone();
-        let mut holding = self.scout.holding().await;
-        holding.extend(killed.into_iter().flat_map(child::read_by_threads));
-        let (mut changed, due) =
-            self.state().aside.review(&self.proc, Instant::now(), sieve::THREADS, &holding);
-        if !due.is_empty() {
-            for tgid in self.answering(due).await {
-                self.state().aside.remove(tgid);
-                changed = true;
-            }
+        let holding = killed.into_iter().flat_map(child::read_by_threads).collect();
+        let (mut changed, mut due) = self.state().skipped.review(&self.proc, Instant::now(), &holding);
+        if !due.is_empty()
+            && let Some(found) = self.once(&Prefilter { pids: Some(due.clone()) }, &self.proc).await
+        {
+            due.retain(|tgid| !found.hanging.contains(tgid) && !found.unread.contains(tgid));
+            changed |= !due.is_empty();
+            self.state().skipped.remove(&due);
         }
         if changed {
             self.report().await;
         }
-        let has_scout = self.is_scarce() || self.scout.end().await;
         let mut state = self.state();
-        state.reviewing = has_scout || !state.aside.is_empty();
+        state.reviewing = state.skipped.len() > 0;
         state.reviewing
     }
 
@@ -465,12 +446,16 @@ impl Inner {
         self.describe().await;
         let (count, status) = {
             let state = self.state();
-            (state.aside.len(), state.aside.status(state.missing, READERS))
+            (state.skipped.len(), state.skipped.status(state.missing, READERS))
         };
         report.metrics.proc_readers_stuck(count);
         // Sending fails only during shutdown, when the core's queue is closed.
         let _ = report.tx.send(observed_now(Fact::Source(status))).await;
     }
+}
+
+fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls `work` at this interval until it returns false or nobody asks readers any more.

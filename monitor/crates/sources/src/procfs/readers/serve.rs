@@ -179,7 +179,7 @@ pub fn asker() -> Option<u32> {
 }
 
 /// Shows in the name of this process, if it is a reader, which process it begins to read.
-pub(crate) fn reading(tgid: u32) {
+pub fn reading(tgid: u32) {
     if is_reader() && !HAS_NAME.get() && CURRENT.swap(tgid, Ordering::Relaxed) != tgid {
         show(&format!("{READING}{tgid}"));
     }

@@ -125,6 +125,11 @@ fn readable(root: &Path, tgid: u32) {
     fs::write(root.join(format!("{tgid}/stat")), stat).unwrap();
 }
 
+/// The process ids of readers that have nothing to do.
+fn idle(readers: &Readers) -> Vec<u32> {
+    readers.0.state().idle.iter().map(Child::id).collect()
+}
+
 /// Two living processes, which a literal /proc can show.
 fn living() -> [u32; 2] {
     [std::process::id(), std::os::unix::process::parent_id()]
@@ -139,14 +144,14 @@ async fn a_job_is_done_by_another_process_which_is_used_again() {
         let answer = readers.ask(Names(vec![me, u32::MAX]), PATIENCE).await.unwrap();
         assert_eq!(answer.reply, [Some(name.clone()), None]);
     }
-    assert_eq!(readers.0.state().idle.ids().len(), 1);
+    assert_eq!(idle(&readers).len(), 1);
 }
 
 #[tokio::test]
 async fn a_reader_ends_when_there_is_nothing_to_read() {
     let readers = Readers::from(Proc::default());
     readers.ask(Names(vec![std::process::id()]), PATIENCE).await.unwrap();
-    let id = readers.0.state().idle.ids()[0];
+    let id = idle(&readers)[0];
     until("it has ended", || readers.0.state().idle.is_empty() && Proc::default().stat(id).is_none()).await;
 }
 
@@ -175,7 +180,7 @@ async fn a_process_that_hangs_its_reader_is_set_aside_and_the_rest_is_read() {
     for _ in 0..2 {
         let answer = readers.ask(Names(vec![stuck, fine]), PATIENCE).await.unwrap();
         assert_eq!(answer.reply, [None, Some(format!("p{fine}"))]);
-        assert_eq!(readers.0.state().aside.pids(), [stuck]);
+        assert_eq!(readers.0.state().skipped.pids(), [stuck]);
     }
 }
 
@@ -205,14 +210,14 @@ async fn one_process_that_hangs_shows_all_others_that_do() {
     let steps: Vec<u32> = [fine].into_iter().chain(stuck.iter().copied()).collect();
     // Begun again at the first of them only.
     assert_eq!(readers.ask(Steps(0, steps), PATIENCE).await.unwrap().reply, 1);
-    assert_eq!(readers.0.state().aside.len(), NUMBER);
+    assert_eq!(readers.0.state().skipped.len(), NUMBER);
 
     // They are tried again together, too.
     for tgid in &stuck[..NUMBER - 1] {
         fs::remove_file(root.path().join(format!("{tgid}/stat"))).unwrap();
         readable(root.path(), *tgid);
     }
-    until("the others are read again", || readers.0.state().aside.pids() == stuck[NUMBER - 1..]).await;
+    until("the others are read again", || readers.0.state().skipped.pids() == stuck[NUMBER - 1..]).await;
     for process in &mut sleeping {
         process.kill().and_then(|()| process.wait()).unwrap();
     }
@@ -279,13 +284,14 @@ async fn while_a_reader_is_stopped_by_a_signal_no_process_is_blamed() {
     let id = child.id();
     let signal = |signal| kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
     let (job, proc) = (Names(vec![stuck]), Proc::new(root.path()));
+    let sample = || child::sample(&format!("/proc/{id}"));
     let meanwhile = async {
-        until("it waits", || child::sample(id).is_some()).await;
+        until("it waits", || sample().is_some()).await;
         signal(Signal::SIGSTOP);
         until("it is stopped", || Proc::default().stat(id).unwrap().state == 'T').await;
-        assert_eq!(child::sample(id), None);
+        assert_eq!(sample(), None);
         signal(Signal::SIGCONT);
-        until("it waits", || child::sample(id).is_some()).await;
+        until("it waits", || sample().is_some()).await;
     };
     let (ended, ()) = tokio::join!(child.converse(&job, &proc), meanwhile);
     assert!(matches!(ended, Err(Ended::Hangs { tgid }) if tgid == stuck), "{ended:?}");
@@ -297,7 +303,7 @@ async fn a_reader_that_was_killed_is_replaced() {
     let readers = Readers::from(Proc::default());
     let me = std::process::id();
     readers.ask(Names(vec![me]), PATIENCE).await.unwrap();
-    let pid = readers.0.state().idle.ids()[0];
+    let pid = idle(&readers)[0];
     kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGKILL).unwrap();
     let answer = readers.ask(Names(vec![me]), PATIENCE).await.unwrap();
     assert!(answer.reply[0].is_some());
@@ -314,7 +320,7 @@ async fn readers_are_no_more_than_their_number_and_the_next_waits_its_turn() {
     for answer in futures_util::future::join_all(all).await {
         assert_eq!(answer.unwrap().reply, [None, Some(format!("p{fine}"))]);
     }
-    assert!(readers.0.state().idle.ids().len() <= READERS);
+    assert!(idle(&readers).len() <= READERS);
     assert!(readers.0.slots.available_permits() <= READERS);
 }
 
@@ -353,7 +359,7 @@ async fn readers_that_not_even_sigkill_ends_leave_their_places_to_others_up_to_a
         while let Ok(slot) = Arc::clone(slots).try_acquire_owned() {
             let (mut released, inner) = (released.clone(), Arc::downgrade(&readers.0));
             let gone = async move { drop(released.changed().await) };
-            tokio::spawn(async move { keep(slot, &inner, gone).await });
+            tokio::spawn(async move { Inner::keep(slot, &inner, gone).await });
         }
     };
     for killed in (READERS..=LOST).step_by(READERS) {
@@ -380,31 +386,6 @@ async fn readers_that_not_even_sigkill_ends_leave_their_places_to_others_up_to_a
     assert_eq!(last.map(|last| (last.up, last.reason)), Some((true, None)));
 }
 
-#[tokio::test]
-async fn where_few_more_may_be_lost_a_process_that_hangs_is_met_by_a_thread_that_costs_no_place() {
-    let root = tempfile::tempdir().unwrap();
-    let [stuck, fine] = living();
-    hanging(root.path(), stuck);
-    readable(root.path(), fine);
-    let readers = Readers::from(Proc::new(root.path()));
-    let Inner { lost, scout, .. } = &*readers.0;
-    let taken: Vec<_> = (SCARCE..=LOST).map(|_| Arc::clone(lost).try_acquire_owned().unwrap()).collect();
-    // Begun once: the job has met nothing that hangs.
-    assert_eq!(readers.ask(Steps(0, vec![fine, stuck]), PATIENCE).await.unwrap().reply, 0);
-    assert_eq!(readers.0.state().aside.pids(), [stuck]);
-    assert!(readers.0.state().killed.is_empty());
-    let id = scout.id().await.unwrap();
-    assert_eq!(child::read_by_threads(id), [stuck]);
-
-    // It goes on there, so that the process is not tried again, until it can be read.
-    drop(fs::File::options().read(true).write(true).open(root.path().join(format!("{stuck}/stat"))).unwrap());
-    fs::remove_file(root.path().join(format!("{stuck}/stat"))).unwrap();
-    readable(root.path(), stuck);
-    until("it is read again", || readers.0.state().aside.is_empty()).await;
-    drop(taken);
-    until("the scout is ended", || Proc::default().stat(id).is_none()).await;
-}
-
 fn status(observation: Observation) -> SourceStatus {
     match observation.fact {
         Fact::Source(status) => status,
@@ -416,7 +397,7 @@ fn status(observation: Observation) -> SourceStatus {
 async fn where_memory_is_short_the_kernel_ends_a_reader_before_the_daemon() {
     let readers = Readers::from(Proc::default());
     readers.ask(Names(vec![std::process::id()]), PATIENCE).await.unwrap();
-    let reader = readers.0.state().idle.ids()[0];
+    let reader = idle(&readers)[0];
     let score = |process: &str| -> i32 {
         fs::read_to_string(format!("/proc/{process}/oom_score_adj")).unwrap().trim().parse().unwrap()
     };

@@ -17,7 +17,6 @@ pub fn unanswered(device: &str) -> Option<u64> {
 /// A kind of file systems that have servers.
 #[derive(Debug)]
 pub struct Waits {
-    /// In words.
     pub name: &'static str,
     /// How functions of theirs begin, and of nobody else's.
     functions: &'static [&'static str],
@@ -38,7 +37,6 @@ impl Waits {
     }
 }
 
-/// All of them.
 pub const WAITS: [Waits; 8] = [
     // Linux's client of NFS waits in its own functions and in those of its RPC.
     Waits { name: "NFS", functions: &["nfs_", "nfs3_", "nfs4_", "rpc_wait_"], types: &["nfs", "nfs4"] },

@@ -18,7 +18,6 @@ const MAX_FRAME: u32 = 256 << 20;
 /// Marks the length of a frame that is a note: more follows.
 const NOTE: u32 = 1 << 31;
 
-/// A request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Request<'a> {
     #[serde(borrow)]
@@ -40,10 +39,7 @@ fn length(header: [u8; 4]) -> io::Result<usize> {
 
 /// The daemon's side: writes a frame.
 pub(super) async fn write(stream: &mut UnixStream, body: &[u8]) -> io::Result<()> {
-    let mut frame = Vec::with_capacity(body.len() + 4);
-    frame.extend_from_slice(&header(body)?);
-    frame.extend_from_slice(body);
-    stream.write_all(&frame).await
+    stream.write_all(&[&header(body)?[..], body].concat()).await
 }
 
 /// A frame of a reader.
