@@ -7,7 +7,6 @@ use kevtmon_types::escape::{is_hidden, name};
 use super::Context;
 use crate::node::view::NodeView;
 
-/// A command and its form.
 pub(super) type Command = (&'static Form, Vec<String>);
 
 /// One next step; the arguments of the command are quoted where needed.

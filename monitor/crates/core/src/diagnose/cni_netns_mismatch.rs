@@ -47,19 +47,16 @@ const ACTS_MAX: usize = 256;
 /// Interfaces that one incident names, and follows.
 const HARM_MAX: usize = 8;
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct CniNetnsMismatch {
     #[serde(skip)]
     thresholds: Thresholds,
-    /// By sandbox.
     open: BTreeMap<String, Mismatch>,
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     acts: VecDeque<Act>,
     timers: Timers<String>,
 }
 
-/// An open incident.
 #[derive(Debug, Serialize, Deserialize)]
 struct Mismatch {
     /// The last such call, which may not have ended yet.
@@ -186,13 +183,9 @@ impl CniNetnsMismatch {
         let harm = self.open.remove(id).filter(|known| known.netns == netns).map(|known| known.harm);
         let mismatch = Mismatch { call: call.id, netns, said, harm: harm.unwrap_or_default() };
         let steps = mismatch.steps(context, id);
+        // The namespace was looked for after the call began.
+        let confidence = Confidence::Likely;
         findings.report(Report {
-            subject: id.clone(),
-            severity: Severity::Warning,
-            // The namespace was looked for after the call began.
-            confidence: Confidence::Likely,
-            summary: mismatch.summary(),
-            ruled_out: None,
             advice: Some(steps),
             objects: IncidentObjects {
                 actor: Some(call.actor.clone()),
@@ -200,12 +193,9 @@ impl CniNetnsMismatch {
                 cni: Some(Box::new(cni)),
                 ..IncidentObjects::default()
             },
-            first: call.started,
-            last: call.started,
             evidence: call.events.clone(),
             count: Count::More(1),
-            found_at_start: false,
-            caused_by: Vec::new(),
+            ..Report::new(id.clone(), Severity::Warning, confidence, mismatch.summary(), call.started)
         });
         self.open.insert(id.clone(), mismatch);
         let is_its = |act: &Act| (act.call, act.netns) == (call.id, netns);
@@ -227,19 +217,10 @@ impl CniNetnsMismatch {
             open.harm.push(act);
         }
         findings.report(Report {
-            subject: id.to_owned(),
-            severity: Severity::Critical,
-            confidence: Confidence::Likely,
-            summary: open.summary(),
-            ruled_out: None,
             advice: Some(open.steps(context, id)),
-            objects: IncidentObjects::default(),
-            first: context.now,
-            last: context.now,
             evidence,
             count: Count::More(0),
-            found_at_start: false,
-            caused_by: Vec::new(),
+            ..Report::new(id.to_owned(), Severity::Critical, Confidence::Likely, open.summary(), context.now)
         });
     }
 

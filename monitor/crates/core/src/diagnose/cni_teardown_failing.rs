@@ -39,7 +39,6 @@ thresholds! {
     FAILING_AFTER = "cni_teardown_failing_seconds", default 10, Unit::Seconds;
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct CniTeardownFailing {
     #[serde(skip)]
@@ -67,21 +66,14 @@ impl CniTeardownFailing {
         }
         self.failing.insert(id.to_owned(), event.at);
         self.timers.set(&id.to_owned(), event.at.saturating_add(QUIET));
+        let summary = summary(event, cni, id);
         findings.report(Report {
-            subject: id.to_owned(),
-            severity: Severity::Warning,
-            confidence: Confidence::Certain,
-            summary: summary(event, cni, id),
-            ruled_out: None,
-            advice: None,
             objects: IncidentObjects::of(event),
             first,
-            last: event.at,
             evidence: vec![event.seq],
             // An open one may have counted calls that an earlier run of the daemon saw.
             count: if is_open { Count::More(1) } else { Count::Total(calls.failed) },
-            found_at_start: false,
-            caused_by: Vec::new(),
+            ..Report::new(id.to_owned(), Severity::Warning, Confidence::Certain, summary, event.at)
         });
     }
 }

@@ -94,7 +94,6 @@ impl Victim {
 /// How far a removal has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Removal {
-    /// Nothing shows one.
     None,
     /// Something of it was refused, and its runtime does not say that it has failed.
     Refused,
@@ -104,12 +103,10 @@ enum Removal {
     Failed,
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ContainerUndeletable {
     #[serde(skip)]
     thresholds: Thresholds,
-    /// By container.
     victims: BTreeMap<String, Victim>,
     /// When they are judged next.
     timers: Timers<String>,
@@ -285,15 +282,13 @@ impl ContainerUndeletable {
         victim.left = left::phrase(context, id).filter(|_| victim.refusal.is_none());
         let target = node.target_of(facts);
         let refusal = victim.refusal.as_deref();
+        let confidence = match (refusal, of_state(facts.state)) {
+            (Some(refusal), _) => refusal.confidence,
+            (None, Removal::Failed | Removal::GoesOn) => victim.cleared.unwrap_or(Confidence::Certain),
+            (None, Removal::Refused | Removal::None) => Confidence::Likely,
+        };
+        let summary = wording::summary(&target, facts, victim);
         findings.report(Report {
-            severity: Severity::Warning,
-            confidence: match (refusal, of_state(facts.state)) {
-                (Some(refusal), _) => refusal.confidence,
-                (None, Removal::Failed | Removal::GoesOn) => victim.cleared.unwrap_or(Confidence::Certain),
-                (None, Removal::Refused | Removal::None) => Confidence::Likely,
-            },
-            summary: wording::summary(&target, facts, victim),
-            ruled_out: None,
             advice: Some(wording::advice_for(node, &target, refusal, victim.cleared.is_some())),
             caused_by: left::causes(context, id, victim.holders()),
             objects: IncidentObjects {
@@ -301,11 +296,10 @@ impl ContainerUndeletable {
                 ..refusal.map(|refusal| refusal.objects.clone()).unwrap_or_default()
             },
             first: victim.first,
-            last: context.now,
             evidence: refusal.map(|refusal| refusal.evidence.clone()).unwrap_or_default(),
             count: Count::Total(refusal.map_or(1, |refusal| refusal.attempts)),
             found_at_start: victim.found_at_start,
-            subject: id.to_owned(),
+            ..Report::new(id.to_owned(), Severity::Warning, confidence, summary, context.now)
         });
     }
 

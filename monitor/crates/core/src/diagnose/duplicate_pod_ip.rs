@@ -14,13 +14,14 @@ use kevtmon_event::{
 };
 use kevtmon_observation::{BootNs, NsInum};
 use kevtmon_types::escape::name;
-use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
+use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::pod_network::{SETTLE, is_of_pod, leads_out, living_pod, netns_of, runs_since, vrf};
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, ipam_drift, seconds};
+use super::pod_network::{is_of_pod, leads_out, living_pod, netns_of, runs_since, vrf};
+use super::{Context, IncidentKind, ModelChange, SECOND, Watch, ipam_drift};
 use crate::node::view::NodeView;
 
 #[cfg(test)]
@@ -40,7 +41,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Netlink,
     is_optional: false,
-    start: |thresholds| Box::new(DuplicatePodIp::new(thresholds)),
+    start: start::<DuplicatePodIp>,
 };
 
 thresholds! {
@@ -48,16 +49,10 @@ thresholds! {
     AFTER = "duplicate_pod_ip_seconds", default 5, Unit::Seconds;
 }
 
+/// So long after the start what is found was so before.
+const START: BootNs = 2 * SECOND;
 /// Pods that one incident names.
 const PODS_MAX: usize = 8;
-
-/// Pods with one address.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Conflict {
-    first: BootNs,
-    found_at_start: bool,
-    is_open: bool,
-}
 
 /// A pod by which an address is had.
 struct Holder {
@@ -68,65 +63,8 @@ struct Holder {
     is_heard: bool,
 }
 
-/// The diagnosis.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct DuplicatePodIp {
-    #[serde(skip)]
-    thresholds: Thresholds,
-    /// By address and the pods that have it.
-    conflicts: BTreeMap<String, Conflict>,
-    next: Option<BootNs>,
-}
-
-impl DuplicatePodIp {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), conflicts: BTreeMap::new(), next: None }
-    }
-
-    fn schedule(&mut self, at: BootNs) {
-        self.next = Some(self.next.map_or(at, |next| next.min(at)));
-    }
-
-    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        self.next = None;
-        // Before the runtimes have told their containers nobody knows who lives.
-        let Some(ready) = context.ready else { return };
-        let after = seconds(self.thresholds.get(&AFTER));
-        let found = conflicts(context.node);
-        let gone = self.conflicts.keys().filter(|subject| !found.contains_key(*subject)).cloned();
-        for subject in gone.collect::<Vec<_>>() {
-            self.end(context, subject, findings);
-        }
-        for (subject, (address, holders)) in found {
-            if !self.conflicts.contains_key(&subject) && self.conflicts.len() >= CAPACITY {
-                findings.discard();
-                continue;
-            }
-            let found_at_start = context.now <= ready.saturating_add(2 * SECOND);
-            let new = Conflict { first: context.now, found_at_start, is_open: false };
-            let conflict = self.conflicts.entry(subject.clone()).or_insert(new);
-            let due = conflict.first.saturating_add(after);
-            if conflict.is_open {
-                continue;
-            }
-            if due > context.now {
-                self.next = Some(self.next.map_or(due, |next| next.min(due)));
-                continue;
-            }
-            conflict.is_open = true;
-            findings.report(report(context, conflict, subject, address, holders));
-        }
-    }
-
-    fn end(&mut self, context: &Context<'_>, subject: String, findings: &mut Findings) {
-        let Some(conflict) = self.conflicts.remove(&subject) else { return };
-        if conflict.is_open {
-            let gone = subject.split('/').skip(1).any(|uid| netns_of(context.node, uid).is_none());
-            let reason = if gone { CloseReason::SubjectGone } else { CloseReason::Resolved };
-            findings.close(subject, reason, None);
-        }
-    }
-}
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct DuplicatePodIp {}
 
 /// Addresses that several pods have, by what identifies such a conflict.
 fn conflicts(node: &NodeView<'_>) -> BTreeMap<String, (IpAddr, Vec<Holder>)> {
@@ -178,13 +116,7 @@ fn holder(node: &NodeView<'_>, netns: NsInum, ifindex: u32) -> Option<(Option<u3
     Some((vrf(node, end), Holder { target, addressed, since, is_heard }))
 }
 
-fn report(
-    context: &Context<'_>,
-    conflict: &Conflict,
-    subject: String,
-    address: IpAddr,
-    holders: Vec<Holder>,
-) -> Report {
+fn report(context: &Context<'_>, subject: String, address: IpAddr, holders: Vec<Holder>) -> Report {
     let count = u64::try_from(holders.len()).unwrap_or(u64::MAX);
     let confidence =
         if holders.iter().all(|holder| holder.is_heard) { Confidence::Certain } else { Confidence::Likely };
@@ -192,25 +124,19 @@ fn report(
     let more = holders.len().saturating_sub(PODS_MAX);
     let pods: Vec<AddressedPod> = holders.into_iter().take(PODS_MAX).map(|holder| holder.addressed).collect();
     let both = AddressConflict { address, pods };
-    let caused_by = ipam_drift::of(context, &both);
+    let summary = summary(address, &both.pods, more);
     Report {
-        severity: Severity::Warning,
-        confidence,
-        summary: summary(address, &both.pods, more),
         ruled_out: Some(vec!["neither is in the network namespace of the other or of the host".to_owned()]),
         advice: Some(steps(address, &both.pods)),
+        count: Count::Total(count),
+        found_at_start: context.ready.is_some_and(|ready| context.now <= ready.saturating_add(START)),
+        caused_by: ipam_drift::of(context, &both),
         objects: IncidentObjects {
             target,
             address_conflict: Some(Box::new(both)),
             ..IncidentObjects::default()
         },
-        first: conflict.first,
-        last: context.now,
-        evidence: Vec::new(),
-        count: Count::Total(count),
-        found_at_start: conflict.found_at_start,
-        caused_by,
-        subject,
+        ..Report::new(subject, Severity::Warning, confidence, summary, context.now)
     }
 }
 
@@ -242,19 +168,20 @@ fn steps(address: IpAddr, pods: &[AddressedPod]) -> Vec<Advice> {
     steps
 }
 
-impl Diagnosis for DuplicatePodIp {
-    fn kind(&self) -> &'static str {
-        KIND
+impl Conditions for DuplicatePodIp {
+    const SPEC: &'static IncidentKind = &SPEC;
+    const HOLD: &'static Threshold = &AFTER;
+    type Memory = ();
+
+    fn event(&mut self, _: &Seen<'_, ()>, event: &Event, _: &mut Findings) -> Look {
+        Look::soon_if(matches!(
+            event.kind,
+            Kind::LinkCreated | Kind::LinkChanged | Kind::LinkMoved | Kind::LinkDeleted
+        ))
     }
 
-    fn event(&mut self, context: &Context<'_>, event: &Event, _findings: &mut Findings) {
-        if matches!(event.kind, Kind::LinkCreated | Kind::LinkChanged | Kind::LinkMoved | Kind::LinkDeleted) {
-            self.schedule(context.now.saturating_add(SETTLE));
-        }
-    }
-
-    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, _findings: &mut Findings) {
-        if matches!(
+    fn change(&mut self, _: &Seen<'_, ()>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
+        Look::soon_if(matches!(
             change,
             ModelChange::Netns(_)
                 | ModelChange::NetnsGone(_)
@@ -262,31 +189,26 @@ impl Diagnosis for DuplicatePodIp {
                 | ModelChange::Container(_)
                 | ModelChange::Runtime
                 | ModelChange::Ready
-        ) {
-            self.schedule(context.now.saturating_add(SETTLE));
-        }
+        ))
     }
 
-    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        if self.next.is_some_and(|next| next <= context.now) {
-            self.review(context, findings);
-        }
+    fn conditions(&mut self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<Vec<Condition<()>>> {
+        // Before the runtimes have told their containers nobody knows who lives.
+        seen.context.ready?;
+        let found = conflicts(seen.context.node).into_iter();
+        let report = |(subject, (address, holders))| report(seen.context, subject, address, holders);
+        Some(found.map(report).map(Condition::new).collect())
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.next
+    fn ended(&self, context: &Context<'_>, subject: &str, _: &()) -> Option<CloseReason> {
+        let gone = subject.split('/').skip(1).any(|uid| netns_of(context.node, uid).is_none());
+        Some(if gone { CloseReason::SubjectGone } else { CloseReason::Resolved })
     }
 
-    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
-        let (incident, conflict) = (event.incident.as_ref()?, event.address_conflict.as_ref()?);
+    fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, ())> {
+        let conflict = event.address_conflict.as_ref()?;
         let mut uids: Vec<&str> = conflict.pods.iter().map(|pod| pod.pod.uid.as_str()).collect();
         uids.sort_unstable();
-        let subject = format!("{}/{}", conflict.address, uids.join("/"));
-        let first = context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now);
-        let known = Conflict { first, found_at_start: incident.found_at_start, is_open: true };
-        self.conflicts.insert(subject.clone(), known);
-        Some(subject)
+        Some((format!("{}/{}", conflict.address, uids.join("/")), ()))
     }
-
-    saved_without_thresholds!();
 }

@@ -41,7 +41,6 @@ pub enum RestoreError {
     Diagnosis {
         /// Kind of its incidents.
         kind: &'static str,
-        /// The cause.
         #[source]
         source: serde_json::Error,
     },
@@ -272,7 +271,6 @@ impl Engine {
         self.diagnoses.iter().flat_map(|diagnosis| diagnosis.kept()).collect()
     }
 
-    /// The open incidents.
     #[must_use]
     pub fn incidents(&self) -> &Incidents {
         &self.incidents

@@ -4,10 +4,8 @@ pub use kevtmon_event::IncidentObjects;
 use kevtmon_event::{Advice, CloseReason, Confidence, Severity};
 use kevtmon_observation::{BootNs, Request};
 
-/// Identifies an incident.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncidentKey {
-    /// Its kind.
     pub kind: &'static str,
     /// What is affected; unique within the kind.
     pub subject: String,
@@ -16,7 +14,6 @@ pub struct IncidentKey {
 /// Number of observations of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
-    /// This many more.
     More(u64),
     /// The total; lower values are ignored.
     Total(u64),
@@ -27,7 +24,6 @@ pub enum Count {
 /// A complete report: opens the incident, or updates the open one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// What is affected.
     pub subject: String,
     /// Severity; an open incident keeps the highest.
     pub severity: Severity,
@@ -47,24 +43,47 @@ pub struct Report {
     pub last: BootNs,
     /// Sequence numbers of the events that show it.
     pub evidence: Vec<u64>,
-    /// Number of observations.
     pub count: Count,
     /// Whether it existed before the daemon started.
     pub found_at_start: bool,
-    /// Incidents that caused it.
     pub caused_by: Vec<IncidentKey>,
+}
+
+impl Report {
+    /// One of what was observed once, now, and of which there is nothing else to tell.
+    pub(super) fn new(
+        subject: String,
+        severity: Severity,
+        confidence: Confidence,
+        summary: String,
+        now: BootNs,
+    ) -> Self {
+        Self {
+            subject,
+            severity,
+            confidence,
+            summary,
+            ruled_out: None,
+            advice: None,
+            objects: IncidentObjects::default(),
+            first: now,
+            last: now,
+            evidence: Vec::new(),
+            count: Count::Total(1),
+            found_at_start: false,
+            caused_by: Vec::new(),
+        }
+    }
 }
 
 /// Another observation of an open incident.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repeat {
-    /// What is affected.
     pub subject: String,
     /// When it was observed.
     pub last: BootNs,
     /// The event that shows it.
     pub evidence: Option<u64>,
-    /// Number of observations.
     pub count: Count,
     /// New severity, if it is higher.
     pub severity: Option<Severity>,
@@ -77,9 +96,7 @@ pub enum Finding {
     Report(Box<Report>),
     /// Updates an open incident.
     Repeat(Repeat),
-    /// Closes an incident.
     Close {
-        /// What was affected.
         subject: String,
         /// Why it is closed.
         reason: CloseReason,
@@ -90,14 +107,12 @@ pub enum Finding {
     },
     /// Replaces the summary of an open incident.
     Restate {
-        /// What is affected.
         subject: String,
         /// One sentence with actor and target.
         summary: String,
     },
     /// Brings the time in the summary of an open incident up to date, and how sure it is, which may be less than before.
     Renew {
-        /// What is affected.
         subject: String,
         /// One sentence with actor and target.
         summary: String,
@@ -105,19 +120,12 @@ pub enum Finding {
         confidence: Confidence,
     },
     /// Links a cause that was not known when the effect opened.
-    Link {
-        /// The effect.
-        effect: IncidentKey,
-        /// The cause.
-        cause: IncidentKey,
-    },
+    Link { effect: IncidentKey, cause: IncidentKey },
     /// Replaces what was found healthy and the next steps of an open incident.
     Advise {
-        /// What is affected.
         subject: String,
         /// What was checked and found healthy; `None` leaves that as it is.
         ruled_out: Option<Vec<String>>,
-        /// Next steps.
         advice: Vec<Advice>,
     },
     /// Requests what only I/O can find out.
@@ -154,7 +162,6 @@ impl Findings {
         self.items.push(Finding::Repeat(repeat));
     }
 
-    /// Closes an incident.
     pub fn close(&mut self, subject: String, reason: CloseReason, evidence: Option<u64>) {
         self.items.push(Finding::Close { subject, reason, evidence, last: None });
     }
@@ -182,7 +189,6 @@ impl Findings {
         self.items.push(Finding::Renew { subject, summary, confidence });
     }
 
-    /// Links a cause to its effect.
     pub fn link(&mut self, effect: IncidentKey, cause: IncidentKey) {
         self.items.push(Finding::Link { effect, cause });
     }

@@ -24,7 +24,6 @@ const CALM: BootNs = 10 * SECOND;
 /// An open incident that is over for the moment; its end counts once it has lasted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lull {
-    /// Its id.
     pub id: String,
     /// Since when nothing is wrong, RFC 3339.
     pub since: String,
@@ -33,7 +32,6 @@ pub struct Lull {
 /// Which ends have been told of late, and which are not told yet.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Flapping {
-    /// By container.
     accounts: Buckets,
     /// When the end of an incident will have lasted.
     held: BTreeMap<IncidentId, BootNs>,

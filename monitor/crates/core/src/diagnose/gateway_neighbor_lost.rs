@@ -105,7 +105,6 @@ thresholds! {
     GATEWAY_STATIC_PERCENT = "gateway_static_percent", default 80, Unit::Percent;
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct GatewayNeighborLost {
     #[serde(skip)]

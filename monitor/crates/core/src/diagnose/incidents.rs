@@ -27,15 +27,12 @@ const EPISODES_MAX: usize = 1024;
 /// How often an open incident has been seen by now, which its events tell at 1, 2, 4, 8 …
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recount {
-    /// Its id.
     pub id: String,
-    /// How often.
     pub count: u64,
     /// When it was last seen, RFC 3339.
     pub last_seen: String,
 }
 
-/// An open incident.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OpenIncident {
     incident: Incident,
@@ -99,13 +96,11 @@ impl OpenIncident {
         &self.subject
     }
 
-    /// Its kind.
     #[must_use]
     pub fn kind(&self) -> &str {
         &self.incident.kind
     }
 
-    /// Its severity.
     #[must_use]
     pub fn severity(&self) -> Severity {
         self.incident.severity

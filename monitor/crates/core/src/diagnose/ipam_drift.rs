@@ -11,18 +11,18 @@ use std::net::IpAddr;
 use found::{Unreserved, outcome, subject, unreserved};
 use kevtmon_event::wording::{pod_label, repeated_actor_phrase, short_id};
 use kevtmon_event::{
-    Actor, ActorSource, AddressConflict, Cni, Confidence, Event, Kind, Pod, Reservation, Severity, Shared,
-    form,
+    Actor, ActorSource, AddressConflict, CloseReason, Cni, Confidence, Event, Kind, Pod, Reservation,
+    Severity, Shared, form,
 };
 use kevtmon_observation::{BootNs, CniCommand, CniPod};
 use kevtmon_types::escape::name;
-use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
-use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
-use super::pod_network::SETTLE;
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, OpenIncident, SECOND, Watch, seconds};
+use super::conditions::{Condition, Conditions, Known, Look, Seen, start};
+use super::finding::{Findings, IncidentKey, IncidentObjects, Report};
+use super::{Context, IncidentKind, ModelChange, OpenIncident, SECOND, Watch};
 use crate::node::cni::Call;
 
 mod found;
@@ -43,7 +43,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Netlink,
     is_optional: false,
-    start: |thresholds| Box::new(IpamDrift::new(thresholds)),
+    start: start::<IpamDrift>,
 };
 
 /// How long an address is reserved for another sandbox before that is told: longer than a pod that is being removed keeps its
@@ -64,15 +64,8 @@ thresholds! {
     AFTER = "ipam_drift_seconds", default 30, Unit::Seconds;
 }
 
-/// An address that is not reserved for the pod that has it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Drift {
-    first: BootNs,
-    found_at_start: bool,
-    is_open: bool,
-    /// As it was told last: what host-local has freed may be forgotten, by the daemon too.
-    reservation: Box<Reservation>,
-}
+/// As it was told last: what host-local has freed may be forgotten, by the daemon too.
+type Last = Option<Box<Reservation>>;
 
 /// A `DEL` that has ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -86,35 +79,13 @@ struct Deletion {
     until: BootNs,
 }
 
-/// The diagnosis.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct IpamDrift {
-    #[serde(skip)]
-    thresholds: Thresholds,
-    /// By address, network and pod.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    drifts: BTreeMap<String, Drift>,
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     deletions: VecDeque<Deletion>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    next: Option<BootNs>,
 }
 
 impl IpamDrift {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        let thresholds = thresholds.clone();
-        Self { thresholds, drifts: BTreeMap::new(), deletions: VecDeque::new(), next: None }
-    }
-
-    fn schedule(&mut self, context: &Context<'_>) {
-        // Where host-local has nothing, there is nothing to tell about.
-        if self.drifts.is_empty() && context.node.ipam.is_empty() {
-            return;
-        }
-        let at = context.now.saturating_add(SETTLE);
-        self.next = Some(self.next.map_or(at, |next| next.min(at)));
-    }
-
     fn deleted(&mut self, context: &Context<'_>, call: &Call, seq: u64) {
         let (CniCommand::Del, Some(sandbox)) = (call.first.command, &call.first.container_id) else { return };
         if context.node.ipam.is_empty() {
@@ -134,82 +105,22 @@ impl IpamDrift {
             until: call.ended.map_or(context.now, |(ended, _)| ended),
         });
     }
+}
 
-    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        self.next = None;
-        // Before the runtimes have told their containers nobody knows who lives; of what cannot be read nothing is known.
-        let Some(ready) = context.ready.filter(|_| context.node.ipam.is_complete()) else { return };
-        let mut told: BTreeMap<IpAddr, Vec<&Reservation>> = BTreeMap::new();
-        for Drift { reservation, .. } in self.drifts.values() {
-            told.entry(reservation.address).or_default().push(reservation);
-        }
-        let found = unreserved(context.node, &told);
-        let gone = self.drifts.keys().filter(|subject| !found.contains_key(*subject)).cloned();
-        for subject in gone.collect::<Vec<_>>() {
-            self.end(context, subject, findings);
-        }
-        for (subject, unreserved) in found {
-            if !self.drifts.contains_key(&subject) && self.drifts.len() >= CAPACITY {
-                findings.discard();
-                continue;
-            }
-            let now = context.now;
-            let drift = self.drifts.entry(subject.clone()).or_insert_with(|| Drift {
-                first: unreserved.freed.map_or(now, |(_, until)| until),
-                found_at_start: unreserved.freed.is_none() && now <= ready.saturating_add(START),
-                is_open: false,
-                reservation: Box::new(unreserved.reservation.clone()),
-            });
-            let has_changed = drift.reservation.reserved_for != unreserved.reservation.reserved_for;
-            if drift.is_open && !has_changed {
-                continue;
-            }
-            let after = seconds(self.thresholds.get(&AFTER));
-            let due = due(context, drift, &unreserved, after);
-            if !drift.is_open && due > now {
-                *drift.reservation = unreserved.reservation.clone();
-                self.next = Some(self.next.map_or(due, |next| next.min(due)));
-                continue;
-            }
-            drift.is_open = true;
-            *drift.reservation = unreserved.reservation.clone();
-            let by = freed_by(&self.deletions, &unreserved);
-            findings.report(report(context, drift, subject, unreserved, by));
-        }
-        self.link(context, findings);
-    }
-
-    /// A drift that is not found any more. One that was told ends only where it is known how.
-    fn end(&mut self, context: &Context<'_>, subject: String, findings: &mut Findings) {
-        let Some(drift) = self.drifts.get(&subject) else { return };
-        let uid = subject.rsplit(' ').next().unwrap_or_default();
-        let reason = outcome(context.node, &drift.reservation, uid);
-        if drift.is_open
-            && let Some(reason) = reason
-        {
-            findings.close(subject.clone(), reason, None);
-        }
-        if !drift.is_open || reason.is_some() {
-            self.drifts.remove(&subject);
-        }
-    }
-
-    /// Links what came of it before it was told itself.
-    fn link(&self, context: &Context<'_>, findings: &mut Findings) {
-        for duplicate in context.incidents.iter() {
-            // No other incident has that object.
-            let Some(conflict) = &duplicate.objects().address_conflict else { continue };
-            let Some(kind) = super::kind(duplicate.kind()).map(|kind| kind.name) else { continue };
-            let is_its = |subject: &&String| {
-                let mut words = subject.split(' ');
-                words.next() == Some(&conflict.address.to_string())
-                    && conflict.pods.iter().any(|pod| words.next_back() == Some(&pod.pod.uid))
-            };
-            let drifts = self.drifts.iter().filter(|(_, drift)| drift.is_open).map(|(subject, _)| subject);
-            for subject in drifts.filter(is_its) {
-                let effect = IncidentKey { kind, subject: duplicate.subject().to_owned() };
-                findings.link(effect, IncidentKey { kind: KIND, subject: subject.clone() });
-            }
+/// Links what came of it before it was told itself.
+fn link(seen: &Seen<'_, Last>, findings: &mut Findings) {
+    for duplicate in seen.context.incidents.iter() {
+        // No other incident has that object.
+        let Some(conflict) = &duplicate.objects().address_conflict else { continue };
+        let Some(kind) = super::kind(duplicate.kind()).map(|kind| kind.name) else { continue };
+        let is_its = |subject: &&str| {
+            let mut words = subject.split(' ');
+            words.next() == Some(&conflict.address.to_string())
+                && conflict.pods.iter().any(|pod| words.next_back() == Some(&pod.pod.uid))
+        };
+        for subject in seen.open().filter(is_its) {
+            let effect = IncidentKey { kind, subject: duplicate.subject().to_owned() };
+            findings.link(effect, IncidentKey { kind: KIND, subject: subject.to_owned() });
         }
     }
 }
@@ -226,19 +137,17 @@ pub(super) fn of(context: &Context<'_>, conflict: &AddressConflict) -> Vec<Incid
     open.map(|open| IncidentKey { kind: KIND, subject: open.subject().to_owned() }).collect()
 }
 
-/// When it is told.
-fn due(context: &Context<'_>, drift: &Drift, unreserved: &Unreserved, after: BootNs) -> BootNs {
-    let Reservation { container_id, reserved_for, .. } = &unreserved.reservation;
-    let due = drift.first.saturating_add(if reserved_for.is_some() { after.min(TAKEN_AFTER) } else { after });
+/// When it is told at the earliest, however long it has been so.
+fn not_before(context: &Context<'_>, unreserved: &Unreserved) -> BootNs {
     let own = &unreserved.reservation.container_id;
     let is_under_way = context.node.cni.is_deleted_about(own, BootNs::MAX, 0)
         || pod_name(&unreserved.pod).is_some_and(|pod| context.node.cni.is_other_being_deleted(&pod, own));
     if is_under_way {
         // How it ends is told when it has.
-        return due.max(context.now.saturating_add(SECOND));
+        return context.now.saturating_add(SECOND);
     }
-    let ended = context.node.cni.get(container_id).and_then(|sandbox| sandbox.deleted_at);
-    ended.map_or(due, |ended| due.max(ended.saturating_add(TEARDOWN)))
+    let ended = context.node.cni.get(own).and_then(|sandbox| sandbox.deleted_at);
+    ended.map_or(0, |ended| ended.saturating_add(TEARDOWN))
 }
 
 fn pod_name(pod: &Pod) -> Option<CniPod> {
@@ -258,15 +167,19 @@ fn freed_by<'a>(deletions: &'a VecDeque<Deletion>, unreserved: &Unreserved) -> O
     })
 }
 
-fn report(
-    context: &Context<'_>,
-    drift: &Drift,
+fn condition(
+    seen: &Seen<'_, Last>,
     subject: String,
     unreserved: Unreserved,
     by: Option<&Deletion>,
-) -> Report {
+) -> Condition<Last> {
+    let context = seen.context;
+    // One that is open is told again at once.
+    let is_open = seen.is_open(&subject);
+    let not_before = if is_open { 0 } else { not_before(context, &unreserved) };
     let Unreserved { target, pod, reservation, freed, is_heard } = unreserved;
     let is_certain = is_heard && freed.is_some() && by.is_none();
+    let confidence = if is_certain { Confidence::Certain } else { Confidence::Likely };
     let actor = by.map(|by| {
         let actor = Actor {
             source: ActorSource::CniWindow,
@@ -277,26 +190,31 @@ fn report(
     });
     let label = pod_label(&pod);
     let text = "show what is known of the pod";
-    Report {
-        subject,
-        severity: Severity::Warning,
-        confidence: if is_certain { Confidence::Certain } else { Confidence::Likely },
-        summary: summary(&pod, &reservation, by),
+    let summary = summary(&pod, &reservation, by);
+    let report = Report {
         ruled_out: Some(vec!["no other network of host-local has it reserved for the pod".to_owned()]),
         advice: Some(vec![advice(form::TELL_POD, text, &["kevtmon", "why", &label])]),
         objects: IncidentObjects {
             actor,
             target: Some(Shared::new(target)),
             cni: by.map(|by| by.cni.clone()),
-            reservation: Some(Box::new(reservation)),
+            reservation: Some(Box::new(reservation.clone())),
             ..IncidentObjects::default()
         },
-        first: drift.first,
-        last: context.now,
         evidence: by.map(|by| by.seq).into_iter().collect(),
-        count: Count::Total(1),
-        found_at_start: drift.found_at_start,
-        caused_by: Vec::new(),
+        found_at_start: freed.is_none()
+            && context.ready.is_some_and(|ready| context.now <= ready.saturating_add(START)),
+        ..Report::new(subject, Severity::Warning, confidence, summary, context.now)
+    };
+    Condition {
+        since: freed.map(|(_, until)| until).filter(|_| !is_open),
+        hold: match &reservation.reserved_for {
+            _ if is_open => Some(0),
+            reserved => reserved.as_ref().map(|_| seen.hold.min(TAKEN_AFTER)),
+        },
+        not_before,
+        memory: Some(Box::new(reservation)),
+        ..Condition::new(report)
     }
 }
 
@@ -327,55 +245,71 @@ fn summary(pod: &Pod, reservation: &Reservation, by: Option<&Deletion>) -> Strin
     }
 }
 
-impl Diagnosis for IpamDrift {
-    fn kind(&self) -> &'static str {
-        KIND
+impl Conditions for IpamDrift {
+    const SPEC: &'static IncidentKind = &SPEC;
+    const HOLD: &'static Threshold = &AFTER;
+    type Memory = Last;
+
+    fn event(&mut self, seen: &Seen<'_, Last>, event: &Event, _: &mut Findings) -> Look {
+        Look::soon_if(may_drift(seen) && matches!(event.kind, Kind::LinkMoved | Kind::LinkDeleted))
     }
 
-    fn event(&mut self, context: &Context<'_>, event: &Event, _findings: &mut Findings) {
-        if matches!(event.kind, Kind::LinkMoved | Kind::LinkDeleted) {
-            self.schedule(context);
-        }
-    }
-
-    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, _findings: &mut Findings) {
+    fn change(&mut self, seen: &Seen<'_, Last>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
         match change {
-            ModelChange::CniFinished(call, seq) => self.deleted(context, call, *seq),
+            ModelChange::CniFinished(call, seq) => self.deleted(seen.context, call, *seq),
             ModelChange::Ipam
             | ModelChange::Netns(_)
             | ModelChange::NetnsGone(_)
             | ModelChange::Addresses(_)
             | ModelChange::Container(_)
             | ModelChange::Runtime
-            | ModelChange::Ready => self.schedule(context),
+            | ModelChange::Ready => return Look::soon_if(may_drift(seen)),
             _ => {}
         }
+        Look::No
     }
 
-    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        if self.next.is_some_and(|next| next <= context.now) {
-            self.review(context, findings);
+    fn conditions(&mut self, seen: &Seen<'_, Last>, _: &mut Findings) -> Option<Vec<Condition<Last>>> {
+        let context = seen.context;
+        // Before the runtimes have told their containers nobody knows who lives; of what cannot be read nothing is known.
+        context.ready.filter(|_| context.node.ipam.is_complete())?;
+        let mut told: BTreeMap<IpAddr, Vec<&Reservation>> = BTreeMap::new();
+        for reservation in seen.memories().flatten() {
+            told.entry(reservation.address).or_default().push(reservation);
         }
-    }
-
-    fn deadline(&self) -> Option<BootNs> {
-        self.next
-    }
-
-    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
-        let (incident, reservation) = (event.incident.as_ref()?, event.reservation.as_ref()?);
-        let subject = subject(reservation, event.target.as_ref()?.confirmed_pod()?);
-        let drift = Drift {
-            first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
-            found_at_start: incident.found_at_start,
-            is_open: true,
-            reservation: reservation.clone(),
+        let condition = |(subject, unreserved)| {
+            let by = freed_by(&self.deletions, &unreserved);
+            condition(seen, subject, unreserved, by)
         };
-        self.drifts.insert(subject.clone(), drift);
-        Some(subject)
+        Some(unreserved(context.node, &told).into_iter().map(condition).collect())
     }
 
-    saved_without_thresholds!();
+    fn settle(&self, seen: &Seen<'_, Last>, findings: &mut Findings) -> Option<BootNs> {
+        link(seen, findings);
+        None
+    }
+
+    /// Who did it is told once: that is forgotten.
+    fn is_news(known: &Known<Last>, _: &Report, now: &Last) -> bool {
+        let reserved_for = |last: &Last| last.as_ref().and_then(|last| last.reserved_for.clone());
+        reserved_for(&known.memory) != reserved_for(now)
+    }
+
+    /// One that was told ends only where it is known how.
+    fn ended(&self, context: &Context<'_>, subject: &str, last: &Last) -> Option<CloseReason> {
+        outcome(context.node, last.as_deref()?, subject.rsplit(' ').next().unwrap_or_default())
+    }
+
+    fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, Last)> {
+        let reservation = event.reservation.as_ref()?;
+        let subject = subject(reservation, event.target.as_ref()?.confirmed_pod()?);
+        Some((subject, Some(reservation.clone())))
+    }
+}
+
+/// Where host-local has nothing, there is nothing to tell about.
+fn may_drift(seen: &Seen<'_, Last>) -> bool {
+    !seen.context.node.ipam.is_empty() || seen.memories().next().is_some()
 }
 
 #[cfg(test)]

@@ -14,14 +14,12 @@ pub struct IncidentKind {
     pub title: &'static str,
     /// What it means, and how it comes.
     pub meaning: &'static str,
-    /// What to do.
     pub remedy: &'static str,
     /// Severities that it usually has: each has a series from the start, of which there is room for few. Others appear with the
     /// first of them.
     pub severities: &'static [Severity],
     /// What its count counts, in the plural.
     pub counted: &'static str,
-    /// Its settings.
     pub thresholds: &'static [&'static Threshold],
     /// What shows that it is over.
     pub watched_by: Watch,
@@ -34,7 +32,6 @@ pub struct IncidentKind {
 /// A source that shows that an incident is over: while it is down, that is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watch {
-    /// Messages of rtnetlink.
     Netlink,
     /// The hook `exec`.
     Executions,

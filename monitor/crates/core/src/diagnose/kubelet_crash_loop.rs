@@ -54,13 +54,11 @@ thresholds! {
 struct Loop {
     exits: VecDeque<(BootNs, u64)>,
     is_open: bool,
-    /// In all.
     count: u64,
     first: BootNs,
     last: BootNs,
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct KubeletCrashLoop {
     #[serde(skip)]
@@ -112,15 +110,12 @@ impl KubeletCrashLoop {
         let causes = context.incidents.iter().filter(|open| {
             kubelet.is_some_and(|kubelet| orphan_container::may_end(context.node, open, kubelet))
         });
+        // Before Linux 6.15 the kernel does not tell whether it was asked to end.
+        let confidence = match component.exit_code.or(component.signal) {
+            Some(_) => Confidence::Certain,
+            None => Confidence::Likely,
+        };
         findings.report(Report {
-            severity: Severity::Warning,
-            // Before Linux 6.15 the kernel does not tell whether it was asked to end.
-            confidence: match component.exit_code.or(component.signal) {
-                Some(_) => Confidence::Certain,
-                None => Confidence::Likely,
-            },
-            summary: summary(component),
-            ruled_out: None,
             advice: Some(vec![advice(
                 form::SHOW_LOG,
                 "show why it ended, if it is a service of systemd",
@@ -131,14 +126,12 @@ impl KubeletCrashLoop {
                 ..IncidentObjects::default()
             },
             first: known.first,
-            last: known.last,
             evidence,
             count: Count::Total(known.count),
-            found_at_start: false,
             caused_by: causes
                 .map(|open| IncidentKey { kind: orphan_container::KIND, subject: open.subject().to_owned() })
                 .collect(),
-            subject,
+            ..Report::new(subject, Severity::Warning, confidence, summary(component), known.last)
         });
     }
 

@@ -38,6 +38,7 @@ macro_rules! saved_without_thresholds {
 mod advice;
 mod cni_netns_mismatch;
 mod cni_teardown_failing;
+mod conditions;
 mod container_undeletable;
 mod duplicate_pod_ip;
 mod engine;
@@ -111,7 +112,6 @@ pub const KINDS: [&IncidentKind; 22] = [
     &multi_pod_disruption::SPEC,
 ];
 
-/// The kind of this name.
 #[must_use]
 pub fn kind(name: &str) -> Option<&'static IncidentKind> {
     KINDS.into_iter().find(|kind| kind.name == name)
@@ -191,9 +191,7 @@ pub struct Context<'a> {
     pub now: BootNs,
     /// Converts the times of events.
     pub clock: WallClock,
-    /// The model.
     pub node: &'a NodeView<'a>,
-    /// The open incidents.
     pub incidents: &'a Incidents,
     /// When every source had reported; `None` during start-up.
     pub ready: Option<BootNs>,
@@ -223,7 +221,6 @@ pub enum ModelChange<'a> {
     },
     /// A route of the host to one address alone was added or deleted.
     HostRoute {
-        /// The address.
         address: IpAddr,
         /// Whether it was added.
         is_there: bool,
@@ -246,11 +243,9 @@ pub enum ModelChange<'a> {
     PodRemains,
     /// Who uses a volume that is mounted though its pod is over, by the id of the request.
     LeftVolume {
-        /// The id.
         id: u64,
         /// The mount that was found at its path.
         mount: Option<&'a MountFacts>,
-        /// Who holds that.
         found: &'a IncidentObjects,
         /// Who serves it, a FUSE file system.
         servers: &'a [MountServer],
@@ -281,14 +276,12 @@ pub enum ModelChange<'a> {
     Refused(&'a BusyMount),
     /// Because of that it was looked again whether those hold the mount still who did.
     HoldersChecked {
-        /// The mount.
         mount: &'a BusyMount,
         /// When all of them were seen; `None` where that is not known.
         seen: Option<BootNs>,
     },
     /// An unmount of the path of a busy mount succeeded, and whether that very mount is gone is not known.
     UmountUndetermined {
-        /// The mount.
         mount: &'a BusyMount,
         /// Why not.
         reason: &'a str,

@@ -10,11 +10,12 @@ use std::path::Path;
 use kevtmon_event::{Actor, CloseReason, Event, Kind, LEAKS_MAX, LeakedMount, Severity, Shared, Target};
 use kevtmon_observation::cgroup;
 use kevtmon_observation::{BootNs, KernelMounts, Request};
-use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
+use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
+use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
 use crate::node::charge;
 
 mod steps;
@@ -35,7 +36,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::None,
     is_optional: false,
-    start: |thresholds| Box::new(MountLeak::new(thresholds)),
+    start: start::<MountLeak>,
 };
 
 thresholds! {
@@ -57,33 +58,39 @@ const MOUNTS_MAX: usize = 1024;
 pub struct Leak {
     /// A process in that namespace.
     pub holder: Shared<Actor>,
-    /// The mount.
     pub mount: LeakedMount,
 }
 
-/// All of them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Leaks {
     /// Whether what an earlier run had found may be there though it is not among them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_partial: bool,
-    /// Of all holders.
     pub leaks: Vec<Leak>,
     /// What the kernel makes of them.
     pub kernel: KernelMounts,
 }
 
-/// What was said of an incident last.
+/// What is kept of a holder.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Said {
-    summary: String,
-    severity: Option<Severity>,
+pub(super) struct Holder {
     count: usize,
-    /// Those that it lists: what is caused by one of them looks there.
+    /// Those that the incident lists: what is caused by one of them looks there.
     mounts: Vec<String>,
     in_userns: bool,
-    /// The container, if it is one.
     container: Option<String>,
+}
+
+impl Holder {
+    fn of(leaks: &[&Leak]) -> Self {
+        let holder = &leaks[0].holder;
+        Self {
+            count: leaks.len(),
+            mounts: leaks.iter().take(LEAKS_MAX).map(|leak| key(&leak.mount)).collect(),
+            in_userns: holder.userns.is_some() && holder.container.is_none(),
+            container: holder.container.as_ref().map(|container| container.id.clone()),
+        }
+    }
 }
 
 /// A call on a mount of the host.
@@ -109,32 +116,16 @@ impl Call {
     }
 }
 
-/// The diagnosis.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct MountLeak {
-    #[serde(skip)]
-    thresholds: Thresholds,
     found: Leaks,
     /// Since when each of them is there, by namespace and mount.
     since: BTreeMap<String, BootNs>,
-    open: BTreeMap<String, Said>,
     calls: VecDeque<Call>,
-    next: Option<BootNs>,
 }
 
 impl MountLeak {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self {
-            thresholds: thresholds.clone(),
-            found: Leaks::default(),
-            since: BTreeMap::new(),
-            open: BTreeMap::new(),
-            calls: VecDeque::new(),
-            next: None,
-        }
-    }
-
-    fn replace(&mut self, context: &Context<'_>, found: &Leaks, findings: &mut Findings) {
+    fn replace(&mut self, context: &Context<'_>, found: &Leaks) {
         let before = std::mem::take(&mut self.since);
         for leak in found.leaks.iter().take(MOUNTS_MAX) {
             let key = key(&leak.mount);
@@ -143,14 +134,16 @@ impl MountLeak {
         }
         self.found = Leaks {
             leaks: found.leaks.iter().take(MOUNTS_MAX).cloned().collect(),
-            is_partial: found.is_partial,
+            // Before every source has reported, whose mounts they are may not be known yet.
+            is_partial: found.is_partial || context.ready.is_none(),
             kernel: found.kernel.clone(),
         };
-        // Before every source has reported, whose mounts they are may not be known yet.
-        if context.ready.is_some() && !found.is_partial {
-            self.close_gone(context, findings);
-        }
-        self.review(context, findings);
+    }
+
+    /// When a mount is told of.
+    fn due(&self, seen: &Seen<'_, Holder>, leak: &Leak) -> BootNs {
+        let since = self.since.get(&key(&leak.mount));
+        since.map_or(seen.context.now, |since| since.saturating_add(seen.hold))
     }
 
     /// Whether anything of a container is left.
@@ -159,99 +152,35 @@ impl MountLeak {
         left.any(|container| container.id == id)
     }
 
-    fn close_gone(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let accounts: Vec<String> = self.found.leaks.iter().map(|leak| account(&leak.holder)).collect();
-        let gone = self.open.iter().filter(|(account, _)| !accounts.contains(account));
-        for (account, said) in gone.map(|(account, said)| (account.clone(), said.clone())).collect::<Vec<_>>()
-        {
-            self.open.remove(&account);
-            let is_gone = said.container.is_some_and(|id| {
-                context.node.containers.get(&id).is_some() && !context.node.containers.is_present(&id)
-            });
-            let reason = if is_gone { CloseReason::SubjectGone } else { CloseReason::Resolved };
-            findings.close(account, reason, None);
-        }
-    }
-
-    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let after = seconds(self.thresholds.get(&AFTER));
-        self.calls.retain(|call| call.at.saturating_add(REFUSAL_COUNTS) > context.now);
-        let mut by_account: BTreeMap<String, Vec<&Leak>> = BTreeMap::new();
-        let mut next: Option<BootNs> = None;
-        for leak in &self.found.leaks {
-            let due =
-                self.since.get(&key(&leak.mount)).map_or(context.now, |since| since.saturating_add(after));
-            if due > context.now {
-                next = Some(next.map_or(due, |next| next.min(due)));
-            } else {
-                by_account.entry(account(&leak.holder)).or_default().push(leak);
-            }
-        }
-        let mut reports = Vec::new();
-        let mut users = self.open.values().filter(|said| said.in_userns).count();
-        for (account, mut leaks) in by_account {
-            // Of those that are as sure the one that does most harm comes first, as it is told most of.
-            leaks.sort_by_key(|leak| {
-                let mount = &leak.mount;
-                let is_harmless = (self.refused(context, mount).is_none(), !mount.is_of_block_device());
-                (Reverse(mount.confidence), is_harmless, mount.volume.is_none())
-            });
-            let Some(first) = leaks.first() else { continue };
-            let in_userns = first.holder.userns.is_some() && first.holder.container.is_none();
-            if in_userns && !self.open.contains_key(&account) {
-                if users >= USERS_MAX {
-                    findings.discard();
-                    continue;
-                }
-                users += 1;
-            }
-            let report = self.report(context, &account, &leaks, in_userns);
-            let said = Said {
-                summary: report.summary.clone(),
-                severity: Some(report.severity),
-                count: leaks.len(),
-                mounts: leaks.iter().take(LEAKS_MAX).map(|leak| key(&leak.mount)).collect(),
-                in_userns,
-                container: first.holder.container.as_ref().map(|container| container.id.clone()),
-            };
-            reports.push((account, said, report));
-        }
-        self.next = next;
-        for (account, said, report) in reports {
-            if self.open.get(&account) != Some(&said) {
-                self.open.insert(account, said);
-                findings.report(report);
-            }
-        }
-    }
-
     fn refused(&self, context: &Context<'_>, mount: &LeakedMount) -> Option<Refused> {
         let is_of_it = |call: &Call| call.refused && call.is_about(mount);
         let by_runtime = || is_told(context, mount).then_some(Refused::ByRuntime);
         self.calls.iter().any(is_of_it).then_some(Refused::Seen).or_else(by_runtime)
     }
 
-    fn report(&self, context: &Context<'_>, account: &str, leaks: &[&Leak], in_userns: bool) -> Report {
+    fn condition(
+        &self,
+        context: &Context<'_>,
+        account: String,
+        leaks: &[&Leak],
+        holder: Holder,
+    ) -> Condition<Holder> {
         let first = leaks[0];
         let is_about_any = |call: &&Call| leaks.iter().any(|leak| call.is_about(&leak.mount));
-        let calls: Vec<&Call> = self.calls.iter().filter(is_about_any).collect();
+        let calls = self.calls.iter().filter(is_about_any);
         let is_harm =
             |leak: &&Leak| self.refused(context, &leak.mount).is_some() || leak.mount.is_of_block_device();
         let severity = if leaks.iter().any(is_harm) { Severity::Warning } else { Severity::Info };
-        let since = leaks.iter().filter_map(|leak| self.since.get(&key(&leak.mount))).min().copied();
         let owner = Target {
             container: first.mount.container.clone(),
             pod: first.mount.pod.clone(),
             ..Target::unknown(kevtmon_event::Join::Ok)
         };
         // What a user does in a namespace of his own is not charged to a pod.
-        let has_owner = !in_userns && (owner.container.is_some() || owner.pod.is_some());
+        let has_owner = !holder.in_userns && (owner.container.is_some() || owner.pod.is_some());
         let listed = leaks.iter().take(LEAKS_MAX).map(|leak| leak.mount.clone()).collect();
-        Report {
-            subject: account.to_owned(),
-            severity,
-            confidence: first.mount.confidence,
-            summary: wording::summary(leaks, &self.found.kernel, self.refused(context, &first.mount)),
+        let summary = wording::summary(leaks, &self.found.kernel, self.refused(context, &first.mount));
+        let report = Report {
             ruled_out: Some(wording::ruled_out(&self.found.kernel)),
             advice: Some(steps::steps(context, first)),
             objects: IncidentObjects {
@@ -260,13 +189,13 @@ impl MountLeak {
                 leaks: Some(listed),
                 ..IncidentObjects::default()
             },
-            first: since.unwrap_or(context.now),
-            last: context.now,
-            evidence: calls.iter().map(|call| call.seq).collect(),
+            evidence: calls.map(|call| call.seq).collect(),
             count: Count::Total(leaks.len().try_into().unwrap_or(u64::MAX)),
             found_at_start: context.ready.is_none(),
-            caused_by: Vec::new(),
-        }
+            ..Report::new(account, severity, first.mount.confidence, summary, context.now)
+        };
+        let since = leaks.iter().filter_map(|leak| self.since.get(&key(&leak.mount))).min().copied();
+        Condition { since, memory: holder, ..Condition::new(report) }
     }
 }
 
@@ -304,7 +233,6 @@ fn account(holder: &Actor) -> String {
     }
 }
 
-/// Which mount it is.
 fn key(mount: &LeakedMount) -> String {
     let identity = &mount.identity;
     match identity.unique {
@@ -313,20 +241,24 @@ fn key(mount: &LeakedMount) -> String {
     }
 }
 
-impl Diagnosis for MountLeak {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
+impl Conditions for MountLeak {
+    const SPEC: &'static IncidentKind = &SPEC;
+    const HOLD: &'static Threshold = &AFTER;
+    const BEFORE_READY: bool = true;
+    type Memory = Holder;
 
-    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+    fn event(&mut self, seen: &Seen<'_, Holder>, event: &Event, findings: &mut Findings) -> Look {
+        let context = seen.context;
         if matches!(event.kind, Kind::ContainerExited | Kind::ContainerRemoved) {
             findings.request(Request::MountCopies);
         }
-        let Some(mount) = event.mount.as_deref().filter(|_| event.incident.is_none()) else { return };
+        let Some(mount) = event.mount.as_deref().filter(|_| event.incident.is_none()) else {
+            return Look::No;
+        };
         // The text of a path tells neither: anybody has mounts at such a one.
         let is_of_somebody = mount.volume.is_some() || mount.staged.is_some() || mount.container_id.is_some();
         if !is_of_somebody || !context.node.kubelets.mounts_in(mount.mntns) {
-            return;
+            return Look::No;
         }
         if self.calls.len() >= CALLS_MAX {
             self.calls.pop_front();
@@ -336,35 +268,81 @@ impl Diagnosis for MountLeak {
         let (path, at, seq) = (mount.path.clone(), context.now, event.seq);
         self.calls.push_back(Call { path, at, seq, refused, of });
         findings.request(Request::MountCopies);
+        Look::No
     }
 
-    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+    fn change(&mut self, seen: &Seen<'_, Holder>, change: &ModelChange<'_>, findings: &mut Findings) -> Look {
         match change {
-            ModelChange::MountCopies(found) => self.replace(context, found, findings),
-            ModelChange::Container(id) if self.has_of(id) => self.review(context, findings),
+            ModelChange::MountCopies(found) => self.replace(seen.context, found),
+            ModelChange::Container(id) if self.has_of(id) => {}
             // Of what the previous run has told, it is known only now whether it is gone.
-            ModelChange::Ready if !self.open.is_empty() => findings.request(Request::MountCopies),
-            _ => {}
+            ModelChange::Ready if seen.open().next().is_some() => {
+                findings.request(Request::MountCopies);
+                return Look::No;
+            }
+            _ => return Look::No,
         }
+        Look::Now
     }
 
-    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        if self.next.is_some_and(|next| next <= context.now) {
-            self.review(context, findings);
+    fn conditions(
+        &mut self,
+        seen: &Seen<'_, Holder>,
+        findings: &mut Findings,
+    ) -> Option<Vec<Condition<Holder>>> {
+        let context = seen.context;
+        self.calls.retain(|call| call.at.saturating_add(REFUSAL_COUNTS) > context.now);
+        let mut by_account: BTreeMap<String, Vec<&Leak>> = BTreeMap::new();
+        for leak in &self.found.leaks {
+            let leaks = by_account.entry(account(&leak.holder)).or_default();
+            leaks.extend((self.due(seen, leak) <= context.now).then_some(leak));
         }
+        let mut conditions = Vec::new();
+        let mut users = seen.memories().filter(|holder| holder.in_userns).count();
+        for (account, mut leaks) in by_account {
+            if leaks.is_empty() {
+                conditions.push(Condition::unknown(account));
+                continue;
+            }
+            // Of those that are as sure the one that does most harm comes first, as it is told most of.
+            leaks.sort_by_key(|leak| {
+                let mount = &leak.mount;
+                let is_harmless = (self.refused(context, mount).is_none(), !mount.is_of_block_device());
+                (Reverse(mount.confidence), is_harmless, mount.volume.is_none())
+            });
+            let holder = Holder::of(&leaks);
+            if holder.in_userns && !seen.is_open(&account) {
+                if users >= USERS_MAX {
+                    findings.discard();
+                    continue;
+                }
+                users += 1;
+            }
+            conditions.push(self.condition(context, account, &leaks, holder));
+        }
+        Some(conditions)
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.next
+    fn settle(&self, seen: &Seen<'_, Holder>, _: &mut Findings) -> Option<BootNs> {
+        let dues = self.found.leaks.iter().map(|leak| self.due(seen, leak));
+        dues.filter(|due| *due > seen.context.now).min()
     }
 
-    fn resume(&mut self, _context: &Context<'_>, event: &Event) -> Option<String> {
-        let subject = account(event.actor.as_deref()?);
-        self.open.insert(subject.clone(), Said::default());
-        Some(subject)
+    fn ended(&self, context: &Context<'_>, _: &str, holder: &Holder) -> Option<CloseReason> {
+        let containers = context.node.containers;
+        let is_gone = |id: &String| containers.get(id).is_some() && !containers.is_present(id);
+        let reason = match &holder.container {
+            Some(id) if is_gone(id) => CloseReason::SubjectGone,
+            _ => CloseReason::Resolved,
+        };
+        Some(reason).filter(|_| !self.found.is_partial && context.ready.is_some())
     }
 
-    saved_without_thresholds!();
+    fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, Holder)> {
+        // What an earlier run has told is closed once it is known to be gone.
+        self.found.is_partial = true;
+        Some((account(event.actor.as_deref()?), Holder::default()))
+    }
 }
 
 #[cfg(test)]

@@ -67,7 +67,6 @@ struct Disruption {
     severity: Severity,
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct MultiPodDisruption {
     #[serde(skip)]
@@ -167,11 +166,8 @@ fn report(subject: String, disruption: &Disruption, effects: &[&Effect]) -> Repo
     let actors: Vec<&Actor> = effects.iter().map(|effect| &*effect.actor).collect();
     let confidence = effects.iter().map(|effect| effect.confidence).min().unwrap_or(Confidence::Likely);
     let kind = effects.first().map_or(gateway_neighbor_lost::KIND, |effect| effect.kind);
+    let summary = summary(disruption, &actors, confidence);
     Report {
-        severity: disruption.severity,
-        confidence,
-        summary: summary(disruption, &actors, confidence),
-        ruled_out: None,
         advice: Some(vec![advice(
             form::LIST_EFFECTS,
             "see what happened to each pod, and what helps it",
@@ -182,12 +178,8 @@ fn report(subject: String, disruption: &Disruption, effects: &[&Effect]) -> Repo
             ..IncidentObjects::default()
         },
         first: disruption.first,
-        last: disruption.last,
-        evidence: Vec::new(),
         count: Count::Total(disruption.told),
-        found_at_start: false,
-        caused_by: Vec::new(),
-        subject,
+        ..Report::new(subject, disruption.severity, confidence, summary, disruption.last)
     }
 }
 

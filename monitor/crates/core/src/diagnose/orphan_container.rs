@@ -15,7 +15,7 @@ use kevtmon_types::settings::{Thresholds, Unit, thresholds};
 use kubelet::Fate;
 use serde::{Deserialize, Serialize};
 
-use super::finding::{Count, Findings, IncidentObjects, Report};
+use super::finding::{Findings, IncidentObjects, Report};
 use super::timers::Timers;
 use super::{
     CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, OpenIncident, SECOND, STARTUP_GRACE, Watch,
@@ -84,12 +84,10 @@ enum Judgement {
     Unknown,
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct OrphanContainer {
     #[serde(skip)]
     thresholds: Thresholds,
-    /// By container.
     orphans: BTreeMap<String, Orphan>,
     /// When an incident opens.
     timers: Timers<String>,
@@ -223,11 +221,8 @@ impl OrphanContainer {
         let is_live = is_live(facts.state);
         // It works, and nothing is in the way of the kubelet.
         let is_fine = is_live && fate.severity() == Severity::Info;
+        let summary = wording::summary(&target, &orphan.sandbox, &fate);
         findings.report(Report {
-            severity: fate.severity(),
-            confidence: confidence(facts),
-            summary: wording::summary(&target, &orphan.sandbox, &fate),
-            ruled_out: None,
             advice: Some(if is_fine { Vec::new() } else { wording::advice_for(node, &target, is_live) }),
             objects: IncidentObjects {
                 sandbox: Some(Box::new(Sandbox {
@@ -239,12 +234,9 @@ impl OrphanContainer {
                 ..IncidentObjects::default()
             },
             first: orphan.first,
-            last: context.now,
             evidence: orphan.evidence.into_iter().collect(),
-            count: Count::Total(1),
             found_at_start: orphan.found_at_start,
-            caused_by: Vec::new(),
-            subject: id.to_owned(),
+            ..Report::new(id.to_owned(), fate.severity(), confidence(facts), summary, context.now)
         });
     }
 

@@ -81,7 +81,6 @@ pub struct VethEnd {
     pub netns: Option<NsInum>,
     /// Its name in the host's directories.
     pub name: Option<String>,
-    /// What keeps it.
     pub keepers: Vec<MountHolder>,
     /// What could not be looked into.
     pub unreadable: Vec<Unreadable>,
@@ -113,12 +112,10 @@ struct Former {
     netns: NsInum,
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct OrphanVeth {
     #[serde(skip)]
     thresholds: Thresholds,
-    /// By index.
     orphans: BTreeMap<u32, Orphan>,
     /// The pods that were seen behind the devices of the host, by index.
     former: BTreeMap<u32, Former>,
@@ -270,14 +267,12 @@ impl OrphanVeth {
         let is_new = !std::mem::replace(&mut orphan.is_open, true);
         orphan.summary.clone_from(&summary);
         let is_found = end.netns.is_some();
+        let subject = subject(node.host_netns, facts.ifindex);
+        let confidence = match node.runtimes {
+            RuntimeAvailability::All if is_found && end.complete => Confidence::Certain,
+            _ => Confidence::Likely,
+        };
         findings.report(Report {
-            subject: subject(node.host_netns, facts.ifindex),
-            severity: Severity::Warning,
-            confidence: match node.runtimes {
-                RuntimeAvailability::All if is_found && end.complete => Confidence::Certain,
-                _ => Confidence::Likely,
-            },
-            summary,
             ruled_out: Some(wording::ruled_out(node, end)),
             advice: Some(wording::steps(facts)),
             objects: IncidentObjects {
@@ -289,11 +284,10 @@ impl OrphanVeth {
                 ..IncidentObjects::default()
             },
             first: orphan.first,
-            last: context.now,
-            evidence: Vec::new(),
             count: Count::Total(u64::from(is_new)),
             found_at_start: orphan.found_at_start,
             caused_by,
+            ..Report::new(subject, Severity::Warning, confidence, summary, context.now)
         });
     }
 

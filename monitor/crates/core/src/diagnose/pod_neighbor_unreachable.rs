@@ -72,7 +72,6 @@ struct Record {
     is_open: bool,
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct PodNeighborUnreachable {
     #[serde(skip)]
@@ -242,10 +241,9 @@ fn report(
     let ifname = host.and_then(|host| host.links.get(&entry.ifindex)).map_or("", |link| &link.ifname);
     // One packet that found nobody may be long ago, and the next would be answered.
     let is_tried = entry.used.saturating_add(RECENT) >= context.now;
+    let confidence = if is_tried { Confidence::Certain } else { Confidence::Likely };
+    let summary = summary(context, record, (owner, down), ifname);
     Report {
-        severity: Severity::Warning,
-        confidence: if is_tried { Confidence::Certain } else { Confidence::Likely },
-        summary: summary(context, record, (owner, down), ifname),
         ruled_out: Some(healthy(context.node, entry.address, owner)),
         advice: Some(steps(context, entry.address, ifname, owner)),
         objects: IncidentObjects {
@@ -255,12 +253,10 @@ fn report(
             ..IncidentObjects::default()
         },
         first: record.first,
-        last: context.now,
         evidence: down.map(|down| down.seq).into_iter().filter(|seq| *seq != 0).collect(),
         count: Count::Total(u64::from(record.looks)),
         found_at_start: record.found_at_start,
-        caused_by: Vec::new(),
-        subject,
+        ..Report::new(subject, Severity::Warning, confidence, summary, context.now)
     }
 }
 

@@ -83,7 +83,6 @@ struct Missing {
     /// Whether the host's end is down; absent where an earlier run of the daemon found the route missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     is_end_down: Option<bool>,
-    /// Who set it down, if it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     set_down: Option<Down>,
     is_open: bool,
@@ -121,7 +120,6 @@ struct History {
     netns: NsInum,
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct PodRouteMissing {
     #[serde(skip)]
@@ -402,10 +400,9 @@ impl PodRouteMissing {
 
 fn report(context: &Context<'_>, missing: &Missing, pod: &RoutedPod, subject: String) -> Report {
     let bits = if pod.address.is_ipv4() { 32 } else { 128 };
+    let confidence = if pod.is_certain { Confidence::Certain } else { Confidence::Likely };
+    let summary = wording::summary(context.node, missing, pod);
     Report {
-        severity: Severity::Warning,
-        confidence: if pod.is_certain { Confidence::Certain } else { Confidence::Likely },
-        summary: wording::summary(context.node, missing, pod),
         ruled_out: Some(wording::healthy(context.node, pod)),
         advice: Some(wording::steps(pod)),
         objects: IncidentObjects {
@@ -421,12 +418,10 @@ fn report(context: &Context<'_>, missing: &Missing, pod: &RoutedPod, subject: St
             ..IncidentObjects::default()
         },
         first: missing.first,
-        last: context.now,
         evidence: missing.evidence(),
         count: Count::Total(u64::from(missing.looks)),
         found_at_start: missing.found_at_start,
-        caused_by: Vec::new(),
-        subject,
+        ..Report::new(subject, Severity::Warning, confidence, summary, context.now)
     }
 }
 

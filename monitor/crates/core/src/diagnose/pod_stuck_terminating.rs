@@ -4,21 +4,20 @@
 //! them is shut is said, and which are open. That its directory is there says nothing: a kubelet keeps that of a pod that
 //! has completed for as long as the API has the pod.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use gates::Gates;
 use kevtmon_event::wording::{pod_label, target_label};
-use kevtmon_event::{Advice, CloseReason, Confidence, Event, Pod, Severity, Shared, Target, form};
+use kevtmon_event::{Advice, Confidence, Event, Pod, Severity, Shared, Target, form};
 use kevtmon_observation::{BootNs, Request};
-use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
-use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
+use super::conditions::{Condition, Conditions, Look, Seen, start};
+use super::finding::{Findings, IncidentKey, IncidentObjects, Report};
 use super::volume_busy::mount_object;
-use super::{
-    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing, seconds,
-};
+use super::{Context, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing};
 use super::{umount_hung, volume_busy};
 use crate::node::kubelet::Way;
 use crate::node::pod_remains::PodOnNode;
@@ -41,7 +40,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::None,
     is_optional: false,
-    start: |thresholds| Box::new(PodStuckTerminating::new(thresholds)),
+    start: start::<PodStuckTerminating>,
 };
 
 thresholds! {
@@ -55,74 +54,14 @@ const LOOK: BootNs = 30 * SECOND;
 /// Pods whose processes are requested.
 const LISTED_MAX: usize = 32;
 
-/// The diagnosis.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct PodStuckTerminating {
-    #[serde(skip)]
-    thresholds: Thresholds,
-    /// What each open incident says, by the uid of the pod; nothing yet of one that an earlier run of the daemon opened.
-    open: BTreeMap<String, (String, Vec<String>)>,
     /// Pods whose processes were requested.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     listed: BTreeSet<String>,
-    next: Option<BootNs>,
 }
 
 impl PodStuckTerminating {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        let (open, listed, next) = (BTreeMap::new(), BTreeSet::new(), None);
-        Self { thresholds: thresholds.clone(), open, listed, next }
-    }
-
-    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let pods = context.node.pods_on_node;
-        if context.ready.is_none() || !pods.is_read() {
-            // It is reviewed once that is told.
-            self.next = None;
-            return;
-        }
-        self.list_processes(context, findings);
-        let after = seconds(self.thresholds.get(&AFTER));
-        let (mut stuck, mut next) = (BTreeSet::new(), None::<BootNs>);
-        let mut wake = |at: BootNs| next = Some(next.map_or(at, |next| next.min(at)));
-        let any_failing = context.incidents.iter().any(|open| open.kind() == cni_teardown_failing::KIND);
-        // Most pods have nothing that could be left: all the rest costs more with each container of the node.
-        let may_be_stuck = |uid: &str, pod: &PodOnNode| {
-            any_failing
-                || self.open.contains_key(uid)
-                || !pod.seen.mounts.is_empty()
-                || !pod.seen.processes.is_empty()
-                || pod.has_left_processes()
-        };
-        let may_be: Vec<_> = pods.iter().filter(|(uid, pod)| may_be_stuck(uid, pod)).collect();
-        for (uid, pod) in may_be {
-            let gates = Gates::of(context, uid, pod);
-            let is_open = self.open.contains_key(uid);
-            // One that is open needs no time to be believed, as long as one of its gates is shut.
-            let kept = || pod.over.filter(|_| is_open && gates.is_kept_shut());
-            let Some(since) = gates.since(context.node).or_else(kept) else {
-                continue;
-            };
-            let due = since.saturating_add(after);
-            if due > context.now {
-                wake(due);
-            } else if is_open || self.open.len() < CAPACITY {
-                self.report(context, (uid, pod), &gates, since, findings);
-            } else {
-                findings.discard();
-                continue;
-            }
-            stuck.insert(uid.to_owned());
-        }
-        for uid in self.open.keys().filter(|uid| !stuck.contains(*uid)).cloned().collect::<Vec<_>>() {
-            self.open.remove(&uid);
-            findings.close(uid, CloseReason::Resolved, None);
-        }
-        if !self.open.is_empty() {
-            wake(context.now.saturating_add(LOOK));
-        }
-        self.next = next;
-    }
-
     /// Requests the processes of pods whose containers have ended.
     fn list_processes(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let with_processes = context.node.pods_on_node.iter().filter(|(_, pod)| pod.has_left_processes());
@@ -133,60 +72,45 @@ impl PodStuckTerminating {
             findings.request(Request::PodProcesses { pods: wanted.into_iter().collect() });
         }
     }
+}
 
-    fn report(
-        &mut self,
-        context: &Context<'_>,
-        (uid, pod): (&str, &PodOnNode),
-        gates: &Gates<'_>,
-        since: BootNs,
-        findings: &mut Findings,
-    ) {
-        let target = context.node.target_of_pod(uid);
-        let summary = self.summary(uid, pod, &target, gates);
-        let ruled_out = gates.open();
-        let causes = causes(context, uid);
-        let says = (summary, ruled_out);
-        if self.open.get(uid) == Some(&says) {
-            for cause in causes {
-                findings.link(IncidentKey { kind: KIND, subject: uid.to_owned() }, cause);
-            }
-            return;
-        }
-        let is_new = self.open.insert(uid.to_owned(), says.clone()).is_none();
-        let (summary, ruled_out) = says;
-        let volume = pod.volumes().next();
-        findings.report(Report {
-            subject: uid.to_owned(),
-            severity: Severity::Warning,
-            confidence: confidence(gates),
-            summary,
-            ruled_out: Some(ruled_out),
-            advice: Some(steps(context, &label(&target, uid), pod)),
-            objects: IncidentObjects {
-                target: Some(Shared::new(target)),
-                mount: volume.map(|(volume, facts)| Box::new(mount_object(facts, volume))),
-                ..IncidentObjects::default()
-            },
-            first: since,
-            last: context.now,
-            evidence: Vec::new(),
-            count: Count::Total(u64::from(is_new)),
-            found_at_start: !pod.ran,
-            caused_by: causes,
-        });
-    }
+fn condition(seen: &Seen<'_, ()>, uid: &str, pod: &PodOnNode) -> Option<Condition<()>> {
+    let context = seen.context;
+    let gates = Gates::of(context, uid, pod);
+    // One that is open needs no time to be believed, as long as one of its gates is shut.
+    let kept = || pod.over.filter(|_| seen.is_open(uid) && gates.is_kept_shut());
+    let since = gates.since(context.node).or_else(kept)?;
+    let target = context.node.target_of_pod(uid);
+    let summary = summary(seen, (uid, pod), &target, &gates);
+    let volume = pod.volumes().next();
+    let report = Report {
+        ruled_out: Some(gates.open()),
+        advice: Some(steps(context, &label(&target, uid), pod)),
+        objects: IncidentObjects {
+            target: Some(Shared::new(target)),
+            mount: volume.map(|(volume, facts)| Box::new(mount_object(facts, volume))),
+            ..IncidentObjects::default()
+        },
+        found_at_start: !pod.ran,
+        caused_by: causes(context, uid),
+        ..Report::new(uid.to_owned(), Severity::Warning, confidence(&gates), summary, context.now)
+    };
+    Some(Condition { since: Some(since), ..Condition::new(report) })
+}
 
-    fn summary(&self, uid: &str, pod: &PodOnNode, target: &Target, gates: &Gates<'_>) -> String {
-        let label = target_label(target).unwrap_or_else(|| format!("pod {uid}"));
-        let after = self.thresholds.get(&AFTER);
-        let shut = gates.shut();
-        match pod.over {
-            Some(_) => format!(
-                "{label} is still on this node, though no container of it has run for {after} s: {shut}"
-            ),
-            None => format!("a container of {label} does not end: {shut}"),
+fn summary(
+    seen: &Seen<'_, ()>,
+    (uid, pod): (&str, &PodOnNode),
+    target: &Target,
+    gates: &Gates<'_>,
+) -> String {
+    let label = target_label(target).unwrap_or_else(|| format!("pod {uid}"));
+    let (after, shut) = (seen.hold / SECOND, gates.shut());
+    match pod.over {
+        Some(_) => {
+            format!("{label} is still on this node, though no container of it has run for {after} s: {shut}")
         }
+        None => format!("a container of {label} does not end: {shut}"),
     }
 }
 
@@ -235,15 +159,13 @@ fn causes(context: &Context<'_>, uid: &str) -> Vec<IncidentKey> {
     context.incidents.iter().filter_map(cause).collect()
 }
 
-impl Diagnosis for PodStuckTerminating {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
+impl Conditions for PodStuckTerminating {
+    const SPEC: &'static IncidentKind = &SPEC;
+    const HOLD: &'static Threshold = &AFTER;
+    type Memory = ();
 
-    fn event(&mut self, _context: &Context<'_>, _event: &Event, _findings: &mut Findings) {}
-
-    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
-        if matches!(
+    fn change(&mut self, _: &Seen<'_, ()>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
+        Look::now_if(matches!(
             change,
             ModelChange::PodRemains
                 | ModelChange::Container(_)
@@ -251,26 +173,34 @@ impl Diagnosis for PodStuckTerminating {
                 | ModelChange::RuntimeAvailability
                 | ModelChange::CniFinished(..)
                 | ModelChange::Ready
-        ) {
-            self.review(context, findings);
+        ))
+    }
+
+    fn conditions(&mut self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<Vec<Condition<()>>> {
+        let context = seen.context;
+        let pods = context.node.pods_on_node;
+        if context.ready.is_none() || !pods.is_read() {
+            return None;
         }
+        self.list_processes(context, findings);
+        let any_failing = context.incidents.iter().any(|open| open.kind() == cni_teardown_failing::KIND);
+        // Most pods have nothing that could be left: all the rest costs more with each container of the node.
+        let may_be_stuck = |(uid, pod): &(&str, &PodOnNode)| {
+            any_failing
+                || seen.is_open(uid)
+                || !pod.seen.mounts.is_empty()
+                || !pod.seen.processes.is_empty()
+                || pod.has_left_processes()
+        };
+        let may_be = pods.iter().filter(may_be_stuck);
+        Some(may_be.filter_map(|(uid, pod)| condition(seen, uid, pod)).collect())
     }
 
-    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        if self.next.is_some_and(|next| next <= context.now) {
-            self.review(context, findings);
-        }
+    fn settle(&self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<BootNs> {
+        seen.open().next().map(|_| seen.context.now.saturating_add(LOOK))
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.next
+    fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, ())> {
+        Some((event.target.as_deref()?.confirmed_pod()?.uid.clone(), ()))
     }
-
-    fn resume(&mut self, _context: &Context<'_>, event: &Event) -> Option<String> {
-        let uid = event.target.as_deref()?.confirmed_pod()?.uid.clone();
-        self.open.insert(uid.clone(), (String::new(), Vec::new()));
-        Some(uid)
-    }
-
-    saved_without_thresholds!();
 }

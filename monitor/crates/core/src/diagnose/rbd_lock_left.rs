@@ -15,7 +15,7 @@ use kevtmon_types::settings::{Thresholds, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
 use super::advice::{advice, quoted};
-use super::finding::{Count, Findings, IncidentObjects, Report};
+use super::finding::{Findings, IncidentObjects, Report};
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
 use crate::node::rbd_locks::LockCall;
 
@@ -61,12 +61,10 @@ struct Lock {
     opened: Option<BootNs>,
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct RbdLockLeft {
     #[serde(skip)]
     thresholds: Thresholds,
-    /// By subject.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     locks: BTreeMap<String, Lock>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -98,7 +96,6 @@ impl RbdLockLeft {
         self.locks.entry(subject).or_insert(Lock { rbd, actor, unmapped: None, opened: None });
     }
 
-    /// It is gone.
     fn end(&mut self, subject: &str, findings: &mut Findings) {
         if self.locks.remove(subject).is_some_and(|lock| lock.opened.is_some()) {
             findings.close(subject.to_owned(), CloseReason::Resolved, None);
@@ -159,17 +156,14 @@ fn report(context: &Context<'_>, subject: &str, lock: &Lock, after: BootNs) -> R
     let id = rbd.lock.as_deref().unwrap_or_default();
     let by = actor.as_ref().map_or_else(String::new, |actor| format!(" by {}", actor_phrase(actor)));
     let time = span(jiff::SignedDuration::from_nanos(i64::try_from(after).unwrap_or(i64::MAX)));
+    // Somebody may have removed it from another node, or use the image without the kernel.
+    let confidence = if id.starts_with(OF_KUBELET) { Confidence::Likely } else { Confidence::Guess };
+    let summary = format!(
+        "{} is not mapped on this node, though lock {} on it was taken here{by}, and has not been removed here for {time}",
+        rbd.label(),
+        name(id)
+    );
     Report {
-        subject: subject.to_owned(),
-        severity: Severity::Warning,
-        // Somebody may have removed it from another node, or use the image without the kernel.
-        confidence: if id.starts_with(OF_KUBELET) { Confidence::Likely } else { Confidence::Guess },
-        summary: format!(
-            "{} is not mapped on this node, though lock {} on it was taken here{by}, and has not been removed here for {time}",
-            rbd.label(),
-            name(id)
-        ),
-        ruled_out: None,
         advice: Some(steps(rbd, id)),
         objects: IncidentObjects {
             actor: actor.clone(),
@@ -177,11 +171,7 @@ fn report(context: &Context<'_>, subject: &str, lock: &Lock, after: BootNs) -> R
             ..IncidentObjects::default()
         },
         first: unmapped.unwrap_or(context.now),
-        last: context.now,
-        evidence: Vec::new(),
-        count: Count::Total(1),
-        found_at_start: false,
-        caused_by: Vec::new(),
+        ..Report::new(subject.to_owned(), Severity::Warning, confidence, summary, context.now)
     }
 }
 

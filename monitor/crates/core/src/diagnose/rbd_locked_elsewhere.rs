@@ -47,10 +47,8 @@ struct Refused {
     last: BootNs,
 }
 
-/// The diagnosis.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct RbdLockedElsewhere {
-    /// By subject.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     refused: BTreeMap<String, Refused>,
 }
@@ -70,20 +68,13 @@ impl RbdLockedElsewhere {
             return findings.discard();
         }
         self.refused.insert(subject.clone(), Refused { image, last: event.at });
+        let confidence = if log.vague { Confidence::Guess } else { Confidence::Likely };
         findings.report(Report {
-            subject,
-            severity: Severity::Warning,
-            confidence: if log.vague { Confidence::Guess } else { Confidence::Likely },
-            summary: summary(rbd, log),
-            ruled_out: None,
             advice: Some(steps(rbd)),
             objects: IncidentObjects::of(event),
-            first: event.at,
-            last: event.at,
             evidence: vec![event.seq],
             count: Count::More(1),
-            found_at_start: false,
-            caused_by: Vec::new(),
+            ..Report::new(subject, Severity::Warning, confidence, summary(rbd, log), event.at)
         });
     }
 

@@ -4,15 +4,16 @@
 //! Found by state alone: what is mapped, and who uses it (`holders/rbd.rs`). One incident for each mapping. What the node uses
 //! for itself is no concern of pods, and none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use kevtmon_event::{CloseReason, Confidence, Event, MountHolder, Rbd, Severity, Shared, Target};
-use kevtmon_observation::{BootNs, NsInum};
-use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use kevtmon_event::{Confidence, Event, MountHolder, Rbd, Severity, Shared, Target};
+use kevtmon_observation::NsInum;
+use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
-use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{Context, Diagnosis, IncidentKind, ModelChange, Watch, seconds};
+use super::conditions::{Condition, Conditions, Look, Seen, start};
+use super::finding::{Findings, IncidentObjects, Report};
+use super::{Context, IncidentKind, ModelChange, Watch};
 
 mod steps;
 mod wording;
@@ -31,7 +32,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::None,
     is_optional: false,
-    start: |thresholds| Box::new(RbdOrphanMapping::new(thresholds)),
+    start: start::<RbdOrphanMapping>,
 };
 
 thresholds! {
@@ -56,7 +57,6 @@ pub enum Usage {
 pub struct ImageUse {
     /// Whether it is used.
     pub usage: Usage,
-    /// The image.
     pub rbd: Rbd,
     /// Where it is mounted for pods, and no pod's: mount namespace and mount point.
     pub staged: Vec<(NsInum, String)>,
@@ -70,123 +70,39 @@ pub struct ImageUse {
     pub last_pod: Option<Shared<Target>>,
 }
 
-/// One that no pod uses.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Unused {
-    since: BootNs,
-    /// As seen last.
-    seen: ImageUse,
-    /// Whether it was found before every source had reported.
-    at_start: bool,
+impl ImageUse {
+    /// An image of which nothing else is known.
+    fn unknown(rbd: Rbd) -> Self {
+        let (staged, holders) = (Vec::new(), Vec::new());
+        Self { usage: Usage::Unknown, rbd, staged, holders, complete: false, is_told: false, last_pod: None }
+    }
 }
 
-/// What was said of an incident last.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Said {
-    summary: String,
-    last_pod: Option<Shared<Target>>,
-}
-
-/// The diagnosis.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct RbdOrphanMapping {
-    #[serde(skip)]
-    thresholds: Thresholds,
-    unused: BTreeMap<String, Unused>,
-    open: BTreeMap<String, Said>,
-    next: Option<BootNs>,
+    /// Who uses each mapping, as seen last.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    uses: BTreeMap<String, ImageUse>,
 }
 
-impl RbdOrphanMapping {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), unused: BTreeMap::new(), open: BTreeMap::new(), next: None }
-    }
+/// The pod that used it last, as far as is known.
+type LastPod = Option<Shared<Target>>;
 
-    fn replace(&mut self, context: &Context<'_>, uses: &[ImageUse], findings: &mut Findings) {
-        for found in uses {
-            let subject = subject(&found.rbd);
-            if found.usage == Usage::Used {
-                self.unused.remove(&subject);
-                self.close(subject, findings);
-            } else if let Some(known) = self.unused.get_mut(&subject) {
-                known.seen = found.clone();
-            } else if found.usage == Usage::Unused {
-                let at_start = context.ready.is_none();
-                self.unused.insert(subject, Unused { since: context.now, seen: found.clone(), at_start });
-            }
-        }
-        self.review(context, findings);
-    }
-
-    fn keep(&mut self, mapped: &[Rbd], findings: &mut Findings) {
-        let subjects: Vec<String> = mapped.iter().map(subject).collect();
-        self.unused.retain(|subject, _| subjects.contains(subject));
-        let gone = self.open.keys().filter(|subject| !subjects.contains(subject)).cloned();
-        for subject in gone.collect::<Vec<_>>() {
-            self.close(subject, findings);
-        }
-    }
-
-    fn close(&mut self, subject: String, findings: &mut Findings) {
-        if self.open.remove(&subject).is_some() {
-            findings.close(subject, CloseReason::Resolved, None);
-        }
-    }
-
-    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let after = seconds(self.thresholds.get(&AFTER));
-        self.next = None;
-        // Before every source has reported, whose uses they are may not be known yet.
-        if context.ready.is_none() {
-            return;
-        }
-        let mut reports = Vec::new();
-        for (subject, unused) in &self.unused {
-            let due = unused.since.saturating_add(after);
-            if due > context.now {
-                self.next = Some(self.next.map_or(due, |next| next.min(due)));
-            } else if unused.seen.usage == Usage::Unused {
-                reports.push(self.report(context, subject, unused, after));
-            }
-        }
-        for report in reports {
-            let last_pod = report.objects.target.clone();
-            let said = Said { summary: report.summary.clone(), last_pod };
-            if self.open.get(&report.subject).is_none_or(|known| known.summary != said.summary) {
-                self.open.insert(report.subject.clone(), said);
-                findings.report(report);
-            }
-        }
-    }
-
-    fn report(&self, context: &Context<'_>, subject: &str, unused: &Unused, after: BootNs) -> Report {
-        let seen = &unused.seen;
-        let before = self.open.get(subject).and_then(|said| said.last_pod.as_ref());
-        let last_pod = seen.last_pod.as_ref().or(before).cloned();
-        Report {
-            subject: subject.to_owned(),
-            severity: Severity::Warning,
-            confidence: match seen.complete && seen.is_told && !seen.rbd.is_by_nbd() {
-                true => Confidence::Certain,
-                false => Confidence::Likely,
-            },
-            summary: wording::summary(seen, last_pod.as_deref(), after),
-            ruled_out: None,
-            advice: Some(steps::steps(context, seen)),
-            objects: IncidentObjects {
-                target: last_pod,
-                rbd: Some(Box::new(seen.rbd.clone())),
-                holders: Some(seen.holders.clone()),
-                holders_complete: Some(seen.complete),
-                ..IncidentObjects::default()
-            },
-            first: unused.since,
-            last: context.now,
-            evidence: Vec::new(),
-            count: Count::Total(1),
-            found_at_start: unused.at_start,
-            caused_by: Vec::new(),
-        }
+fn report(seen: &Seen<'_, LastPod>, subject: &str, image: &ImageUse, last_pod: LastPod) -> Report {
+    let is_certain = image.complete && image.is_told && !image.rbd.is_by_nbd();
+    let confidence = if is_certain { Confidence::Certain } else { Confidence::Likely };
+    let summary = wording::summary(image, last_pod.as_deref(), seen.hold);
+    Report {
+        advice: Some(steps::steps(seen.context, image)),
+        objects: IncidentObjects {
+            target: last_pod,
+            rbd: Some(Box::new(image.rbd.clone())),
+            holders: Some(image.holders.clone()),
+            holders_complete: Some(image.complete),
+            ..IncidentObjects::default()
+        },
+        found_at_start: seen.context.ready.is_none(),
+        ..Report::new(subject.to_owned(), Severity::Warning, confidence, summary, seen.context.now)
     }
 }
 
@@ -195,40 +111,46 @@ fn subject(rbd: &Rbd) -> String {
     format!("{} {}", rbd.spec(), rbd.device.as_deref().unwrap_or_default())
 }
 
-impl Diagnosis for RbdOrphanMapping {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
+impl Conditions for RbdOrphanMapping {
+    const SPEC: &'static IncidentKind = &SPEC;
+    const HOLD: &'static Threshold = &AFTER;
+    type Memory = LastPod;
 
-    fn event(&mut self, _context: &Context<'_>, _event: &Event, _findings: &mut Findings) {}
-
-    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+    fn change(&mut self, _: &Seen<'_, LastPod>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
         match change {
-            ModelChange::RbdUses(uses) => self.replace(context, uses, findings),
-            ModelChange::RbdImages(mapped) => self.keep(mapped, findings),
-            ModelChange::Ready => self.review(context, findings),
-            _ => {}
+            ModelChange::RbdUses(uses) => {
+                self.uses.extend(uses.iter().map(|found| (subject(&found.rbd), found.clone())));
+            }
+            ModelChange::RbdImages(mapped) => {
+                let subjects: BTreeSet<String> = mapped.iter().map(subject).collect();
+                self.uses.retain(|subject, _| subjects.contains(subject));
+            }
+            ModelChange::Ready => {}
+            _ => return Look::No,
         }
+        Look::Now
     }
 
-    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        if self.next.is_some_and(|next| next <= context.now) {
-            self.review(context, findings);
-        }
+    fn conditions(&mut self, seen: &Seen<'_, LastPod>, _: &mut Findings) -> Option<Vec<Condition<LastPod>>> {
+        let condition = |(subject, image): (&String, &ImageUse)| match image.usage {
+            Usage::Used => None,
+            Usage::Unknown => Some(Condition::unknown(subject.clone())),
+            Usage::Unused => {
+                let before = || seen.memory(subject).cloned().flatten();
+                let memory = image.last_pod.clone().or_else(before);
+                let report = report(seen, subject, image, memory.clone());
+                Some(Condition { memory, ..Condition::new(report) })
+            }
+        };
+        Some(self.uses.iter().filter_map(condition).collect())
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.next
+    fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, LastPod)> {
+        let rbd = event.rbd.as_deref()?.clone();
+        let (subject, last_pod) = (subject(&rbd), event.target.clone());
+        self.uses.insert(subject.clone(), ImageUse::unknown(rbd));
+        Some((subject, last_pod))
     }
-
-    fn resume(&mut self, _context: &Context<'_>, event: &Event) -> Option<String> {
-        let subject = subject(event.rbd.as_deref()?);
-        let said = Said { summary: String::new(), last_pod: event.target.clone() };
-        self.open.insert(subject.clone(), said);
-        Some(subject)
-    }
-
-    saved_without_thresholds!();
 }
 
 #[cfg(test)]

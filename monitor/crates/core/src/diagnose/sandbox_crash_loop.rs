@@ -59,7 +59,6 @@ struct Sandboxes {
     reason: Option<String>,
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct SandboxCrashLoop {
     #[serde(skip)]
@@ -111,22 +110,16 @@ impl SandboxCrashLoop {
         let target = context.node.target_of(facts);
         known.reason = facts.incarnation.error.clone();
         let command = target.confirmed_pod().map(pod_label);
+        let summary = summary(&target, known);
         findings.report(Report {
-            severity: Severity::Warning,
-            confidence: Confidence::Certain,
-            summary: summary(&target, known),
-            ruled_out: None,
             advice: command.map(|pod| {
                 vec![advice(form::TELL_POD, "show what is known of the pod", &["kevtmon", "why", &pod])]
             }),
             objects: IncidentObjects { target: Some(Shared::new(target)), ..IncidentObjects::default() },
             first: known.made.front().copied().unwrap_or(context.now),
-            last: context.now,
             evidence: known.evidence.iter().copied().collect(),
             count: Count::Total(u64::try_from(known.made.len()).unwrap_or(u64::MAX)),
-            found_at_start: false,
-            caused_by: Vec::new(),
-            subject,
+            ..Report::new(subject, Severity::Warning, Confidence::Certain, summary, context.now)
         });
     }
 

@@ -63,7 +63,6 @@ struct Recreated {
     found_at_start: bool,
 }
 
-/// An open storm.
 #[derive(Debug, Serialize, Deserialize)]
 struct Storm {
     component: Component,
@@ -76,7 +75,6 @@ struct Storm {
     quiet_at: BootNs,
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct SpecHashStorm {
     #[serde(skip)]

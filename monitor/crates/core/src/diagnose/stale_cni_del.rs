@@ -57,7 +57,6 @@ const LOOK: BootNs = 60 * SECOND;
 const EVIDENCE_MAX: usize = 8;
 /// Harms that are kept, and how long: a call of a plugin does not take longer.
 const HARMS_MAX: usize = 256;
-/// Of them, of one pod.
 const HARMS_OF_POD: usize = 4;
 const KEPT: BootNs = 120 * SECOND;
 
@@ -66,7 +65,6 @@ thresholds! {
     HARM_WINDOW = "stale_cni_del_seconds", default 60, Unit::Seconds;
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct StaleCniDel {
     #[serde(skip)]
@@ -85,7 +83,6 @@ struct Harm {
     seq: u64,
     message: String,
     pod: CniPod,
-    /// Its current sandbox.
     sandbox: String,
     target: Option<Shared<Target>>,
 }

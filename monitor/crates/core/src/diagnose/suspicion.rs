@@ -21,7 +21,6 @@ pub struct Suspicion {
     /// The owner of what is affected.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub target: Option<Target>,
-    /// The neighbor entry.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub neighbor: Option<Neighbor>,
     /// Numbers of the events that show it.

@@ -54,19 +54,10 @@ impl Diagnosis for Fake {
 
 fn report(subject: &str, caused_by: Vec<IncidentKey>) -> Report {
     Report {
-        subject: subject.into(),
-        severity: Severity::Warning,
-        confidence: Confidence::Likely,
-        summary: "something is wrong".into(),
-        ruled_out: None,
-        advice: None,
-        objects: IncidentObjects::default(),
-        first: 1,
-        last: 1,
         evidence: vec![1],
         count: Count::More(1),
-        found_at_start: false,
         caused_by,
+        ..Report::new(subject.into(), Severity::Warning, Confidence::Likely, "something is wrong".into(), 1)
     }
 }
 

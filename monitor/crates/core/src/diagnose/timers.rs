@@ -56,7 +56,6 @@ impl<K: Ord + Clone> Timers<K> {
         }
     }
 
-    /// The earliest deadline.
     pub(super) fn next(&self) -> Option<BootNs> {
         self.by_time.first().map(|(at, _)| *at)
     }

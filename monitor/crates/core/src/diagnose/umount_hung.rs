@@ -3,19 +3,17 @@
 //!
 //! Found by the state of the process alone.
 
-use std::collections::BTreeMap;
-
 use kevtmon_event::wording::{actor_phrase, target_label};
-use kevtmon_event::{Actor, CloseReason, Confidence, Event, MountServer, Severity, Shared, Target};
+use kevtmon_event::{Actor, Confidence, Event, MountServer, Severity, Shared, Target};
 use kevtmon_observation::{BootNs, ServerState, UmountCall, UnmountedMount};
 use kevtmon_types::escape::name;
-use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
 use super::advice::continue_server;
-use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::timers::Timers;
-use super::{Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
+use super::conditions::{Condition, Conditions, Look, Seen, start};
+use super::finding::{Findings, IncidentObjects, Report};
+use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "umount-hung";
@@ -31,7 +29,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::None,
     is_optional: false,
-    start: |thresholds| Box::new(UmountHung::new(thresholds)),
+    start: start::<UmountHung>,
 };
 
 thresholds! {
@@ -45,7 +43,6 @@ thresholds! {
 pub struct Waiting {
     /// When the process started, or its call was seen first.
     pub since: BootNs,
-    /// The process.
     pub actor: Shared<Actor>,
     /// The pod whose volume it is to unmount.
     pub target: Option<Shared<Target>>,
@@ -59,71 +56,25 @@ pub struct Waiting {
     pub call: Option<UmountCall>,
 }
 
-/// The diagnosis.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct UmountHung {
-    #[serde(skip)]
-    thresholds: Thresholds,
-    waiting: BTreeMap<String, Waiting>,
-    /// What each open incident says; nothing yet of one that an earlier run of the daemon opened.
-    open: BTreeMap<String, String>,
-    timers: Timers<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    waiting: Vec<Waiting>,
 }
 
-impl UmountHung {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        let (waiting, open) = (BTreeMap::new(), BTreeMap::new());
-        Self { thresholds: thresholds.clone(), waiting, open, timers: Timers::default() }
-    }
-
-    fn replace(&mut self, context: &Context<'_>, list: &[Waiting], findings: &mut Findings) {
-        self.waiting = list.iter().map(|waiting| (subject(&waiting.actor), waiting.clone())).collect();
-        let over = self.open.keys().filter(|subject| !self.waiting.contains_key(*subject)).cloned();
-        for subject in over.collect::<Vec<_>>() {
-            self.open.remove(&subject);
-            findings.close(subject, CloseReason::Resolved, None);
-        }
-        let after = seconds(self.thresholds.get(&AFTER));
-        for (subject, waiting) in &self.waiting {
-            self.timers.set(subject, waiting.since.saturating_add(after).max(context.now));
-        }
-        self.review(context, findings);
-    }
-
-    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let after = seconds(self.thresholds.get(&AFTER));
-        while let Some(subject) = self.timers.take_due(context.now) {
-            let Some(waiting) = self.waiting.get(&subject) else { continue };
-            let known = self.open.get(&subject);
-            let summary = summary(waiting, after);
-            if known == Some(&summary) {
-                continue;
-            }
-            let is_new = self.open.insert(subject.clone(), summary.clone()).is_none();
-            let stopped = server(waiting).filter(|server| {
-                server.state == ServerState::Stopped && server.confidence == Confidence::Certain
-            });
-            let steps = stopped.map(|server| continue_server(server, context.now));
-            findings.report(Report {
-                severity: Severity::Warning,
-                confidence: confidence(waiting),
-                summary,
-                ruled_out: None,
-                advice: Some(steps.into_iter().collect()),
-                objects: IncidentObjects {
-                    actor: Some(waiting.actor.clone()),
-                    target: waiting.target.clone(),
-                    ..IncidentObjects::default()
-                },
-                first: waiting.since,
-                last: context.now,
-                evidence: Vec::new(),
-                count: Count::Total(u64::from(is_new)),
-                found_at_start: false,
-                caused_by: Vec::new(),
-                subject,
-            });
-        }
+fn report(seen: &Seen<'_, ()>, waiting: &Waiting) -> Report {
+    let stopped = server(waiting)
+        .filter(|server| server.state == ServerState::Stopped && server.confidence == Confidence::Certain);
+    let steps = stopped.map(|server| continue_server(server, seen.context.now));
+    let (subject, summary) = (subject(&waiting.actor), summary(waiting, seen.hold));
+    Report {
+        advice: Some(steps.into_iter().collect()),
+        objects: IncidentObjects {
+            actor: Some(waiting.actor.clone()),
+            target: waiting.target.clone(),
+            ..IncidentObjects::default()
+        },
+        ..Report::new(subject, Severity::Warning, confidence(waiting), summary, seen.context.now)
     }
 }
 
@@ -170,39 +121,34 @@ fn summary(waiting: &Waiting, after: BootNs) -> String {
     text
 }
 
-impl Diagnosis for UmountHung {
-    fn kind(&self) -> &'static str {
-        KIND
+impl Conditions for UmountHung {
+    const SPEC: &'static IncidentKind = &SPEC;
+    const HOLD: &'static Threshold = &AFTER;
+    const BEFORE_READY: bool = true;
+    type Memory = ();
+
+    fn change(&mut self, _: &Seen<'_, ()>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
+        let ModelChange::Unmounters(list) = change else { return Look::No };
+        self.waiting = list.to_vec();
+        Look::Now
     }
 
-    fn event(&mut self, _context: &Context<'_>, _event: &Event, _findings: &mut Findings) {}
-
-    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
-        if let ModelChange::Unmounters(list) = change {
-            self.replace(context, list, findings);
-        }
+    fn conditions(&mut self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<Vec<Condition<()>>> {
+        let condition = |waiting: &Waiting| Condition {
+            since: Some(waiting.since),
+            ..Condition::new(report(seen, waiting))
+        };
+        Some(self.waiting.iter().map(condition).collect())
     }
 
-    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        self.review(context, findings);
+    fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, ())> {
+        Some((subject(event.actor.as_deref()?), ()))
     }
-
-    fn deadline(&self) -> Option<BootNs> {
-        self.timers.next()
-    }
-
-    fn resume(&mut self, _context: &Context<'_>, event: &Event) -> Option<String> {
-        let subject = subject(event.actor.as_deref()?);
-        self.open.insert(subject.clone(), String::new());
-        Some(subject)
-    }
-
-    saved_without_thresholds!();
 }
 
 #[cfg(test)]
 mod tests {
-    use kevtmon_event::Kind;
+    use kevtmon_event::{CloseReason, Kind};
     use kevtmon_observation::*;
 
     use super::*;

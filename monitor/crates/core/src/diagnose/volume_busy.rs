@@ -70,7 +70,6 @@ thresholds! {
     LEFT_AFTER = "volume_busy_mounted_seconds", default 180, Unit::Seconds;
 }
 
-/// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct VolumeBusy {
     #[serde(skip)]
@@ -141,20 +140,14 @@ impl VolumeBusy {
         // What is known stays, with what follows from it.
         let is_new = known.is_none();
         findings.report(Report {
-            severity,
-            confidence,
-            summary,
             ruled_out: is_new.then(|| release::ruled_out(event, mount)),
             advice: is_new.then(|| release::advice_for(context, event, mount)),
             objects: known.map_or_else(|| IncidentObjects::of(event), |known| known.objects(event)),
             first: busy.first,
-            last: busy.last,
             evidence: vec![event.seq],
             // The event may be older than the release of the mount, which resets the model's count.
             count: Count::Total(busy.attempts(context.node.busy_mounts).max(mount.attempts.unwrap_or(1))),
-            found_at_start: false,
-            caused_by: Vec::new(),
-            subject: subject.clone(),
+            ..Report::new(subject.clone(), severity, confidence, summary, busy.last)
         });
         if let Some(summary) = renewed {
             findings.renew(subject.clone(), summary, confidence);

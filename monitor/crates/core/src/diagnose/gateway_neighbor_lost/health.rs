@@ -28,7 +28,6 @@ pub(in crate::diagnose) enum Health {
     Learned,
     /// `NUD_INCOMPLETE` or `NUD_FAILED`.
     Unresolved,
-    /// No entry.
     Absent,
 }
 

@@ -24,7 +24,6 @@ pub(super) struct Effect {
     pub(super) severity: Severity,
     /// How sure it is that this actor did it.
     pub(super) confidence: Confidence,
-    /// Of the pod.
     pub(super) uid: String,
     pub(super) label: String,
 }

@@ -9,7 +9,6 @@ use crate::node::view::NodeView;
 /// the error became a message (kubernetes/kubernetes#108325, in 1.23 since 1.23.14 by #113354). Major, minor, patch.
 const FATAL: std::ops::Range<(u32, u32, u32)> = (1, 18, 0)..(1, 23, 14);
 
-/// What it means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fate {
     /// A checkpoint stands in for the sandbox.
@@ -24,7 +23,6 @@ pub(super) enum Fate {
     Unread(Option<String>),
     /// The kubelet would not start or is of an unknown version, and works with another runtime than that of the container.
     Elsewhere {
-        /// Its version.
         version: Option<String>,
         /// The socket of its runtime; `None` where that is dockershim.
         runtime: Option<String>,

@@ -13,7 +13,6 @@ use crate::diagnose::CAPACITY;
 #[serde(transparent)]
 pub(super) struct Downs(BTreeMap<u32, Down>);
 
-/// One of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Down {
     pub(super) at: BootNs,

@@ -53,7 +53,6 @@ pub(super) fn subject(uid: &str, address: IpAddr) -> String {
     format!("{uid}/{address}")
 }
 
-/// All of them.
 pub(super) fn pods(node: &NodeView<'_>) -> Vec<RoutedPod> {
     let Some(host) = node.namespaces.get(node.host_netns) else { return Vec::new() };
     let others = || node.namespaces.all().filter(|(netns, _)| *netns != node.host_netns);

@@ -134,7 +134,6 @@ impl<'a> Gates<'a> {
         shut.join("; ")
     }
 
-    /// Those that are open.
     pub(super) fn open(&self) -> Vec<String> {
         let mut open = Vec::new();
         if matches!(self.pod.seen.cgroup, PodCgroup::Empty | PodCgroup::Absent) {

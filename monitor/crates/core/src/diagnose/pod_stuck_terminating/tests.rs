@@ -1,4 +1,4 @@
-use kevtmon_event::{Incident, Kind};
+use kevtmon_event::{CloseReason, Incident, Kind};
 use kevtmon_observation::*;
 
 use super::*;

@@ -21,7 +21,6 @@ fn kubelet(tgid: u32, started_ns: BootNs, version: Option<&str>) -> ComponentFac
     }
 }
 
-/// An attempt of the container of a pod.
 fn member(pod: u32, attempt: u32, state: ContainerState, hash: u64) -> ContainerFacts {
     let uid = format!("3f0f6a0e-2f6a-4d4e-9d1f-{pod:012x}");
     let facts = sandbox(&format!("{pod:x}{attempt:063x}"), pod, "lijiaob", &format!("etcd-{pod}"), &uid);

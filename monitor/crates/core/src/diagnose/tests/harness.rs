@@ -41,7 +41,6 @@ pub(in crate::diagnose) struct TestNode {
     pub(in crate::diagnose) observed: Vec<Observation>,
     pub(in crate::diagnose) tables: BTreeMap<NsInum, NetnsSnapshot>,
     pub(in crate::diagnose) mounted: bool,
-    /// What a scan of it reports.
     pub(in crate::diagnose) scan: fn(u64, &str) -> HolderReport,
     /// Whether those hold it still who did.
     pub(in crate::diagnose) still_held: bool,

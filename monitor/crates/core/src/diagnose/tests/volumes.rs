@@ -102,7 +102,6 @@ pub(in crate::diagnose) fn cam_node(resume: Resume, state: ContainerState) -> Te
     node
 }
 
-/// A node on which it runs.
 pub(in crate::diagnose) fn cam_runs() -> TestNode {
     let mut node = cam_node(Resume::default(), ContainerState::Running);
     node.observe(pods_seen(vec![cam_running()]));
@@ -114,7 +113,6 @@ pub(in crate::diagnose) fn end_cam(node: &mut TestNode) {
     node.observe(Fact::Container(Box::new(cam_sandbox(ContainerState::Exited))));
 }
 
-/// What there is of pods.
 pub(in crate::diagnose) fn pods_seen(pods: Vec<PodRemains>) -> Fact {
     Fact::PodRemains { pods }
 }

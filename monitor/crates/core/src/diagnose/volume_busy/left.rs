@@ -154,10 +154,6 @@ impl VolumeBusy {
         self.busy.insert(subject.clone(), busy);
         let severity = self.severity(context, &subject);
         findings.report(Report {
-            subject: subject.clone(),
-            severity,
-            confidence: Confidence::Likely,
-            summary,
             ruled_out: Some(ruled_out(pod)),
             advice: Some(look(context, &mount, &[])),
             objects: IncidentObjects {
@@ -166,11 +162,9 @@ impl VolumeBusy {
                 ..IncidentObjects::default()
             },
             first: since,
-            last: context.now,
-            evidence: Vec::new(),
             count: Count::Total(0),
             found_at_start: !pod.ran,
-            caused_by: Vec::new(),
+            ..Report::new(subject.clone(), severity, Confidence::Likely, summary, context.now)
         });
         self.set_timer(&subject);
         self.scan(context, &subject, facts, findings);
@@ -232,11 +226,8 @@ impl VolumeBusy {
             busy.summary.clone_from(&summary);
             busy.last = context.now;
         }
+        let severity = self.severity(context, &subject);
         findings.report(Report {
-            severity: self.severity(context, &subject),
-            confidence: Confidence::Likely,
-            summary,
-            ruled_out: None,
             advice: Some(steps),
             objects: IncidentObjects {
                 target: Some(Shared::new(target)),
@@ -245,12 +236,8 @@ impl VolumeBusy {
                 ..found.clone()
             },
             first,
-            last: context.now,
-            evidence: Vec::new(),
             count: Count::Total(0),
-            found_at_start: false,
-            caused_by: Vec::new(),
-            subject,
+            ..Report::new(subject, severity, Confidence::Likely, summary, context.now)
         });
     }
 

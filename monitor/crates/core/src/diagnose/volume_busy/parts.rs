@@ -9,13 +9,11 @@ use super::left::StillMounted;
 use super::seen::Said;
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
 
-/// A busy volume.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct BusyVolume {
     pub(super) first: BootNs,
     pub(super) last: BootNs,
     pub(super) severity: Severity,
-    /// Its busy mounts.
     pub(super) mounts: Vec<BusyPart>,
     /// Attempts that the model no longer counts, of mounts that ended.
     pub(super) former: u64,
