@@ -23,7 +23,7 @@ use kevtmon_core::diagnose::KINDS;
 use kevtmon_core::{Core, Output};
 use kevtmon_event::{Event, Kind, LastParties};
 use kevtmon_history::recording::recorder::{Record, RecordError, Recorder};
-use kevtmon_history::store::{self, PreviousRun};
+use kevtmon_history::store::PreviousRun;
 use kevtmon_holders::rbd as rbd_uses;
 use kevtmon_holders::worker::{Limits, Scanner};
 use kevtmon_metrics::{IncidentSeries, Metrics, MetricsError};
@@ -147,8 +147,6 @@ pub async fn run(
     let Servers { health, memory, boot_id, questions, _open } =
         Servers::start(&config, &options, &metrics, own)?;
     let mut signals = Signals::new()?;
-    store::survive_truncation()
-        .map_err(|errno| DaemonError::Start { what: "signal handling", source: errno.into() })?;
     let readers = Readers::reporting(Proc::default(), tx.clone(), Arc::clone(&metrics));
     let starts = Starts::count(&config);
     let sources = Sources::open(&config, options.log_bpf, &starts, &readers)?;

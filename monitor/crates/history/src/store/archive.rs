@@ -22,7 +22,7 @@ impl Archive {
     /// When there is no store, or it cannot be opened.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let directory = directory.into();
-        let reader = Some(Mutex::new(Reader::open_read_only(&directory)?));
+        let reader = Some(Mutex::new(Reader::open_beside_daemon(&directory)?));
         Ok(Self { directory, reader, is_optional: false })
     }
 
@@ -41,7 +41,12 @@ impl Archive {
         question: impl FnOnce(&Reader) -> Result<T, StoreError>,
     ) -> Result<T, HistoryError> {
         let answer = match &self.reader {
-            Some(reader) => question(&reader.lock().unwrap_or_else(PoisonError::into_inner)),
+            Some(reader) => {
+                let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+                // A snapshot is held by itself.
+                let held = (!self.is_optional).then(|| reader.hold(&self.directory)).transpose();
+                held.and_then(|_held| question(&reader))
+            }
             None => Reader::open_read_only(&self.directory).and_then(|reader| question(&reader)),
         };
         match answer {

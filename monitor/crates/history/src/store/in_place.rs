@@ -1,76 +1,72 @@
-//! Notices that the file was removed, replaced or truncated: SQLite would go on writing to one that has no name any
-//! more.
+//! Notices that the file or its log was removed, replaced or truncated: SQLite would go on writing to one that has no name
+//! any more, or take what is left for all there is.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use super::StoreError;
 use super::open::with_suffix;
-use super::{StoreError, truncation};
 
-/// Device and inode of a file.
-type Identity = (u64, u64);
+/// The file and its log, as the writer left them.
+pub(super) struct InPlace([Known; 2]);
 
-/// The file and its log, as they were opened.
-pub(super) struct InPlace {
+struct Known {
     path: PathBuf,
-    log: PathBuf,
-    index: PathBuf,
-    file_identity: Identity,
-    /// Not there before the first transaction.
-    log_identity: Option<Identity>,
-    /// Bytes of the index; it only grows.
-    index_bytes: u64,
-    /// Pages of it that were lost before.
-    replaced: u64,
+    /// Of the log, not there before the first transaction.
+    left: Option<Left>,
+}
+
+#[derive(Clone, Copy)]
+struct Left {
+    identity: (u64, u64),
+    bytes: u64,
 }
 
 impl InPlace {
-    /// The file that was opened at this path; `replaced`: pages that were lost before.
-    pub(super) fn new(path: &Path, replaced: u64) -> Result<Self, StoreError> {
-        let failed = |source| StoreError::File { path: path.to_owned(), source };
-        Ok(Self {
-            path: path.to_owned(),
-            log: with_suffix(path, "-wal"),
-            index: with_suffix(path, "-shm"),
-            file_identity: identity(path).map_err(failed)?,
-            log_identity: None,
-            index_bytes: 0,
-            replaced,
-        })
+    pub(super) fn new(path: &Path) -> Self {
+        let mut known =
+            Self([path.to_owned(), with_suffix(path, "-wal")].map(|path| Known { path, left: None }));
+        known.note();
+        known
     }
 
-    pub(super) fn check(&mut self) -> Result<(), StoreError> {
-        self.check_index()?;
-        expect(&self.path, self.file_identity)?;
-        match self.log_identity {
-            Some(known) => expect(&self.log, known)?,
-            None => self.log_identity = identity(&self.log).ok(),
+    /// Called after each write: nobody else makes them longer or shorter.
+    pub(super) fn note(&mut self) {
+        for known in &mut self.0 {
+            match (look(&known.path), &mut known.left) {
+                (Ok(left), None) => known.left = Some(left),
+                // Another file is for the next check to find.
+                (Ok(now), Some(left)) if now.identity == left.identity => *left = now,
+                _ => {}
+            }
+        }
+    }
+
+    /// Checks that both are as they were left, or longer: a transaction may have begun.
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        for Known { path, left } in &self.0 {
+            let Some(left) = left else { continue };
+            let what = match look(path) {
+                Ok(now) if now.identity == left.identity && now.bytes >= left.bytes => continue,
+                Ok(now) if now.identity == left.identity => "was truncated while it was in use",
+                Err(source) if !is_absence(&source) => {
+                    return Err(StoreError::File { path: path.clone(), source });
+                }
+                Ok(_) | Err(_) => "was removed or replaced while it was in use",
+            };
+            return Err(StoreError::Damaged { path: path.clone(), what: what.to_owned() });
         }
         Ok(())
     }
 
-    /// Checks that the index of the log has lost nothing. SQLite would take empty pages of it for what is in the log, and
-    /// copy that into the file.
-    ///
-    /// It is looked at by its path: SQLite's locks on it would go with any descriptor of it that this process closes.
-    pub(super) fn check_index(&mut self) -> Result<(), StoreError> {
-        let bytes = fs::metadata(&self.index).map_or(self.index_bytes, |metadata| metadata.len());
-        if bytes < self.index_bytes || truncation::replaced() != self.replaced {
-            truncation::note();
-            return Err(StoreError::Truncated { path: self.index.clone() });
-        }
-        self.index_bytes = bytes;
-        Ok(())
-    }
-}
-
-fn expect(path: &Path, known: Identity) -> Result<(), StoreError> {
-    match identity(path) {
-        Ok(found) if found == known => Ok(()),
-        Err(error) if !is_absence(&error) => Err(StoreError::File { path: path.to_owned(), source: error }),
-        Ok(_) | Err(_) => Err(StoreError::Gone { path: path.to_owned() }),
+    /// Which of them are still what was opened.
+    pub(super) fn left(&self) -> Vec<PathBuf> {
+        let is_there = |known: &&Known| {
+            known.left.is_some_and(|left| look(&known.path).is_ok_and(|now| now.identity == left.identity))
+        };
+        self.0.iter().filter(is_there).map(|known| known.path.clone()).collect()
     }
 }
 
@@ -78,6 +74,6 @@ fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-fn identity(path: &Path) -> io::Result<Identity> {
-    fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+fn look(path: &Path) -> io::Result<Left> {
+    fs::metadata(path).map(|file| Left { identity: (file.dev(), file.ino()), bytes: file.len() })
 }

@@ -4,7 +4,7 @@ use kevtmon_event::{CloseReason, Event, Incident, Kind, Severity};
 use kevtmon_types::escape::to_json;
 use rusqlite::params;
 
-use super::{StoreError, Writer, failed, time};
+use super::{Writer, time};
 
 /// Closed incidents that are kept, however young; an incident takes about 2 KiB.
 const MOST_CLOSED: i64 = 2000;
@@ -33,8 +33,7 @@ impl Writer {
         event: &Event,
         incident: &Incident,
         json: &str,
-    ) -> Result<(), StoreError> {
-        let open = event.kind != Kind::IncidentClosed;
+    ) -> rusqlite::Result<()> {
         self.connection
             .prepare_cached(
                 "INSERT INTO incidents
@@ -42,64 +41,52 @@ impl Writer {
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
                  ON CONFLICT (id, opened) DO UPDATE SET kind = ?2, severity = ?3, open = ?4, last_seen = ?6,
                      closed = ?7, boot_id = ?8, json = ?9, episode = ?10",
-            )
-            .and_then(|mut put| {
-                put.execute(params![
-                    incident.id,
-                    incident.kind,
-                    incident.severity as i64,
-                    open,
-                    time::nanos(&incident.opened),
-                    time::nanos(&incident.last_seen),
-                    incident.closed.as_deref().map(time::nanos),
-                    event.boot_id,
-                    json,
-                    incident.episode,
-                    account(event),
-                ])
-            })
-            .map_err(failed("write"))?;
-        Ok(())
+            )?
+            .execute(params![
+                incident.id,
+                incident.kind,
+                incident.severity as i64,
+                event.kind != Kind::IncidentClosed,
+                time::nanos(&incident.opened),
+                time::nanos(&incident.last_seen),
+                incident.closed.as_deref().map(time::nanos),
+                event.boot_id,
+                json,
+                incident.episode,
+                account(event),
+            ])
+            .map(drop)
     }
 
     /// Records its evidence, to find the incidents that an event is evidence of.
-    pub(super) fn put_evidence(&self, incident: &Incident) -> Result<(), StoreError> {
-        let put = || -> rusqlite::Result<()> {
-            let mut put = self
-                .connection
-                .prepare_cached("INSERT OR IGNORE INTO evidence (event, incident) VALUES (?1, ?2)")?;
-            for seq in &incident.evidence {
-                put.execute(params![self.id(*seq), incident.id])?;
-            }
-            Ok(())
-        };
-        put().map_err(failed("write"))
+    pub(super) fn put_evidence(&self, incident: &Incident) -> rusqlite::Result<()> {
+        let mut put = self
+            .connection
+            .prepare_cached("INSERT OR IGNORE INTO evidence (event, incident) VALUES (?1, ?2)")?;
+        for seq in &incident.evidence {
+            put.execute(params![self.id(*seq), incident.id])?;
+        }
+        Ok(())
     }
 
     /// The newest event of each open incident; what cannot be read was written by another version of the program.
-    pub(super) fn open_incidents(&self) -> Result<Vec<Event>, StoreError> {
-        let read = || -> rusqlite::Result<Vec<String>> {
-            let mut select =
-                self.connection.prepare("SELECT json FROM incidents WHERE open = 1 ORDER BY opened, id")?;
-            select.query_map([], |row| row.get(0))?.collect()
-        };
-        let rows = read().map_err(failed("open"))?;
+    pub(super) fn open_incidents(&self) -> rusqlite::Result<Vec<Event>> {
+        let mut select =
+            self.connection.prepare("SELECT json FROM incidents WHERE open = 1 ORDER BY opened, id")?;
+        let rows: Vec<String> = select.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
         Ok(rows.iter().filter_map(|json| serde_json::from_str(json).ok()).collect())
     }
 
     /// The last episode of incidents that closed in this boot.
-    pub(super) fn last_episodes(&self) -> Result<Vec<(String, u32)>, StoreError> {
-        let read = || -> rusqlite::Result<Vec<(String, u32)>> {
-            let mut select = self.connection.prepare(
-                "SELECT id, max(episode) FROM incidents WHERE open = 0 AND boot_id = ?1
-                 GROUP BY id ORDER BY max(last_seen)",
-            )?;
-            select.query_map([&self.boot_id], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
-        };
-        read().map_err(failed("open"))
+    pub(super) fn last_episodes(&self) -> rusqlite::Result<Vec<(String, u32)>> {
+        let mut select = self.connection.prepare(
+            "SELECT id, max(episode) FROM incidents WHERE open = 0 AND boot_id = ?1
+             GROUP BY id ORDER BY max(last_seen)",
+        )?;
+        select.query_map([&self.boot_id], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
     }
 
-    pub(super) fn expire_incident(&mut self, mut event: Event, closed: i64) -> Result<(), StoreError> {
+    pub(super) fn expire_incident(&self, mut event: Event, closed: i64) -> rusqlite::Result<()> {
         let Some(mut incident) = event.incident.take() else { return Ok(()) };
         incident.close(time::text(closed), CloseReason::Expired);
         event.message = incident.message();

@@ -16,11 +16,12 @@ const VALUE: u64 = (1 << SPACE_SHIFT) - 1;
 /// Digits of a container's id that are indexed.
 const CONTAINER_DIGITS: usize = 12;
 
-/// The key of every event.
+/// The key of every event. Classes are the other numbers of its namespace.
 pub(super) const ALL: i64 = 0;
 const CONTAINER: u8 = 4;
 /// A directory above a mount point.
 const ABOVE: u8 = 12;
+const ACCOUNT: u8 = 18;
 
 /// Part of the file format, like all numbers here.
 fn space(family: Family) -> u8 {
@@ -80,10 +81,23 @@ fn container_range(prefix: &str) -> Option<(u64, u64)> {
     Some((first, first | ((1 << open) - 1)))
 }
 
-/// All keys of the event, sorted.
-pub(super) fn numbers(event: &Event, numbers: &mut Vec<i64>) {
-    numbers.clear();
-    numbers.push(ALL);
+/// The key of the events of an account.
+pub(super) fn of_account(account: i64) -> i64 {
+    in_space(ACCOUNT, u64::try_from(account).unwrap_or(VALUE))
+}
+
+/// All that an event with these names stands under.
+pub(super) fn keys<'a>(
+    class: i64,
+    account: i64,
+    names: impl Iterator<Item = i64> + 'a,
+) -> impl Iterator<Item = i64> + 'a {
+    [ALL, class, of_account(account)].into_iter().chain(names)
+}
+
+/// The names of the event, sorted.
+pub(super) fn names(event: &Event) -> Vec<i64> {
+    let mut numbers = Vec::new();
     key::visit(event, |family, value, _role| {
         numbers.push(number(family, value));
         if family == Family::Path {
@@ -93,9 +107,21 @@ pub(super) fn numbers(event: &Event, numbers: &mut Vec<i64>) {
     });
     numbers.sort_unstable();
     numbers.dedup();
+    numbers
+}
+
+/// Names as they are in a row.
+pub(super) fn to_bytes(names: &[i64]) -> Vec<u8> {
+    names.iter().flat_map(|name| name.to_le_bytes()).collect()
+}
+
+/// The names of a row.
+pub(super) fn from_bytes(bytes: &[u8]) -> impl Iterator<Item = i64> {
+    bytes.as_chunks::<8>().0.iter().map(|name| i64::from_le_bytes(*name))
 }
 
 /// The keys of the events that meet a condition.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Range {
     /// First number, inclusive.
     pub(super) first: i64,
@@ -105,9 +131,19 @@ pub(super) struct Range {
     pub(super) is_rough: bool,
 }
 
+impl Range {
+    pub(super) fn single(key: i64) -> Self {
+        Self { first: key, last: key, is_rough: false }
+    }
+
+    pub(super) fn contains(&self, key: i64) -> bool {
+        (self.first..=self.last).contains(&key)
+    }
+}
+
 /// The range of a condition.
 pub(super) fn range(lookup: &Lookup) -> Range {
-    let single = |number| Range { first: number, last: number, is_rough: false };
+    let single = Range::single;
     match lookup {
         Lookup::Exact(key) => {
             Range { is_rough: key.family == Family::Container, ..single(number(key.family, &key.value)) }
@@ -134,10 +170,9 @@ mod tests {
     use super::*;
 
     fn finds(lookup: &Lookup, event: &Event) -> bool {
-        let (range, mut keys) = (range(lookup), Vec::new());
-        numbers(event, &mut keys);
-        assert!(keys.is_sorted());
-        keys.iter().any(|key| (range.first..=range.last).contains(key))
+        let (range, names) = (range(lookup), names(event));
+        assert!(names.is_sorted());
+        keys(1, 1, names.into_iter()).any(|key| range.contains(key))
     }
 
     #[test]

@@ -8,6 +8,10 @@
 //! is in the page cache, so it survives the end of this process, however it ends; a power failure may cost the
 //! last commits, but never the file. In exchange a commit does not wait for the disk, and a database on the same
 //! disk is not slowed down.
+//!
+//! The index of the log is in the memory of the daemon, shared by its connections (the VFS `unix-excl`): as a file it would be
+//! mapped, and whoever truncates that ends the process. Another process reads the log itself, and the directory is
+//! locked for as long as that takes: then nothing is copied.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,10 +21,8 @@ use thiserror::Error;
 
 mod accounts;
 mod archive;
-mod checkpoint;
 mod in_place;
 mod incidents;
-mod index;
 mod lookup;
 mod open;
 mod pods;
@@ -29,20 +31,15 @@ mod retention;
 mod runs;
 mod schema;
 pub mod settings;
-mod shared_index;
-mod streams;
 mod time;
-mod truncation;
 mod writer;
 
 pub use archive::Archive;
-pub use checkpoint::Log;
 pub use open::{Quarantined, is_own};
 pub use reader::Reader;
 pub use runs::{PreviousRun, RESERVE};
 pub use schema::VERSION;
-pub use truncation::survive_truncation;
-pub use writer::Writer;
+pub use writer::{Log, Writer};
 
 /// Name of the file in the state directory.
 pub const FILE: &str = "events.db";
@@ -67,14 +64,14 @@ impl Limits {
         (self.max_bytes / 16).min(4 << 20)
     }
 
-    /// Most text of events in one transaction: their index entries take up to half as much in the log.
+    /// Most that events take in one transaction: in the log it is more, as each page that changes is there.
     fn transaction_bytes(self) -> u64 {
-        self.max_bytes / 16 * 3
+        self.max_bytes / 8
     }
 
-    /// Events wait for the index until they take this much.
-    fn block_bytes(self) -> u64 {
-        (self.data_bytes() / 16).min(2 << 20)
+    /// So much is written before the size is checked.
+    fn trim_bytes(self) -> u64 {
+        (self.max_bytes / 32).min(2 << 20)
     }
 
     /// Pages kept in memory.
@@ -86,72 +83,34 @@ impl Limits {
 /// Why the store cannot be used.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// The state directory cannot be created.
-    #[error("cannot create {}", .path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A file cannot be created, locked or renamed.
+    /// A file or directory cannot be created, locked or renamed.
     #[error("cannot use {}", .path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// Another daemon writes to it.
     #[error("{} is in use by another kevtmon", .path.display())]
-    InUse {
-        /// The file.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
     /// It was written by another version of the program.
     #[error("{} has schema {found} of another version of kevtmon; this one supports schema {known}", .path.display())]
     OtherVersion {
-        /// The file.
         path: PathBuf,
-        /// Its schema.
         found: u32,
         /// [`VERSION`].
         known: u32,
     },
     /// There is no store.
     #[error("there is no event store in {}", .directory.display())]
-    Missing {
-        /// The state directory.
-        directory: PathBuf,
-    },
-    /// It is not at its path any more, so nobody will find what is written to it.
-    #[error("{} was removed or replaced while it was in use", .path.display())]
-    Gone {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The index of the log lost what was in it.
-    #[error("{} was truncated while it was in use", .path.display())]
-    Truncated {
-        /// The index.
-        path: PathBuf,
-    },
-    /// The content is invalid.
-    #[error("{} is damaged: {what}", .path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
-    /// An operation failed.
+    Missing { directory: PathBuf },
+    /// The content is invalid, or somebody took it away.
+    #[error("{} {what}", .path.display())]
+    Damaged { path: PathBuf, what: String },
     #[error("the event store cannot {op}")]
     Failed {
         /// What was tried: `open`, `write`, `commit`, …
         op: &'static str,
-        /// Why.
         #[source]
         source: rusqlite::Error,
     },

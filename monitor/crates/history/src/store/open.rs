@@ -20,27 +20,30 @@ use super::{FILE, Limits, StoreError, failed, is_damage};
 const LOCK: &str = "events.lock";
 /// In the name of a quarantined file.
 const QUARANTINE_INFIX: &str = ".corrupt-";
-/// Suffixes of the files that SQLite keeps beside the database.
-const BESIDE: [&str; 2] = ["-wal", "-shm"];
-/// A reader never holds the lock of the writer for long.
-const BUSY: Duration = Duration::from_millis(250);
+/// Suffixes of the files that are kept beside the database.
+const BESIDE: [&str; 1] = ["-wal"];
+/// Of the daemon's connections: others of this process share the index of the log, which is in memory, and those of other
+/// processes are locked out.
+pub(super) const VFS: &str = "unix-excl";
+/// A connection of this process that opens the log at the same time is soon done.
+pub(super) const BUSY: Duration = Duration::from_millis(250);
 /// Prepared statements that are kept; there are fewer.
 pub(super) const STATEMENTS: usize = 64;
 
 /// A file that was not used, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quarantined {
-    /// Its present path.
     pub path: PathBuf,
     /// Why it is not used, for the operator.
     pub reason: String,
 }
 
+/// What stays open with the connection.
 pub(super) struct Opened {
-    pub(super) connection: Connection,
     pub(super) path: PathBuf,
-    pub(super) lock: File,
-    pub(super) quarantined: Vec<Quarantined>,
+    /// Locked while the log is copied, and shared by other processes that read.
+    pub(super) directory: File,
+    _lock: File,
 }
 
 /// The file used where another version of the program has its own.
@@ -56,29 +59,38 @@ pub fn is_own(name: &Path) -> bool {
     files.iter().cloned().chain(beside).chain([LOCK.to_owned()]).any(|own| name == Path::new(&own))
 }
 
-pub(super) fn open(directory: &Path, limits: Limits) -> Result<Opened, StoreError> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
-        .map_err(|source| StoreError::Directory { path: directory.to_owned(), source })?;
+pub(super) fn open(
+    directory: &Path,
+    limits: Limits,
+) -> Result<(Connection, Opened, Vec<Quarantined>), StoreError> {
+    let failed = |source| StoreError::File { path: directory.to_owned(), source };
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
     let lock = lock(directory)?;
     let mut quarantined = Vec::new();
+    let (connection, path) = find(directory, limits, &mut quarantined)?;
+    let directory = File::open(directory).map_err(failed)?;
+    Ok((connection, Opened { path, directory, _lock: lock }, quarantined))
+}
+
+/// The file, or the one that is used in its place.
+fn find(
+    directory: &Path,
+    limits: Limits,
+    quarantined: &mut Vec<Quarantined>,
+) -> Result<(Connection, PathBuf), StoreError> {
     let mut other = None;
     for name in [FILE.to_owned(), beside_other()] {
         let path = directory.join(name);
-        touch(&path)?;
         match connect(&path, limits) {
-            Ok(connection) => return Ok(Opened { connection, path, lock, quarantined }),
+            Ok(connection) => return Ok((connection, path)),
             Err(error @ StoreError::OtherVersion { .. }) => {
                 quarantined.push(Quarantined { path, reason: error.to_string() });
                 other = Some(error);
             }
             Err(error) if error.is_damage() => {
-                quarantined.push(quarantine(&path, &error)?);
-                touch(&path)?;
-                let connection = connect(&path, limits)?;
-                return Ok(Opened { connection, path, lock, quarantined });
+                let files = [path.clone(), with_suffix(&path, "-wal")];
+                quarantined.extend(quarantine(&path, &files, &error)?);
+                return Ok((connect(&path, limits)?, path));
             }
             Err(error) => return Err(error),
         }
@@ -96,12 +108,8 @@ fn lock(directory: &Path) -> Result<File, StoreError> {
     }
 }
 
-/// Creates the file with mode 0600; SQLite creates those beside it with the same mode.
-fn touch(path: &Path) -> Result<(), StoreError> {
-    open_file(path).map(drop)
-}
-
-/// Refuses symbolic links and does not block on a FIFO: another user may have put them there.
+/// Creates the file with mode 0600, as SQLite does with the one beside it. Refuses symbolic links and does not block on a FIFO:
+/// another user may have put them there.
 fn open_file(path: &Path) -> Result<File, StoreError> {
     let failed = |source| StoreError::File { path: path.to_owned(), source };
     let file = OpenOptions::new()
@@ -120,31 +128,29 @@ fn open_file(path: &Path) -> Result<File, StoreError> {
 }
 
 fn connect(path: &Path, limits: Limits) -> Result<Connection, StoreError> {
-    inspect(path)?;
+    // Before SQLite, as the locks of a process on a file go when it closes it anywhere.
+    drop(open_file(path)?);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags).map_err(failed("open"))?;
+    let mut connection = Connection::open_with_flags_and_vfs(path, flags, VFS).map_err(failed("open"))?;
+    inspect(path, &connection)?;
     set_up(&mut connection, limits).map_err(failed("open"))?;
     Ok(connection)
 }
 
 /// Checks, without changing a byte, that it is an event store, and which schema it has.
-fn inspect(path: &Path) -> Result<(), StoreError> {
-    let looked = (|| {
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(path, flags)?;
+fn inspect(path: &Path, connection: &Connection) -> Result<(), StoreError> {
+    let look = || {
         connection.busy_timeout(BUSY)?;
+        // Whoever closes it because something is wrong must not copy the log.
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-        let found = schema::version(&connection)?;
         let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
         let empty = connection
             .query_row("SELECT NOT EXISTS (SELECT 1 FROM sqlite_schema)", [], |row| row.get::<_, bool>(0))?;
-        Ok((found, application, empty))
-    })();
-    match looked.map_err(failed("open"))? {
+        Ok((schema::version(connection)?, application, empty))
+    };
+    match look().map_err(failed("open"))? {
         (0, _, true) => Ok(()),
-        (_, application, _) if application != APPLICATION => {
-            Err(StoreError::Damaged { path: path.to_owned(), what: "not an event store".to_owned() })
-        }
+        (_, application, _) if application != APPLICATION => Err(damaged(path, "not an event store")),
         (found, ..) if found != VERSION => {
             Err(StoreError::OtherVersion { path: path.to_owned(), found, known: VERSION })
         }
@@ -152,11 +158,12 @@ fn inspect(path: &Path) -> Result<(), StoreError> {
     }
 }
 
+pub(super) fn damaged(path: &Path, what: &str) -> StoreError {
+    StoreError::Damaged { path: path.to_owned(), what: format!("is damaged: {what}") }
+}
+
 fn set_up(connection: &mut Connection, limits: Limits) -> rusqlite::Result<()> {
-    connection.busy_timeout(BUSY)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
-    // Whoever closes it because something is wrong must not copy the log.
-    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     // Only before the first table is made does this take effect.
@@ -164,20 +171,23 @@ fn set_up(connection: &mut Connection, limits: Limits) -> rusqlite::Result<()> {
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_row| Ok(()))?;
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_row| Ok(()))?;
-    connection.pragma_update_and_check(
-        None,
-        "journal_size_limit",
-        i64::try_from(limits.checkpoint_bytes()).unwrap_or(i64::MAX),
-        |_row| Ok(()),
-    )?;
     let cache = i64::try_from(limits.cache_kib()).unwrap_or(i64::MAX);
     connection.pragma_update(None, "cache_size", -cache)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
-    schema::create(connection)
+    schema::create(connection)?;
+    // A checkpoint does not wait for readers.
+    connection.busy_timeout(Duration::ZERO)
 }
 
-/// Renames a damaged file, with what SQLite keeps beside it.
-pub(super) fn quarantine(path: &Path, why: &StoreError) -> Result<Quarantined, StoreError> {
+/// Renames these files of a store that is damaged; `None` if there are none.
+pub(super) fn quarantine(
+    path: &Path,
+    files: &[PathBuf],
+    why: &StoreError,
+) -> Result<Option<Quarantined>, StoreError> {
+    if files.is_empty() {
+        return Ok(None);
+    }
     let failed = |source| StoreError::File { path: path.to_owned(), source };
     let stem = format!("{}{QUARANTINE_INFIX}", path.file_name().unwrap_or_default().to_string_lossy());
     let directory = path.parent().unwrap_or_else(|| Path::new("."));
@@ -188,9 +198,9 @@ pub(super) fn quarantine(path: &Path, why: &StoreError) -> Result<Quarantined, S
         }
     }
     let to = directory.join(format!("{stem}{}", Timestamp::now().strftime("%Y%m%dT%H%M%SZ")));
-    fs::rename(path, &to).map_err(failed)?;
-    for suffix in BESIDE {
-        match fs::rename(with_suffix(path, suffix), with_suffix(&to, suffix)) {
+    for file in files {
+        let to = if file == path { to.clone() } else { with_suffix(&to, "-wal") };
+        match fs::rename(file, to) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
@@ -199,7 +209,7 @@ pub(super) fn quarantine(path: &Path, why: &StoreError) -> Result<Quarantined, S
         StoreError::Failed { source, .. } if is_damage(source) => source.to_string(),
         other => other.to_string(),
     };
-    Ok(Quarantined { path: to, reason })
+    Ok(Some(Quarantined { path: to, reason }))
 }
 
 pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {

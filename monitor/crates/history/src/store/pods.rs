@@ -7,7 +7,7 @@ use kevtmon_event::{Event, Kind, Pod};
 use kevtmon_observation::BootNs;
 use rusqlite::params;
 
-use super::{StoreError, Writer, failed};
+use super::Writer;
 
 /// How long the name of a deleted pod is kept, in nanoseconds.
 const REMEMBER_NS: i64 = 86_400 * 1_000_000_000;
@@ -29,7 +29,7 @@ struct Seen {
 }
 
 impl Writer {
-    pub(super) fn note_pods(&mut self, event: &Event, now: i64) -> Result<(), StoreError> {
+    pub(super) fn note_pods(&mut self, event: &Event, now: i64) -> rusqlite::Result<()> {
         let actor = event.actor.as_ref().and_then(|actor| actor.pod.as_ref());
         let target = event.target.as_ref().and_then(|target| target.pod.as_ref());
         // The end of one container is the end of the pod unless another one shows signs of life.
@@ -40,7 +40,7 @@ impl Writer {
         Ok(())
     }
 
-    fn note_pod(&mut self, pod: &Pod, gone: bool, now: i64) -> Result<(), StoreError> {
+    fn note_pod(&mut self, pod: &Pod, gone: bool, now: i64) -> rusqlite::Result<()> {
         let (Some(namespace), Some(name), false) = (&pod.namespace, &pod.name, pod.claimed) else {
             return Ok(());
         };
@@ -54,11 +54,8 @@ impl Writer {
                 "INSERT INTO pods (uid, namespace, name, ips, last_seen, gone) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
                  ON CONFLICT (uid) DO UPDATE SET last_seen = ?5, gone = ?6,
                      ips = CASE WHEN ?4 = '[]' THEN ips ELSE ?4 END",
-            )
-            .and_then(|mut put| {
-                put.execute(params![pod.uid, namespace, name, ips, now, gone.then_some(now)])
-            })
-            .map_err(failed("write"))?;
+            )?
+            .execute(params![pod.uid, namespace, name, ips, now, gone.then_some(now)])?;
         if self.pods.0.len() >= CACHED {
             self.pods.0.clear();
         }
@@ -68,23 +65,20 @@ impl Writer {
 
     /// Each as of when it was last there: one that is not known to be gone may have been there until now. `now` and
     /// `boot` are the same moment on two clocks.
-    pub(super) fn pod_names(&self, now: i64, boot: BootNs) -> Result<PodNames, StoreError> {
-        let read = || -> rusqlite::Result<PodNames> {
-            let mut names = PodNames::default();
-            let mut select = self.connection.prepare(
-                "SELECT uid, namespace, name, gone FROM pods
-                 ORDER BY gone IS NULL DESC, gone DESC, last_seen DESC, uid LIMIT ?1",
-            )?;
-            let mut rows = select.query([i64::try_from(PodNames::CAPACITY).unwrap_or(i64::MAX)])?;
-            while let Some(row) = rows.next()? {
-                let gone: Option<i64> = row.get(3)?;
-                let ago = gone.map_or(0, |gone| now.saturating_sub(gone));
-                let seen = boot.saturating_sub(BootNs::try_from(ago).unwrap_or(0));
-                names.insert(row.get(0)?, row.get(1)?, row.get(2)?, seen);
-            }
-            Ok(names)
-        };
-        read().map_err(failed("open"))
+    pub(super) fn pod_names(&self, now: i64, boot: BootNs) -> rusqlite::Result<PodNames> {
+        let mut names = PodNames::default();
+        let mut select = self.connection.prepare(
+            "SELECT uid, namespace, name, gone FROM pods
+             ORDER BY gone IS NULL DESC, gone DESC, last_seen DESC, uid LIMIT ?1",
+        )?;
+        let mut rows = select.query([i64::try_from(PodNames::CAPACITY).unwrap_or(i64::MAX)])?;
+        while let Some(row) = rows.next()? {
+            let gone: Option<i64> = row.get(3)?;
+            let ago = gone.map_or(0, |gone| now.saturating_sub(gone));
+            let seen = boot.saturating_sub(BootNs::try_from(ago).unwrap_or(0));
+            names.insert(row.get(0)?, row.get(1)?, row.get(2)?, seen);
+        }
+        Ok(names)
     }
 
     pub(super) fn forget_pods(&self, now: i64, unseen_since: i64) -> rusqlite::Result<()> {

@@ -1,139 +1,203 @@
 //! Removes events that are too old or too many, in small steps within the caller's transaction.
 //!
-//! Where they are too many, the oldest ones of those who have most of the store go, block by block, so that nobody
-//! displaces what others did. What an open incident rests on stays.
+//! Where they are too many, the oldest ones of those who have most of the store go, so that nobody displaces what others
+//! did. What an open incident rests on stays.
 
-use std::collections::HashMap;
+use kevtmon_event::Standing;
+use rusqlite::params;
 
-use thinning::Victims;
-
-use super::accounts::AccountId;
+use super::accounts::{self, AccountId};
+use super::lookup::{self, ALL};
+use super::writer::{Entry, size};
 use super::{StoreError, Writer, failed, time};
 
-mod thinning;
-
-/// Most steps at once, each of which removes events of one block: a lowered limit is reached over several commits.
-const STEPS: usize = 8;
-/// Bytes of events after which the size is checked.
-const TRIM_BYTES: u64 = 256 * 1024;
+/// Most events that are looked at in one step.
+const BATCH: usize = 256;
+/// Most accounts that they are of.
+const LOSERS: usize = 32;
+/// So many of the newest events stay: an incident may be about to rest on them.
+const FRESH: i64 = 32;
+/// Most steps at once: a lowered limit is reached over several commits.
+const STEPS: usize = 16;
 /// How often the age is checked, in nanoseconds.
 const PRUNE_NS: i64 = 60 * 1_000_000_000;
 /// Free pages at the end of the file that are released in one commit.
 const VACUUM: u32 = 512;
 
-/// How far the search for events to remove has come.
-#[derive(Debug, Default)]
-pub(super) struct Progress {
-    /// The last block of an account in which only what stays is left.
-    spent: HashMap<AccountId, i64>,
-    /// The same of what is too old.
-    pruned: Option<i64>,
+const CANDIDATES: &str = "
+    SELECT l.time, l.id, l.class, e.account, e.names, octet_length(e.json),
+        (SELECT standing FROM accounts a WHERE a.account = e.account) <> ?7 AND
+        EXISTS (SELECT 1 FROM evidence v CROSS JOIN incidents i ON i.id = v.incident
+            WHERE v.event = l.id AND i.open = 1)
+    FROM lookup l CROSS JOIN events e ON e.id = l.id
+    WHERE l.key = ?1 AND (l.time, l.id) > (?2, ?3) AND l.time < ?4 AND l.id <= ?5
+    ORDER BY l.time, l.id LIMIT ?6";
+
+/// Place of an event under a key: its time and its id.
+pub(super) type Place = (i64, i64);
+
+const BEGIN: Place = (i64::MIN, 0);
+
+/// Which events of a key go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Victims {
+    /// Before this time.
+    pub(super) before: i64,
+    /// Up to this id.
+    pub(super) last: i64,
+    /// Also what open incidents rest on.
+    pub(super) with_evidence: bool,
+    /// At most so many.
+    pub(super) most: usize,
+}
+
+impl Victims {
+    pub(super) const ALL: Self = Self { before: i64::MAX, last: i64::MAX, with_evidence: false, most: BATCH };
 }
 
 impl Writer {
     pub(super) fn trim_if_due(&mut self) -> Result<(), StoreError> {
-        if self.untrimmed_bytes < TRIM_BYTES {
-            return Ok(());
+        match self.untrimmed_bytes < self.limits.trim_bytes() {
+            true => Ok(()),
+            false => self.trim().map_err(failed("retain")),
         }
-        self.trim().map_err(failed("retain"))
     }
 
     /// Removes what is due before a commit.
     pub(super) fn retain(&mut self) -> Result<(), StoreError> {
         let now = time::now();
-        let result = (|| {
+        let mut retain = || {
+            self.index()?;
             if now >= self.next_prune {
                 self.prune(now)?;
             }
             self.trim()?;
             self.give_back()
-        })();
-        result.map_err(failed("retain"))
+        };
+        retain().map_err(failed("retain"))
     }
 
     fn trim(&mut self) -> rusqlite::Result<()> {
         self.untrimmed_bytes = 0;
-        for step in 1..=STEPS {
+        self.index()?;
+        for _ in 0..STEPS {
             let (pages, free, size) = self.pages()?;
             if (pages - free) * size <= self.limits.data_bytes() {
-                return Ok(());
+                break;
             }
-            let is_shortened = step < STEPS && self.forget_heaviest()?;
             // The limit holds, whatever there is.
-            if !is_shortened && !self.forget_oldest_block()? {
-                return Ok(());
+            let anything = Victims { with_evidence: true, ..Victims::ALL };
+            if !self.forget_heaviest()? && !self.forget(ALL, anything)? {
+                break;
             }
         }
         Ok(())
     }
 
-    /// Removes the oldest events of those who have most, all from one block; false if there are none.
+    /// Removes the oldest events of those who have most; false if there are none.
     fn forget_heaviest(&mut self) -> rusqlite::Result<bool> {
-        for accounts in [self.accounts.heaviest(), self.accounts.all()] {
-            let mut oldest: Option<i64> = None;
-            for account in &accounts {
-                let after = self.progress.spent.get(account).copied().unwrap_or(i64::MIN);
-                let first: Option<i64> = self
-                    .connection
-                    .prepare_cached("SELECT min(last) FROM shares WHERE account = ?1 AND last > ?2")?
-                    .query_row([*account, after], |row| row.get(0))?;
-                oldest = oldest.into_iter().chain(first).min();
+        let last = self.id(self.last_seq).saturating_sub(FRESH);
+        self.accounts.write(&self.connection)?;
+        for or_any in [false, true] {
+            let losers = self.oldest(&accounts::heaviest(&self.connection, or_any)?, last)?;
+            for key in &losers {
+                self.forget(*key, Victims { last, most: BATCH / losers.len(), ..Victims::ALL })?;
             }
-            if let Some(last) = oldest {
-                let victims = Victims { accounts: Some(accounts.iter().copied().collect()), evidence: false };
-                self.forget_in(last, &victims)?;
-                for account in accounts {
-                    let spent = self.progress.spent.entry(account).or_insert(last);
-                    *spent = last.max(*spent);
-                }
+            if !losers.is_empty() {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    pub(super) fn forget_oldest_block(&mut self) -> rusqlite::Result<bool> {
-        let oldest: Option<i64> =
-            self.connection.query_row("SELECT min(last) FROM blocks", [], |row| row.get(0))?;
-        let Some(last) = oldest else { return Ok(false) };
-        self.forget_in(last, &Victims { accounts: None, evidence: true })?;
+    /// Keys of those accounts that have the oldest events which were not looked at yet.
+    fn oldest(&self, accounts: &[AccountId], last: i64) -> rusqlite::Result<Vec<i64>> {
+        let mut select = self.connection.prepare_cached(
+            "SELECT time, id FROM lookup WHERE key = ?1 AND (time, id) > (?2, ?3) AND id <= ?4
+             ORDER BY time, id LIMIT 1",
+        )?;
+        let mut oldest: Vec<(Place, i64)> = Vec::new();
+        for account in accounts {
+            let key = lookup::of_account(*account);
+            let (time, id) = self.seen.get(&key).copied().unwrap_or(BEGIN);
+            let mut rows = select.query([key, time, id, last])?;
+            if let Some(row) = rows.next()? {
+                oldest.push(((row.get(0)?, row.get(1)?), key));
+            }
+        }
+        oldest.sort_unstable();
+        Ok(oldest.into_iter().take(LOSERS).map(|(_, key)| key).collect())
+    }
+
+    /// Removes the next events under a key, the oldest first; false if there are none.
+    pub(super) fn forget(&mut self, key: i64, which: Victims) -> rusqlite::Result<bool> {
+        let Victims { before, last, with_evidence, most } = which;
+        let (time, id) = self.seen.get(&key).copied().filter(|_| !with_evidence).unwrap_or(BEGIN);
+        let (mut entries, mut victims): (Vec<Entry>, Vec<i64>) = (Vec::new(), Vec::new());
+        let (mut end, mut freed, enough) = (None, 0, self.limits.data_bytes() / 32);
+        let mut select = self.connection.prepare_cached(CANDIDATES)?;
+        let most = i64::try_from(most).unwrap_or(1);
+        let mut rows = select.query(params![key, time, id, before, last, most, Standing::Foreign as i64])?;
+        while freed < enough
+            && let Some(row) = rows.next()?
+        {
+            let (time, id, class, account) = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
+            end = Some((time, id));
+            if row.get(6)? && !with_evidence {
+                continue;
+            }
+            let names = row.get_ref(4)?.as_blob()?;
+            let bytes = size(names, row.get(5)?);
+            freed += bytes.unsigned_abs();
+            self.accounts.add(account, -bytes);
+            let keys = lookup::keys(class, account, lookup::from_bytes(names));
+            entries.extend(keys.map(|key| (key, time, id, class)));
+            victims.push(id);
+        }
+        drop(rows);
+        drop(select);
+        let Some(end) = end else { return Ok(false) };
+        if !with_evidence {
+            self.seen.insert(key, end);
+        }
+        self.delete(entries, &victims)?;
         Ok(true)
     }
 
-    fn prune(&mut self, now: i64) -> rusqlite::Result<()> {
-        let age = i64::try_from(self.limits.max_age.as_nanos()).unwrap_or(i64::MAX);
-        let before = now.saturating_sub(age);
-        if self.waits_since_before(before) {
-            self.index()?;
+    fn delete(&self, mut entries: Vec<Entry>, victims: &[i64]) -> rusqlite::Result<()> {
+        // Neighbors in the index come one after the other.
+        entries.sort_unstable();
+        let mut delete =
+            self.connection.prepare_cached("DELETE FROM lookup WHERE key = ?1 AND time = ?2 AND id = ?3")?;
+        for (key, time, id, _) in entries {
+            delete.execute([key, time, id])?;
         }
+        let mut events = self.connection.prepare_cached("DELETE FROM events WHERE id = ?1")?;
+        let mut evidence = self.connection.prepare_cached("DELETE FROM evidence WHERE event = ?1")?;
+        for id in victims {
+            events.execute([id])?;
+            evidence.execute([id])?;
+        }
+        Ok(())
+    }
+
+    fn prune(&mut self, now: i64) -> rusqlite::Result<()> {
+        let before = now.saturating_sub(i64::try_from(self.limits.max_age.as_nanos()).unwrap_or(i64::MAX));
         for _ in 0..STEPS {
-            if !self.forget_before(before)? {
+            if !self.forget(ALL, Victims { before, ..Victims::ALL })? {
                 self.forget_incidents(before)?;
                 self.forget_pods(now, before)?;
                 self.connection
                     .prepare_cached("DELETE FROM runs WHERE alive < ?1 AND run <> ?2")?
                     .execute([before, self.run])?;
+                self.accounts.forget_unused(&self.connection)?;
                 self.next_prune = now.saturating_add(PRUNE_NS);
                 // What stayed for an incident may have to go by now.
-                self.progress = Progress::default();
-                return Ok(());
+                self.seen.clear();
+                break;
             }
         }
         Ok(())
-    }
-
-    /// Deletes the events of the oldest block of which all happened before this time.
-    fn forget_before(&mut self, before: i64) -> rusqlite::Result<bool> {
-        let mut select = self
-            .connection
-            .prepare_cached("SELECT last FROM blocks WHERE last > ?1 AND high < ?2 ORDER BY last LIMIT 1")?;
-        let mut rows = select.query([self.progress.pruned.unwrap_or(i64::MIN), before])?;
-        let Some(last) = rows.next()?.map(|row| row.get(0)).transpose()? else { return Ok(false) };
-        drop(rows);
-        drop(select);
-        self.forget_in(last, &Victims { accounts: None, evidence: false })?;
-        self.progress.pruned = Some(last);
-        Ok(true)
     }
 
     /// Truncates a file that is larger than its limit.

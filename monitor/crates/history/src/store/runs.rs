@@ -43,7 +43,7 @@ pub(super) struct LastRun {
 }
 
 impl Writer {
-    pub(super) fn previous(&self) -> Result<Option<LastRun>, StoreError> {
+    pub(super) fn previous(&self) -> rusqlite::Result<Option<LastRun>> {
         self.connection
             .query_row(
                 "SELECT boot_id, base, last_seq, alive, alive_boot, ended FROM runs ORDER BY run DESC LIMIT 1",
@@ -60,11 +60,10 @@ impl Writer {
                 },
             )
             .optional()
-            .map_err(failed("open"))
     }
 
     /// State left by the previous run, if it was of this boot.
-    pub(super) fn previous_run(&self, previous: Option<&LastRun>) -> Result<PreviousRun, StoreError> {
+    pub(super) fn previous_run(&self, previous: Option<&LastRun>) -> rusqlite::Result<PreviousRun> {
         let pods = self.pod_names(time::now(), boot_now())?;
         let Some(previous) = previous.filter(|previous| previous.boot_id == self.boot_id) else {
             return Ok(PreviousRun { pods, ..PreviousRun::default() });
@@ -74,19 +73,16 @@ impl Writer {
             last_seq: previous.last_seq + skipped,
             alive: Some(previous.alive_boot),
             incidents: self.open_incidents()?,
-            kept: Kept { gateways: self.kept_in("gateways")?, rbd_users: self.kept_in("rbd_users")? },
+            kept: Kept { gateways: self.kept("gateways")?, rbd_users: self.kept("rbd_users")? },
             episodes: self.last_episodes()?,
             pods,
         })
     }
 
-    fn kept_in<T: DeserializeOwned>(&self, table: &str) -> Result<Vec<T>, StoreError> {
-        let query = format!("SELECT json FROM {table} WHERE boot_id = ?1");
-        let json: Option<String> = self
-            .connection
-            .query_row(&query, [&self.boot_id], |row| row.get(0))
-            .optional()
-            .map_err(failed("open"))?;
+    fn kept<T: DeserializeOwned>(&self, name: &str) -> rusqlite::Result<Vec<T>> {
+        let query = "SELECT json FROM kept WHERE name = ?1 AND boot_id = ?2";
+        let json: Option<String> =
+            self.connection.query_row(query, [name, &self.boot_id], |row| row.get(0)).optional()?;
         // Written by another version, perhaps.
         Ok(json.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default())
     }
@@ -96,67 +92,47 @@ impl Writer {
     /// # Errors
     /// When they cannot be written; then the transaction is lost, and the caller drops the writer.
     pub fn keep(&mut self, kept: &Kept) -> Result<(), StoreError> {
-        self.keep_in("gateways", &kept.gateways)?;
-        self.keep_in("rbd_users", &kept.rbd_users)
+        self.begin()?;
+        let gateways = self.keep_as("gateways", &kept.gateways);
+        gateways.and_then(|()| self.keep_as("rbd_users", &kept.rbd_users)).map_err(failed("write"))
     }
 
-    fn keep_in<T: Serialize>(&mut self, table: &str, entries: &[T]) -> Result<(), StoreError> {
-        self.begin()?;
+    fn keep_as<T: Serialize>(&self, name: &str, entries: &[T]) -> rusqlite::Result<()> {
         let json = serde_json::to_string(entries).unwrap_or_default();
         self.connection
-            .prepare_cached(&format!(
-                "INSERT OR REPLACE INTO {table} (only, boot_id, json) VALUES (0, ?1, ?2)"
-            ))
-            .and_then(|mut put| put.execute(params![self.boot_id, json]))
-            .map_err(failed("write"))?;
-        Ok(())
+            .prepare_cached("INSERT OR REPLACE INTO kept (name, boot_id, json) VALUES (?1, ?2, ?3)")?
+            .execute([name, &self.boot_id, &json])
+            .map(drop)
     }
 
     /// Starts the run whose next event has this number.
-    pub(super) fn begin_run(&mut self, previous: Option<&LastRun>, next_seq: u64) -> Result<(), StoreError> {
-        let (newest, high): (i64, i64) = self
-            .connection
-            .query_row("SELECT id, high FROM events ORDER BY id DESC LIMIT 1", [], |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })
-            .optional()
-            .map_err(failed("open"))?
-            .unwrap_or((0, 0));
+    pub(super) fn begin_run(&mut self, previous: Option<&LastRun>, next_seq: u64) -> rusqlite::Result<()> {
+        let newest: i64 =
+            self.connection.query_row("SELECT coalesce(max(id), 0) FROM events", [], |row| row.get(0))?;
         let next = i64::try_from(next_seq).unwrap_or(i64::MAX / 2);
         // Numbers that go on where they ended keep their relation to ids; else ids go on behind the newest.
         self.base = previous
             .filter(|previous| previous.boot_id == self.boot_id && previous.base + next > newest)
             .map_or_else(|| (newest + 1 - next).max(0), |previous| previous.base);
-        self.high = high;
         self.last_seq = next_seq.saturating_sub(1);
-        self.find_waiting().map_err(failed("open"))?;
-        let lag = "SELECT value FROM meta WHERE name = 'lag'";
-        self.lag = self.connection.query_row(lag, [], |row| row.get(0)).map_err(failed("open"))?;
-        let now = time::now();
         let boot = i64::try_from(boot_now()).unwrap_or(i64::MAX);
-        self.connection
-            .execute(
-                "INSERT INTO runs (boot_id, base, last_seq, started, alive, alive_boot, ended)
-                 VALUES (?1, ?2, ?3, ?4, ?4, ?5, 0)",
-                params![self.boot_id, self.base, i64::try_from(self.last_seq).unwrap_or(0), now, boot],
-            )
-            .map_err(failed("write"))?;
+        self.connection.execute(
+            "INSERT INTO runs (boot_id, base, last_seq, started, alive, alive_boot, ended)
+             VALUES (?1, ?2, ?3, ?4, ?4, ?5, 0)",
+            params![self.boot_id, self.base, i64::try_from(self.last_seq).unwrap_or(0), time::now(), boot],
+        )?;
         self.run = self.connection.last_insert_rowid();
         Ok(())
     }
 
     /// Closes the open incidents of a run that this one does not continue.
     pub(super) fn expire_incidents(
-        &mut self,
+        &self,
         previous: Option<&LastRun>,
         stays: impl Fn(&Event) -> bool,
-    ) -> Result<(), StoreError> {
+    ) -> rusqlite::Result<()> {
         let closed = previous.map_or_else(time::now, |previous| previous.alive);
-        for event in self.open_incidents()? {
-            if !stays(&event) {
-                self.expire_incident(event, closed)?;
-            }
-        }
-        Ok(())
+        let gone = self.open_incidents()?.into_iter().filter(|event| !stays(event));
+        gone.into_iter().try_for_each(|event| self.expire_incident(event, closed))
     }
 }

@@ -1,8 +1,7 @@
 //! The tables.
 //!
-//! An event is one row with its full JSON. Whatever it can be found by is a number in `lookup`, together
-//! with its class (kind and severity) and the block of events that it is in: so any subject, kind and severity,
-//! alone or combined, is one range of one index, already in order.
+//! An event is one row with its full JSON. Whatever it can be found by is a number in `lookup`: its names, its class (kind
+//! and severity), its account. Under each of them the events stand in the order of pages.
 
 use rusqlite::Connection;
 
@@ -12,6 +11,7 @@ pub(super) const APPLICATION: i32 = 0x6b65_7674;
 /// The schema that this program reads and writes (`user_version`); 0 is an empty file.
 pub const VERSION: u32 = 1;
 
+// Times are nanoseconds since the epoch.
 const TABLES: &str = "
     -- One row per start of the daemon. The id of an event is base + seq.
     CREATE TABLE runs (
@@ -19,50 +19,41 @@ const TABLES: &str = "
         boot_id    TEXT NOT NULL,
         base       INTEGER NOT NULL,
         last_seq   INTEGER NOT NULL,
-        started    INTEGER NOT NULL, -- ns since the epoch
-        alive      INTEGER NOT NULL, -- ns since the epoch
-        alive_boot INTEGER NOT NULL, -- the same moment on the boot clock, ns
+        started    INTEGER NOT NULL,
+        alive      INTEGER NOT NULL,
+        alive_boot INTEGER NOT NULL, -- the same moment on the boot clock
         ended      INTEGER NOT NULL  -- 1 when it stopped in good order
     );
-    CREATE TABLE kinds (
-        kind INTEGER PRIMARY KEY,
-        name TEXT NOT NULL UNIQUE
+    CREATE TABLE classes (
+        class    INTEGER PRIMARY KEY,
+        kind     TEXT NOT NULL,
+        severity INTEGER NOT NULL,
+        UNIQUE (kind, severity)
     );
     -- Who caused events, so that nobody's displace those of others.
     CREATE TABLE accounts (
         account  INTEGER PRIMARY KEY,
         standing INTEGER NOT NULL, -- how much its events matter; 0 the most
-        name     TEXT NOT NULL
+        weight   INTEGER NOT NULL, -- what a byte of them counts
+        name     TEXT NOT NULL,
+        bytes    INTEGER NOT NULL, -- what its events take
+        UNIQUE (standing, name)
     );
     CREATE TABLE events (
         id      INTEGER PRIMARY KEY,
         seq     INTEGER NOT NULL,
-        time    INTEGER NOT NULL, -- ns since the epoch
-        high    INTEGER NOT NULL, -- newest time up to this row: rises with id, so it can be searched
-        class   INTEGER NOT NULL, -- kind * 8 + severity
-        keys    BLOB NOT NULL,    -- what it stands under in lookup, sorted, 8 bytes each, little-endian
-        json    TEXT NOT NULL,
-        account INTEGER NOT NULL
-    );
-    -- Events in a row that are in lookup; the ones after the last block are not yet.
-    CREATE TABLE blocks (
-        last INTEGER PRIMARY KEY, -- id of its last event
-        high INTEGER NOT NULL     -- of the same
-    );
-    -- How much of a block is whose.
-    CREATE TABLE shares (
+        time    INTEGER NOT NULL,
+        class   INTEGER NOT NULL,
         account INTEGER NOT NULL,
-        last    INTEGER NOT NULL, -- of the block
-        bytes   INTEGER NOT NULL,
-        PRIMARY KEY (account, last)
-    ) WITHOUT ROWID;
-    CREATE INDEX shares_by_block ON shares (last);
+        names   BLOB NOT NULL, -- what else it stands under in lookup, sorted, 8 bytes each, little-endian
+        json    TEXT NOT NULL
+    );
     CREATE TABLE lookup (
         key   INTEGER NOT NULL,
+        time  INTEGER NOT NULL,
+        id    INTEGER NOT NULL,
         class INTEGER NOT NULL,
-        last  INTEGER NOT NULL, -- of the block
-        ids   BLOB NOT NULL,    -- distance of the newest from last, of each other one from the next; LEB128
-        PRIMARY KEY (key, class, last)
+        PRIMARY KEY (key, time, id)
     ) WITHOUT ROWID;
     -- Which incidents rest on an event.
     CREATE TABLE evidence (
@@ -76,7 +67,7 @@ const TABLES: &str = "
         kind      TEXT NOT NULL,
         severity  INTEGER NOT NULL,
         open      INTEGER NOT NULL,
-        opened    INTEGER NOT NULL, -- ns since the epoch
+        opened    INTEGER NOT NULL,
         last_seen INTEGER NOT NULL,
         closed    INTEGER,
         boot_id   TEXT NOT NULL,
@@ -90,29 +81,16 @@ const TABLES: &str = "
         uid       TEXT PRIMARY KEY,
         namespace TEXT NOT NULL,
         name      TEXT NOT NULL,
-        ips       TEXT NOT NULL,    -- JSON list
-        last_seen INTEGER NOT NULL, -- ns since the epoch
-        gone      INTEGER           -- when a container of it was removed and none appeared since
+        ips       TEXT NOT NULL, -- JSON list
+        last_seen INTEGER NOT NULL,
+        gone      INTEGER        -- when a container of it was removed and none appeared since
     ) WITHOUT ROWID;
-    -- The static neighbor entries of gateways as the last run saw them: what is missing at the next start was removed
-    -- meanwhile.
-    CREATE TABLE gateways (
-        only    INTEGER PRIMARY KEY, -- one row
+    -- What the next run is to know of this one.
+    CREATE TABLE kept (
+        name    TEXT PRIMARY KEY,
         boot_id TEXT NOT NULL,
         json    TEXT NOT NULL
-    );
-    -- Which pods used RBD images that are mapped, as the last run saw them.
-    CREATE TABLE rbd_users (
-        only    INTEGER PRIMARY KEY, -- one row
-        boot_id TEXT NOT NULL,
-        json    TEXT NOT NULL
-    );
-    -- lag: how far, at most, the time of an event was behind an earlier row's, ns.
-    CREATE TABLE meta (
-        name  TEXT PRIMARY KEY,
-        value INTEGER NOT NULL
     ) WITHOUT ROWID;
-    INSERT INTO meta VALUES ('lag', 0);
 ";
 
 /// The schema of an open file.
@@ -136,21 +114,8 @@ pub(super) fn create(connection: &mut Connection) -> rusqlite::Result<()> {
 mod tests {
     use super::*;
 
-    const MADE: [&str; 13] = [
-        "accounts",
-        "blocks",
-        "events",
-        "evidence",
-        "gateways",
-        "incidents",
-        "kinds",
-        "lookup",
-        "meta",
-        "pods",
-        "rbd_users",
-        "runs",
-        "shares",
-    ];
+    const MADE: [&str; 9] =
+        ["accounts", "classes", "events", "evidence", "incidents", "kept", "lookup", "pods", "runs"];
 
     #[test]
     fn an_empty_file_gets_every_table_once() {
@@ -167,7 +132,7 @@ mod tests {
     #[test]
     fn a_file_whose_tables_cannot_be_made_stays_as_it_was() {
         let mut connection = Connection::open_in_memory().unwrap();
-        connection.execute_batch("CREATE TABLE meta (x)").unwrap();
+        connection.execute_batch("CREATE TABLE pods (x)").unwrap();
         create(&mut connection).unwrap_err();
         assert_eq!(version(&connection).unwrap(), 0);
         let count = "SELECT count(*) FROM sqlite_schema";

@@ -18,7 +18,6 @@ pub(super) fn text(nanos: i64) -> String {
     format!("{time:.9}")
 }
 
-/// Now.
 pub(super) fn now() -> i64 {
     of(Timestamp::now())
 }

@@ -1,57 +1,64 @@
 //! The only writer: events enter, rows leave in transactions that the caller commits.
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::Path;
 
-use kevtmon_event::{Event, Incident, Severity};
+use kevtmon_event::{Event, Incident};
 use kevtmon_types::clock::boot_now;
-use kevtmon_types::escape::{append_json, to_json};
+use kevtmon_types::escape::to_json;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::accounts::Accounts;
 use super::in_place::InPlace;
-use super::index::Waiting;
-use super::open::{self, Quarantined};
+use super::open::{self, Opened, Quarantined, with_suffix};
 use super::pods::Written;
-use super::retention::Progress;
+use super::retention::Place;
 use super::runs::PreviousRun;
-use super::{FILE, Limits, StoreError, failed, lookup, shared_index, time, truncation};
+use super::{Limits, StoreError, failed, lookup, time};
+
+/// What stands in `lookup`: key, time, id and class.
+pub(super) type Entry = (i64, i64, i64, i64);
+
+/// What a key of an event takes in its row and in `lookup`, whose pages are two thirds full.
+const KEY_BYTES: i64 = 48;
+
+/// State of the log after a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Log {
+    /// It is short enough to wait.
+    Short,
+    /// It was copied and starts over.
+    Copied,
+    /// A reader needs its pages.
+    Held,
+}
 
 /// Writes to the store; there is only one at a time.
 pub struct Writer {
     pub(super) connection: Connection,
-    pub(super) path: PathBuf,
-    _lock: File,
-    pub(super) in_place: InPlace,
+    opened: Opened,
+    in_place: InPlace,
     pub(super) limits: Limits,
     pub(super) boot_id: String,
-    kinds: HashMap<String, i64>,
+    /// By kind and severity.
+    classes: HashMap<(&'static str, i64), i64>,
     pub(super) accounts: Accounts,
-    pub(super) progress: Progress,
+    /// How far the events under a key were looked at for what can be removed.
+    pub(super) seen: BTreeMap<i64, Place>,
     pub(super) pods: Written,
     pub(super) run: i64,
     /// Added to an event's number it gives its id.
     pub(super) base: i64,
     pub(super) last_seq: u64,
-    /// Newest time of any event.
-    pub(super) high: i64,
-    /// How far, at most, an event's time was behind `high`.
-    pub(super) lag: i64,
-    /// Newest id that is in the index.
-    pub(super) indexed: i64,
-    pub(super) waiting: Waiting,
+    /// Of events of this transaction: sorted, they change each page of the index once.
+    entries: Vec<Entry>,
     in_transaction: bool,
-    /// Text of events in this transaction, in bytes.
+    /// What the events of this transaction take.
     pending_bytes: u64,
     pub(super) untrimmed_bytes: u64,
     pub(super) next_prune: i64,
-    json: Vec<u8>,
-    /// What the event stands under.
-    numbers: Vec<i64>,
-    /// The same as bytes.
-    keys: Vec<u8>,
 }
 
 impl Writer {
@@ -64,45 +71,20 @@ impl Writer {
         limits: Limits,
         boot_id: &str,
     ) -> Result<(Self, PreviousRun, Vec<Quarantined>), StoreError> {
-        Self::start(directory, limits, boot_id, Self::take_over)
-    }
-
-    /// Opens or creates the store and begins a run. What shows to be damaged then is quarantined.
-    fn start<T>(
-        directory: &Path,
-        limits: Limits,
-        boot_id: &str,
-        begin: impl Fn(&mut Self) -> Result<T, StoreError>,
-    ) -> Result<(Self, T, Vec<Quarantined>), StoreError> {
-        let begin = |writer: &mut Self| {
-            writer.accounts = Accounts::read(&writer.connection).map_err(failed("open"))?;
-            begin(writer)
-        };
-        let (mut writer, mut quarantined) = Self::open(directory, limits, boot_id)?;
-        let begun = match begin(&mut writer) {
-            Err(error) if error.is_damage() => {
-                quarantined.push(writer.quarantine(&error)?);
-                let (fresh, more) = Self::open(directory, limits, boot_id)?;
-                quarantined.extend(more);
-                writer = fresh;
-                begin(&mut writer)?
+        Self::start(directory, limits, boot_id, |writer| {
+            let previous = writer.previous().map_err(failed("open"))?;
+            // A process that is killed breaks no file; a power failure can, on a disk that acknowledges writes too early.
+            if previous.as_ref().is_some_and(|previous| !previous.ended && previous.boot_id != boot_id) {
+                writer.check()?;
             }
-            begun => begun?,
-        };
-        Ok((writer, begun, quarantined))
-    }
-
-    fn take_over(&mut self) -> Result<PreviousRun, StoreError> {
-        let previous = self.previous()?;
-        // A process that is killed breaks no file; a power failure can, on a disk that acknowledges writes too early.
-        if previous.as_ref().is_some_and(|previous| !previous.ended && previous.boot_id != self.boot_id) {
-            self.check()?;
-        }
-        let (previous_run, previous) = (self.previous_run(previous.as_ref())?, previous.as_ref());
-        self.begin_run(previous, previous_run.last_seq + 1)?;
-        let boot_id = self.boot_id.clone();
-        self.expire_incidents(previous, |event| event.boot_id == boot_id)?;
-        Ok(previous_run)
+            let mut take_over = || {
+                let run = writer.previous_run(previous.as_ref())?;
+                writer.begin_run(previous.as_ref(), run.last_seq + 1)?;
+                writer.expire_incidents(previous.as_ref(), |event| event.boot_id == boot_id)?;
+                Ok(run)
+            };
+            take_over().map_err(failed("open"))
+        })
     }
 
     /// Opens or creates the store for a daemon that is running already, whose next event has this number. Open
@@ -117,55 +99,62 @@ impl Writer {
         next_seq: u64,
         is_open: impl Fn(&Incident) -> bool,
     ) -> Result<(Self, Vec<Quarantined>), StoreError> {
-        // Else it would go on with what is left of the index.
-        let alone = truncation::has_happened().then(shared_index::without_readers);
-        if let Some(None) = alone {
-            return Err(StoreError::Truncated { path: open::with_suffix(&directory.join(FILE), "-shm") });
-        }
+        let stays = |event: &Event| event.incident.as_ref().is_some_and(|incident| is_open(incident));
         let (writer, (), quarantined) = Self::start(directory, limits, boot_id, |writer| {
-            // What was copied before the loss was seen may be nonsense.
-            if truncation::has_happened() {
-                writer.check()?;
-            }
-            let previous = writer.previous()?;
-            writer.begin_run(previous.as_ref(), next_seq)?;
-            writer.expire_incidents(previous.as_ref(), |event| {
-                event.incident.as_ref().is_some_and(|incident| is_open(incident))
-            })
+            let mut begin = || {
+                let previous = writer.previous()?;
+                writer.begin_run(previous.as_ref(), next_seq)?;
+                writer.expire_incidents(previous.as_ref(), stays)
+            };
+            begin().map_err(failed("open"))
         })?;
         Ok((writer, quarantined))
     }
 
+    /// Opens or creates the store and begins a run. What shows to be damaged then is quarantined.
+    fn start<T>(
+        directory: &Path,
+        limits: Limits,
+        boot_id: &str,
+        begin: impl Fn(&mut Self) -> Result<T, StoreError>,
+    ) -> Result<(Self, T, Vec<Quarantined>), StoreError> {
+        let (mut writer, mut quarantined) = Self::open(directory, limits, boot_id)?;
+        let begun = match begin(&mut writer) {
+            Err(error) if error.is_damage() => {
+                quarantined.extend(writer.quarantine(&error)?);
+                let (fresh, more) = Self::open(directory, limits, boot_id)?;
+                quarantined.extend(more);
+                writer = fresh;
+                begin(&mut writer)?
+            }
+            begun => begun?,
+        };
+        writer.in_place.note();
+        Ok((writer, begun, quarantined))
+    }
+
     fn open(directory: &Path, limits: Limits, boot_id: &str) -> Result<(Self, Vec<Quarantined>), StoreError> {
-        let replaced = truncation::replaced();
-        let opened = open::open(directory, limits)?;
+        let (connection, opened, quarantined) = open::open(directory, limits)?;
         let writer = Self {
-            in_place: InPlace::new(&opened.path, replaced)?,
-            accounts: Accounts::default(),
-            progress: Progress::default(),
-            connection: opened.connection,
-            path: opened.path,
-            _lock: opened.lock,
+            in_place: InPlace::new(&opened.path),
+            connection,
+            opened,
             limits,
             boot_id: boot_id.to_owned(),
-            kinds: HashMap::new(),
+            classes: HashMap::new(),
+            accounts: Accounts::default(),
+            seen: BTreeMap::new(),
             pods: Written::default(),
             run: 0,
             base: 0,
             last_seq: 0,
-            high: 0,
-            lag: 0,
-            indexed: 0,
-            waiting: Waiting::default(),
+            entries: Vec::new(),
             in_transaction: false,
             pending_bytes: 0,
             untrimmed_bytes: 0,
             next_prune: 0,
-            json: Vec::new(),
-            numbers: Vec::new(),
-            keys: Vec::new(),
         };
-        Ok((writer, opened.quarantined))
+        Ok((writer, quarantined))
     }
 
     /// Reads the whole file, as after a power failure.
@@ -176,7 +165,7 @@ impl Writer {
             .map_err(failed("check"))?;
         match result.as_str() {
             "ok" => Ok(()),
-            _ => Err(StoreError::Damaged { path: self.path.clone(), what: result }),
+            _ => Err(open::damaged(&self.opened.path, &result)),
         }
     }
 
@@ -185,16 +174,7 @@ impl Writer {
     /// # Errors
     /// When it cannot be written; then the transaction is lost, and the caller drops the writer.
     pub fn insert(&mut self, event: &Event) -> Result<(), StoreError> {
-        self.begin()?;
-        let mut json = std::mem::take(&mut self.json);
-        json.clear();
-        let done = match append_json(&mut json, event) {
-            Ok(()) => self.insert_line(event, std::str::from_utf8(&json).unwrap_or_default()),
-            // Serializing an event cannot fail: the schema has no maps with keys other than strings.
-            Err(_) => Ok(()),
-        };
-        self.json = json;
-        done
+        self.insert_line(event, &to_json(event).unwrap_or_default())
     }
 
     /// The same for an event that is serialized already.
@@ -203,43 +183,51 @@ impl Writer {
     /// As [`Self::insert`].
     pub fn insert_line(&mut self, event: &Event, json: &str) -> Result<(), StoreError> {
         self.begin()?;
-        let time = time::nanos(&event.time);
-        self.high = self.high.max(time);
-        self.lag = self.lag.max(self.high - time);
-        let id = self.id(event.seq);
-        if id <= self.indexed {
-            return Ok(());
-        }
-        self.index_if_due(self.high).map_err(failed("write"))?;
-        let class = class(self.kind(event.kind.name())?, event.severity);
-        let account = self.accounts.id(&self.connection, &event.charge).map_err(failed("write"))?;
-        lookup::numbers(event, &mut self.numbers);
-        self.keys.clear();
-        self.keys.extend(self.numbers.iter().flat_map(|key| key.to_le_bytes()));
+        self.put(event, json).map_err(failed("write"))?;
+        self.trim_if_due()
+    }
+
+    fn put(&mut self, event: &Event, json: &str) -> rusqlite::Result<()> {
+        let (id, time) = (self.id(event.seq), time::nanos(&event.time));
+        let class = self.class(event)?;
+        let account = self.accounts.id(&self.connection, &event.charge)?;
+        let names = lookup::names(event);
+        let as_bytes = lookup::to_bytes(&names);
         let added = self
             .connection
             .prepare_cached(
-                "INSERT OR IGNORE INTO events (id, seq, time, high, class, keys, json, account)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-            )
-            .and_then(|mut put| {
-                put.execute(params![id, id - self.base, time, self.high, class, self.keys, json, account])
-            })
-            .map_err(failed("write"))?;
+                "INSERT OR IGNORE INTO events (id, seq, time, class, account, names, json)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            )?
+            .execute(params![id, id - self.base, time, class, account, as_bytes, json])?;
         if added == 0 {
             return Ok(());
         }
-        let bytes = u64::try_from(json.len() + 2 * self.keys.len()).unwrap_or(u64::MAX);
-        self.wait(self.high, bytes);
+        let keys = lookup::keys(class, account, names.into_iter());
+        self.entries.extend(keys.map(|key| (key, time, id, class)));
         if let Some(incident) = &event.incident {
             self.put_incident(event, incident, json)?;
             self.put_evidence(incident)?;
         }
-        self.note_pods(event, self.high)?;
+        self.note_pods(event, time)?;
         self.last_seq = self.last_seq.max(event.seq);
-        self.pending_bytes += bytes;
-        self.untrimmed_bytes += bytes;
-        self.trim_if_due()
+        let bytes = size(&as_bytes, i64::try_from(json.len()).unwrap_or(i64::MAX / 2));
+        self.accounts.add(account, bytes);
+        self.pending_bytes = self.pending_bytes.saturating_add_signed(bytes);
+        self.untrimmed_bytes = self.untrimmed_bytes.saturating_add_signed(bytes);
+        Ok(())
+    }
+
+    /// Writes what the events of this transaction are found by.
+    pub(super) fn index(&mut self) -> rusqlite::Result<()> {
+        self.entries.sort_unstable();
+        let mut put = self
+            .connection
+            .prepare_cached("INSERT OR IGNORE INTO lookup (key, time, id, class) VALUES (?1, ?2, ?3, ?4)")?;
+        for (key, time, id, class) in self.entries.drain(..) {
+            put.execute([key, time, id, class])?;
+        }
+        Ok(())
     }
 
     /// Writes an incident whose events are not in the store: they arrived while it was down.
@@ -250,8 +238,8 @@ impl Writer {
         self.begin()?;
         let json = to_json(event).unwrap_or_default();
         let Some(incident) = &event.incident else { return Ok(()) };
-        self.put_incident(event, incident, &json)?;
-        self.put_evidence(incident)
+        let put = self.put_incident(event, incident, &json);
+        put.and_then(|()| self.put_evidence(incident)).map_err(failed("write"))
     }
 
     /// The id of an event of this run or, where numbers went on, of an earlier one.
@@ -280,99 +268,134 @@ impl Writer {
     /// When it cannot be written.
     pub fn stop(mut self) -> Result<(), StoreError> {
         self.end(true)?;
-        self.in_place.check_index()?;
+        let Self { connection, opened, .. } = self;
         // The last connection copies the log into the file and removes it.
-        self.connection
-            .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)
+        let stays = opened.directory.try_lock().is_err();
+        connection
+            .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, stays)
             .map_err(failed("close"))?;
-        self.connection.close().map_err(|(_connection, source)| StoreError::Failed { op: "close", source })
+        connection.close().map_err(|(_connection, source)| StoreError::Failed { op: "close", source })
     }
 
     fn end(&mut self, ended: bool) -> Result<(), StoreError> {
         self.begin()?;
-        if ended {
-            self.index().map_err(failed("write"))?;
-        }
         self.retain()?;
-        let boot = i64::try_from(boot_now()).unwrap_or(i64::MAX);
-        let last_seq = i64::try_from(self.last_seq).unwrap_or(i64::MAX);
-        self.connection
-            .prepare_cached(
-                "UPDATE runs SET last_seq = ?2, alive = ?3, alive_boot = ?4, ended = ?5 WHERE run = ?1",
-            )
-            .and_then(|mut put| put.execute(params![self.run, last_seq, time::now(), boot, ended]))
-            .map_err(failed("write"))?;
-        self.connection
-            .prepare_cached("UPDATE meta SET value = ?1 WHERE name = 'lag' AND value <> ?1")
-            .and_then(|mut put| put.execute([self.lag]))
-            .map_err(failed("write"))?;
-        self.in_place.check_index()?;
+        self.note_alive(ended).map_err(failed("write"))?;
+        self.in_place.check()?;
         self.connection.execute_batch("COMMIT").map_err(failed("commit"))?;
+        self.in_place.note();
         self.in_transaction = false;
         self.pending_bytes = 0;
         Ok(())
     }
 
+    fn note_alive(&mut self, ended: bool) -> rusqlite::Result<()> {
+        self.accounts.write(&self.connection)?;
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let (last_seq, boot) = (number(self.last_seq), number(boot_now()));
+        self.connection
+            .prepare_cached(
+                "UPDATE runs SET last_seq = ?2, alive = ?3, alive_boot = ?4, ended = ?5 WHERE run = ?1",
+            )?
+            .execute(params![self.run, last_seq, time::now(), boot, ended])
+            .map(drop)
+    }
+
     pub(super) fn begin(&mut self) -> Result<(), StoreError> {
         if !self.in_transaction {
-            self.in_place.check_index()?;
+            self.in_place.check()?;
             self.connection.execute_batch("BEGIN IMMEDIATE").map_err(failed("write"))?;
             self.in_transaction = true;
         }
         Ok(())
     }
 
-    /// Bytes on disk.
+    /// Copies the log into the file if it is long: the only time when the store waits for the disk. Called between
+    /// transactions.
+    ///
+    /// # Errors
+    /// When it cannot be copied.
+    pub fn checkpoint(&mut self) -> Result<Log, StoreError> {
+        let log = with_suffix(&self.opened.path, "-wal");
+        let bytes = fs::metadata(log).map_or(0, |log| log.len());
+        if bytes < self.limits.checkpoint_bytes() {
+            return Ok(Log::Short);
+        }
+        self.in_place.check()?;
+        let is_copied =
+            self.opened.directory.try_lock().is_ok() && self.copy().map_err(failed("checkpoint"))?;
+        self.in_place.note();
+        Ok(match is_copied {
+            true => Log::Copied,
+            false if bytes > self.limits.max_bytes / 8 => Log::Held,
+            false => Log::Short,
+        })
+    }
+
+    /// Where a query of this process holds the log, it goes on later, and nobody else may read until then: what is copied
+    /// already can be overwritten in the log at any time.
+    fn copy(&self) -> rusqlite::Result<bool> {
+        let is_held: bool =
+            self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
+        if !is_held {
+            // It goes with the process, too.
+            let _ = self.opened.directory.unlock();
+        }
+        Ok(!is_held)
+    }
+
+    /// Frees memory that a storm needed.
+    pub fn shrink_memory(&mut self) {
+        self.entries.shrink_to_fit();
+        // Best effort.
+        let _ = self.connection.execute_batch("PRAGMA shrink_memory");
+    }
+
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        open::bytes(&self.path)
+        open::bytes(&self.opened.path)
     }
 
     /// Checks that what is written can be found.
     ///
     /// # Errors
-    /// When another file, or none, is at the path of the file or of its log.
-    pub fn check_in_place(&mut self) -> Result<(), StoreError> {
+    /// When the file or its log was removed, replaced or truncated.
+    pub fn check_in_place(&self) -> Result<(), StoreError> {
         self.in_place.check()
     }
 
-    /// Renames the file because of this damage, so that the next attempt creates a new one.
+    /// Renames what is left of the files because of this damage, so that the next attempt creates new ones.
     ///
     /// # Errors
-    /// When it cannot be moved.
-    pub fn quarantine(self, why: &StoreError) -> Result<Quarantined, StoreError> {
-        let Self { connection, path, _lock: lock, .. } = self;
+    /// When they cannot be moved.
+    pub fn quarantine(self, why: &StoreError) -> Result<Option<Quarantined>, StoreError> {
+        let Self { connection, opened, in_place, .. } = self;
         drop(connection);
-        let quarantined = open::quarantine(&path, why);
-        drop(lock);
-        quarantined
+        open::quarantine(&opened.path, &in_place.left(), why)
     }
 
-    /// The number of a kind in this file.
-    fn kind(&mut self, name: &str) -> Result<i64, StoreError> {
-        if let Some(kind) = self.kinds.get(name) {
-            return Ok(*kind);
+    /// The number of the kind and severity of an event in this file.
+    fn class(&mut self, event: &Event) -> rusqlite::Result<i64> {
+        let key = (event.kind.name(), event.severity as i64);
+        if let Some(class) = self.classes.get(&key) {
+            return Ok(*class);
         }
-        let find = || {
-            self.connection
-                .query_row("SELECT kind FROM kinds WHERE name = ?1", [name], |row| row.get(0))
-                .optional()
-        };
-        let kind = match find().map_err(failed("write"))? {
-            Some(kind) => kind,
-            None => {
-                self.connection
-                    .execute("INSERT INTO kinds (name) VALUES (?1)", [name])
-                    .map_err(failed("write"))?;
-                self.connection.last_insert_rowid()
-            }
-        };
-        self.kinds.insert(name.to_owned(), kind);
-        Ok(kind)
+        let find = "SELECT class FROM classes WHERE kind = ?1 AND severity = ?2";
+        let class =
+            match self.connection.query_row(find, params![key.0, key.1], |row| row.get(0)).optional()? {
+                Some(class) => class,
+                None => {
+                    let put = "INSERT INTO classes (kind, severity) VALUES (?1, ?2)";
+                    self.connection.execute(put, params![key.0, key.1])?;
+                    self.connection.last_insert_rowid()
+                }
+            };
+        self.classes.insert(key, class);
+        Ok(class)
     }
 }
 
-/// Kind and severity in one number.
-pub(super) fn class(kind: i64, severity: Severity) -> i64 {
-    kind * 8 + severity as i64
+/// What an event takes, by its names and the length of its JSON.
+pub(super) fn size(names: &[u8], json: i64) -> i64 {
+    json + i64::try_from(names.len() / 8 + 3).unwrap_or(0) * KEY_BYTES
 }

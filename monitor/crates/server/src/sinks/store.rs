@@ -218,9 +218,9 @@ impl StoreFile {
         of_most.min_by_key(|(_, event)| event.seq).map(|(id, _)| id)
     }
 
-    /// Why it fails: where the index of the log was lost, or the file was replaced, nothing is wrong with it.
+    /// Why it fails: where somebody took the file or its log away, that says more.
     fn cause(&mut self, error: StoreError) -> StoreError {
-        let writer = self.writer.as_mut().filter(|_| matches!(error, StoreError::Failed { .. }));
+        let writer = self.writer.as_ref().filter(|_| matches!(error, StoreError::Failed { .. }));
         writer.and_then(|writer| writer.check_in_place().err()).unwrap_or(error)
     }
 
@@ -335,12 +335,14 @@ impl Destination for StoreFile {
         self.held = None;
         self.barrier.advance(self.last_seq);
         let writer = self.writer.take();
-        let mut must_report = matches!(error, StoreError::Gone { .. } | StoreError::Truncated { .. });
+        let mut must_report = false;
         if let Some(writer) = writer.filter(|_| error.is_damage()) {
             match writer.quarantine(error) {
                 Ok(quarantined) => {
-                    log_quarantined(&[quarantined]);
                     must_report = true;
+                    if let Some(Quarantined { path, .. }) = quarantined {
+                        tracing::info!(path = %path.display(), "what is left of the event store was moved there");
+                    }
                 }
                 Err(error) => self.metrics.store_error(error.op()),
             }
@@ -365,7 +367,7 @@ impl Destination for StoreFile {
     fn on_time(&mut self) -> Result<(), StoreError> {
         if self.pending == 0
             && self.cached >= CACHED
-            && let Some(writer) = &self.writer
+            && let Some(writer) = &mut self.writer
         {
             writer.shrink_memory();
             self.cached = 0;

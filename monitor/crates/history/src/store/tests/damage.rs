@@ -1,15 +1,7 @@
 //! What others do to the files while they are in use.
 
-use kevtmon_testing::alone::alone;
-
 use super::*;
 use crate::store::open::with_suffix;
-use crate::store::truncation::survive_truncation;
-
-fn truncate_index(dir: &Path) {
-    let index = with_suffix(&dir.join(FILE), "-shm");
-    fs::File::options().write(true).open(index).unwrap().set_len(0).unwrap();
-}
 
 fn insert(writer: &mut Writer, seqs: std::ops::RangeInclusive<u64>) {
     for seq in seqs {
@@ -23,60 +15,66 @@ fn reopen(dir: &Path, next: u64) -> (Writer, Vec<Quarantined>) {
 
 /// A store with 500 events, most of them in the log only.
 fn with_a_log(dir: &Path) -> Writer {
-    survive_truncation().unwrap();
     let (mut writer, _) = resume(dir, BOOT);
     insert(&mut writer, 1..=500);
     writer.commit().unwrap();
     writer
 }
 
-/// What was committed is there, and nothing else is.
-fn assert_whole(dir: &Path) {
-    let (mut writer, quarantined) = reopen(dir, 501);
-    assert_eq!(quarantined, []);
-    insert(&mut writer, 501..=501);
-    writer.commit().unwrap();
-    assert_eq!(everything(&reader(dir)), (1..=501).collect::<Vec<_>>());
-}
-
 #[test]
-fn a_log_is_not_copied_by_an_index_that_lost_its_pages() {
-    alone(module_path!(), "a_log_is_not_copied_by_an_index_that_lost_its_pages", || {
-        type End = fn(Writer) -> Result<(), StoreError>;
-        let ends: [End; 4] = [
-            |writer| writer.stop(),
-            |mut writer| writer.commit(),
-            |mut writer| writer.checkpoint().map(drop),
-            |writer| {
-                drop(writer);
-                Err(StoreError::Truncated { path: "-shm".into() })
-            },
-        ];
-        for end in ends {
-            let dir = tempfile::tempdir().unwrap();
-            let writer = with_a_log(dir.path());
-            truncate_index(dir.path());
-            let failed = end(writer).unwrap_err();
-            assert!(matches!(failed, StoreError::Truncated { .. }), "{failed}");
-            assert_whole(dir.path());
-        }
-    });
-}
-
-#[test]
-fn an_index_that_is_lost_within_a_transaction_costs_that_transaction_only() {
-    alone(module_path!(), "an_index_that_is_lost_within_a_transaction_costs_that_transaction_only", || {
+fn nothing_is_written_to_files_that_somebody_took_away_and_others_are_made() {
+    let truncate = |path: &Path| fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap();
+    let remove = |path: &Path| fs::remove_file(path).unwrap();
+    type Way<'a> = (&'a dyn Fn(&Path), &'a str);
+    let ways: [Way<'_>; 2] = [(&truncate, "was truncated"), (&remove, "was removed or replaced")];
+    for (suffix, (way, said)) in ["", "-wal"].into_iter().flat_map(|suffix| ways.map(|way| (suffix, way))) {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = with_a_log(dir.path());
+        // Its tables are in the file by now.
+        writer.stop().unwrap();
+        (writer, _) = reopen(dir.path(), 501);
         insert(&mut writer, 501..=600);
-        truncate_index(dir.path());
-        // What SQLite makes of it depends on which page it needs next.
-        writer.commit().unwrap_err();
-        let cause = writer.check_in_place().unwrap_err();
-        assert!(matches!(cause, StoreError::Truncated { .. }), "{cause}");
-        drop(writer);
-        assert_whole(dir.path());
-    });
+        writer.commit().unwrap();
+        // A query does not keep what is gone.
+        let query = reader(dir.path());
+        query.begin_snapshot().unwrap();
+        insert(&mut writer, 601..=610);
+        way(&with_suffix(&dir.path().join(FILE), suffix));
+        let failed = writer.commit().unwrap_err();
+        assert!(failed.is_damage() && failed.to_string().contains(said), "{failed}");
+        let quarantined = writer.quarantine(&failed).unwrap().unwrap();
+        assert!(quarantined.path.to_str().unwrap().contains(".corrupt-"), "{quarantined:?}");
+        let (mut writer, quarantined) = reopen(dir.path(), 611);
+        assert_eq!(quarantined, []);
+        insert(&mut writer, 611..=611);
+        writer.commit().unwrap();
+        assert_eq!(everything(&reader(dir.path())), [611], "{suffix} {said}");
+    }
+}
+
+#[test]
+fn another_process_that_reads_keeps_the_log_from_being_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = with_a_log(dir.path());
+    let mut other = Reader::open_beside_daemon(dir.path()).unwrap();
+    let held = other.hold(dir.path()).unwrap();
+    let first = 1..=500;
+    assert_eq!(everything(&other), first.clone().collect::<Vec<_>>());
+    let mut log = Log::Short;
+    for batch in 1..20 {
+        insert(&mut writer, 500 * batch + 1..=500 * batch + 500);
+        writer.commit().unwrap();
+        log = writer.checkpoint().unwrap();
+        if log == Log::Held {
+            break;
+        }
+    }
+    assert_eq!(log, Log::Held);
+    assert_eq!(everything(&other), first.collect::<Vec<_>>());
+    drop(held);
+    assert_eq!(writer.checkpoint().unwrap(), Log::Copied);
+    let _held = other.hold(dir.path()).unwrap();
+    assert_eq!(everything(&other).last(), Some(&writer.last_seq));
 }
 
 #[test]
@@ -95,24 +93,4 @@ fn a_damaged_file_is_set_aside_where_it_is_opened_again() {
     insert(&mut writer, 501..=501);
     writer.commit().unwrap();
     assert_eq!(everything(&reader(dir.path())), [501]);
-}
-
-#[test]
-fn an_index_that_lost_pages_is_not_used_again_while_a_query_has_it() {
-    alone(module_path!(), "an_index_that_lost_pages_is_not_used_again_while_a_query_has_it", || {
-        let dir = tempfile::tempdir().unwrap();
-        let mut writer = with_a_log(dir.path());
-        let query = reader(dir.path());
-        query.begin_snapshot().unwrap();
-        // Its beginning stays, so that it seems to be whole.
-        let index = with_suffix(&dir.path().join(FILE), "-shm");
-        fs::File::options().write(true).open(index).unwrap().set_len(4096).unwrap();
-        let failed = writer.commit().unwrap_err();
-        assert!(matches!(failed, StoreError::Truncated { .. }), "{failed}");
-        drop(writer);
-        let refused = Writer::reopen(dir.path(), SMALL, BOOT, 501, |_| true).err();
-        assert!(matches!(refused, Some(StoreError::Truncated { .. })), "{refused:?}");
-        drop(query);
-        assert_whole(dir.path());
-    });
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::query::filter;
 use crate::query::history::{History, LiveHistory as _};
 use crate::query::key::{self, Key};
+use crate::store::retention::Victims;
 use crate::test_support::memory::Memory;
 
 /// Events of every shape, some of whose times are out of order.
@@ -30,27 +31,26 @@ fn mixed() -> Vec<Event> {
 #[test]
 fn every_question_has_the_answer_that_reading_everything_gives() {
     let reference = Memory::of(mixed());
-    // Where the index is: nowhere, in blocks with a rest, in one block with all.
-    for block in [usize::MAX, 7, 140, 300] {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut writer, _) = resume(dir.path(), BOOT);
-        for (number, event) in (1..).zip(mixed()) {
-            writer.insert(&event).unwrap();
-            if number % block == 0 {
-                writer.index().unwrap();
-            }
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    for (number, event) in (1..).zip(mixed()) {
+        writer.insert(&event).unwrap();
+        if number % 140 == 0 {
+            writer.commit().unwrap();
         }
-        writer.commit().unwrap();
-        let reader = reader(dir.path());
-        for (filter, limit) in questions() {
-            let filter = EventFilter { limit, ..filter };
+    }
+    writer.commit().unwrap();
+    let readers = [reader(dir.path()), Reader::open_beside_daemon(dir.path()).unwrap()];
+    for (reader, (filter, limit)) in
+        readers.iter().flat_map(|reader| questions().into_iter().map(move |question| (reader, question)))
+    {
+        let filter = EventFilter { limit, ..filter };
+        let (page, expected) = (reader.events(&filter).unwrap(), reference.events(&filter).unwrap());
+        assert_eq!(page, expected, "{filter:?}");
+        if let Some(next) = page.next {
+            let filter = EventFilter { cursor: Some(next), ..filter };
             let (page, expected) = (reader.events(&filter).unwrap(), reference.events(&filter).unwrap());
-            assert_eq!(page, expected, "{filter:?} {block}");
-            if let Some(next) = page.next {
-                let filter = EventFilter { cursor: Some(next), ..filter };
-                let (page, expected) = (reader.events(&filter).unwrap(), reference.events(&filter).unwrap());
-                assert_eq!(page, expected, "{filter:?} {block}");
-            }
+            assert_eq!(page, expected, "{filter:?}");
         }
     }
 }
@@ -96,45 +96,6 @@ fn questions() -> Vec<(EventFilter, usize)> {
 }
 
 #[test]
-fn what_waits_for_the_index_is_found_after_a_kill_and_enters_it_later() {
-    let dir = tempfile::tempdir().unwrap();
-    let (mut writer, _) = resume(dir.path(), BOOT);
-    writer.insert(&numbered(sample::deletion(), 1)).unwrap();
-    writer.insert(&numbered(sample::busy(), 2)).unwrap();
-    writer.commit().unwrap();
-    drop(writer);
-    let entries = |writer: &Writer| -> i64 {
-        writer.connection.query_row("SELECT count(*) FROM lookup", [], |row| row.get(0)).unwrap()
-    };
-    let busy = || EventFilter { kinds: vec!["mount.busy".into()], ..EventFilter::default() };
-    let (mut writer, previous_run) = resume(dir.path(), BOOT);
-    assert_eq!((query(&reader(dir.path()), busy()), entries(&writer)), (vec![2], 0));
-    let next = previous_run.last_seq + 1;
-    writer.insert(&Event { seq: next, ..numbered(sample::busy(), 3) }).unwrap();
-    writer.index().unwrap();
-    writer.commit().unwrap();
-    assert!(entries(&writer) > 10);
-    assert_eq!(query(&reader(dir.path()), busy()), [2, next]);
-}
-
-#[test]
-fn a_block_spans_an_hour_at_most_and_what_waits_is_forgotten_in_time_too() {
-    let dir = tempfile::tempdir().unwrap();
-    let (mut writer, _) = resume(dir.path(), BOOT);
-    let week = 7 * 86_400;
-    for (seq, seconds) in [(1, -week - 4000), (2, -week - 3000), (3, -week - 350), (4, -week + 100)] {
-        writer.insert(&Event { time: at(seconds), ..numbered(sample::deletion(), seq) }).unwrap();
-    }
-    writer.commit().unwrap();
-    let reader = reader(dir.path());
-    assert_eq!(everything(&reader), [3, 4], "a block goes when all of it is too old");
-    writer.insert(&numbered(sample::deletion(), 5)).unwrap();
-    writer.next_prune = 0;
-    writer.commit().unwrap();
-    assert_eq!(everything(&reader), [3, 4, 5]);
-}
-
-#[test]
 fn an_incident_is_found_by_what_it_rests_on_as_long_as_that_is_there() {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, _) = resume(dir.path(), BOOT);
@@ -160,8 +121,7 @@ fn an_incident_is_found_by_what_it_rests_on_as_long_as_that_is_there() {
     assert_eq!(found(&[3], Some(BOOT)), ["one"]);
     assert_eq!(found(&[1], Some("another")), [""; 0]);
     assert_eq!(found(&[u64::MAX], None), [""; 0]);
-    writer.index().unwrap();
-    assert!(writer.forget_oldest_block().unwrap());
+    assert!(writer.forget(lookup::ALL, Victims { with_evidence: true, ..Victims::ALL }).unwrap());
     let left: i64 =
         writer.connection.query_row("SELECT count(*) FROM evidence", [], |row| row.get(0)).unwrap();
     assert_eq!(left, 0);
@@ -177,8 +137,6 @@ fn a_snapshot_stays_as_it_is_while_the_daemon_writes_on() {
     let archive = Archive::behind(dir.path());
     let snapshot = archive.snapshot().unwrap();
     writer.insert(&incident("b", Kind::IncidentOpened, 2)).unwrap();
-    writer.commit().unwrap();
-    writer.index().unwrap();
     writer.commit().unwrap();
     let counts = |history: &dyn History| {
         let events = history.events(&EventFilter::default()).unwrap().events.len();

@@ -1,13 +1,13 @@
 //! Who displaces whom.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::Ipv4Addr;
 
 use kevtmon_event::{Charge, Severity, Shared, Standing, Target};
 
 use super::*;
 use crate::query::record::timestamp;
-use crate::store::index::decode;
+use crate::store::writer::size;
 
 /// A deletion of an address of its own.
 fn deletion(seq: u64, standing: Standing, account: &str) -> Event {
@@ -37,36 +37,37 @@ fn put(writer: &mut Writer, event: &Event) {
 
 /// The index has each event under all of its keys, and nothing else; the shares are what there is.
 fn assert_consistent(writer: &Writer) {
-    let mut indexed: BTreeSet<(i64, i64, i64)> = BTreeSet::new();
-    let mut select = writer.connection.prepare("SELECT key, class, last, ids FROM lookup").unwrap();
+    let mut indexed = BTreeSet::new();
+    let mut select = writer.connection.prepare("SELECT key, time, id, class FROM lookup").unwrap();
     let mut rows = select.query([]).unwrap();
     while let Some(row) = rows.next().unwrap() {
-        let (key, class, last): (i64, i64, i64) =
-            (row.get(0).unwrap(), row.get(1).unwrap(), row.get(2).unwrap());
-        let ids: Vec<i64> = decode(last, row.get_ref(3).unwrap().as_blob().unwrap()).collect();
-        assert!(!ids.is_empty());
-        indexed.extend(ids.into_iter().map(|id| (key, class, id)));
+        let entry: (i64, i64, i64, i64) = row.try_into().unwrap();
+        indexed.insert(entry);
     }
-    let mut stored = BTreeSet::new();
-    let mut select = writer.connection.prepare("SELECT id, class, keys FROM events WHERE id <= ?1").unwrap();
-    let mut rows = select.query([writer.indexed]).unwrap();
+    let (mut stored, mut shares) = (BTreeSet::new(), BTreeMap::<i64, i64>::new());
+    let events = "SELECT id, time, class, account, names, octet_length(json) FROM events";
+    let mut select = writer.connection.prepare(events).unwrap();
+    let mut rows = select.query([]).unwrap();
     while let Some(row) = rows.next().unwrap() {
-        let (id, class): (i64, i64) = (row.get(0).unwrap(), row.get(1).unwrap());
-        stored.extend(index::keys(row, 2).unwrap().map(|key| (key, class, id)));
+        let (id, time, class, account, names, json): (i64, i64, i64, i64, Vec<u8>, i64) =
+            row.try_into().unwrap();
+        let keys = lookup::keys(class, account, lookup::from_bytes(&names));
+        stored.extend(keys.map(|key| (key, time, id, class)));
+        *shares.entry(account).or_default() += size(&names, json);
     }
     assert!(indexed == stored, "{} entries of {}", indexed.len(), stored.len());
-    let sum =
-        |statement: &str| -> i64 { writer.connection.query_row(statement, [], |row| row.get(0)).unwrap() };
-    let events = format!(
-        "SELECT sum(octet_length(json) + 2 * length(keys)) FROM events WHERE id <= {}",
-        writer.indexed
-    );
-    assert_eq!(sum("SELECT sum(bytes) FROM shares"), sum(&events));
-    assert_eq!(
-        sum("SELECT count(*) FROM evidence WHERE event <= (SELECT max(last) FROM blocks)
-        AND event NOT IN (SELECT id FROM events)"),
-        0
-    );
+    assert_eq!(shares_of(writer), shares);
+    let lost = "SELECT count(*) FROM evidence WHERE event < (SELECT max(id) FROM events)
+        AND event NOT IN (SELECT id FROM events)";
+    assert_eq!(writer.connection.query_row(lost, [], |row| row.get::<_, i64>(0)).unwrap(), 0);
+}
+
+/// Bytes of each account that has some.
+fn shares_of(writer: &Writer) -> BTreeMap<i64, i64> {
+    let mut select =
+        writer.connection.prepare("SELECT account, bytes FROM accounts WHERE bytes > 0").unwrap();
+    let shares = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+    shares.collect::<rusqlite::Result<_>>().unwrap()
 }
 
 #[test]
@@ -248,11 +249,12 @@ fn shares_are_the_same_after_a_restart() {
         put(&mut writer, &deletion(seq, Standing::Known, &account));
     }
     put(&mut writer, &deletion(3001, Standing::Foreign, "users"));
-    writer.index().unwrap();
-    let before = writer.accounts.all();
+    writer.commit().unwrap();
+    let before = shares_of(&writer);
     writer.stop().unwrap();
     let (writer, _) = resume(dir.path(), BOOT);
-    assert_eq!(writer.accounts.all(), before);
+    assert_eq!(shares_of(&writer), before);
+    assert_consistent(&writer);
     assert_eq!(before.len(), 101);
 }
 
