@@ -54,7 +54,7 @@ pub(super) trait Conditions: Debug + Default + Send + Serialize + DeserializeOwn
 
     /// Whether what was told is to be told again.
     fn is_news(known: &Known<Self::Memory>, report: &Report, memory: &Self::Memory) -> bool {
-        known.told.as_ref() != Some(&Told::of(report)) || known.memory != *memory
+        known.told.as_ref() != Some(&Reported::of(report)) || known.memory != *memory
     }
 
     /// Why the incident of a condition that holds no more is closed; `None` keeps it open.
@@ -153,19 +153,19 @@ pub(super) struct Known<M> {
     found_at_start: bool,
     /// What its incident says, if one is open; nothing yet of one that an earlier run opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    told: Option<Told>,
+    told: Option<Reported>,
     pub(super) memory: M,
 }
 
 /// What an open incident says.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Told {
+pub(super) struct Reported {
     severity: Option<Severity>,
     summary: String,
     ruled_out: Option<Vec<String>>,
 }
 
-impl Told {
+impl Reported {
     fn of(report: &Report) -> Self {
         let (summary, ruled_out) = (report.summary.clone(), report.ruled_out.clone());
         Self { severity: Some(report.severity), summary, ruled_out }
@@ -268,7 +268,7 @@ impl<K: Conditions> ByState<K> {
             report.caused_by.iter().for_each(|cause| findings.link(effect(), cause.clone()));
             return;
         }
-        (known.told, known.memory) = (Some(Told::of(&report)), memory);
+        (known.told, known.memory) = (Some(Reported::of(&report)), memory);
         (report.first, report.last, report.found_at_start) = (known.since, context.now, known.found_at_start);
         findings.report(report);
     }
@@ -310,7 +310,7 @@ impl<K: Conditions> Diagnosis for ByState<K> {
         let incident = event.incident.as_deref()?;
         let (subject, memory) = self.kind.resume(context, event)?;
         let since = context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now);
-        let (found_at_start, told) = (incident.found_at_start, Some(Told::default()));
+        let (found_at_start, told) = (incident.found_at_start, Some(Reported::default()));
         self.known.insert(subject.clone(), Known { since, found_at_start, told, memory });
         Some(subject)
     }

@@ -15,11 +15,11 @@ pub(super) struct InPlace([Known; 2]);
 struct Known {
     path: PathBuf,
     /// Of the log, not there before the first transaction.
-    left: Option<Left>,
+    left: Option<FileState>,
 }
 
 #[derive(Clone, Copy)]
-struct Left {
+struct FileState {
     identity: (u64, u64),
     bytes: u64,
 }
@@ -74,6 +74,6 @@ fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-fn look(path: &Path) -> io::Result<Left> {
-    fs::metadata(path).map(|file| Left { identity: (file.dev(), file.ino()), bytes: file.len() })
+fn look(path: &Path) -> io::Result<FileState> {
+    fs::metadata(path).map(|file| FileState { identity: (file.dev(), file.ino()), bytes: file.len() })
 }
