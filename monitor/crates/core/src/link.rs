@@ -1,7 +1,9 @@
 //! Events of links: created, changed, moved, deleted; and what a namespace that is read again differs in.
 
 use kevtmon_event::wording::{owner_phrase, place_phrase, target_label};
-use kevtmon_event::{Actor, ActorSource, Confidence, Event, Kind, Link, LinkPeer, Severity, Shared, Target};
+use kevtmon_event::{
+    Actor, ActorSource, Confidence, Event, Join, Kind, Link, LinkPeer, Severity, Shared, Target,
+};
 use kevtmon_observation::{BootNs, LinkFacts, LinkOp, NetnsSnapshot, NsInum, PeerLink, Request, iff};
 use kevtmon_types::escape::name;
 
@@ -263,7 +265,17 @@ impl Core {
         verb: &str,
         actor: Option<Actor>,
     ) -> Event {
-        let target = self.link_target(link);
+        // The number of a namespace is given again: what was learned only now is not of one that ended before.
+        let peer = link.peer.as_ref().and_then(|peer| peer.netns).filter(|_| change.contains(&"peer"));
+        let target = match peer {
+            Some(netns)
+                if self.containers.in_netns(netns).is_some()
+                    && self.containers.living_in(netns).next().is_none() =>
+            {
+                Target::unknown(Join::Missed)
+            }
+            _ => self.link_target(link),
+        };
         // Of what a story is told, without any runtime too, it is no detail that nothing passes any more.
         let is_cut = target_label(&target).is_some()
             && target.userns.is_none()
