@@ -1,9 +1,7 @@
 //! Events of links: created, changed, moved, deleted; and what a namespace that is read again differs in.
 
 use kevtmon_event::wording::{owner_phrase, place_phrase, target_label};
-use kevtmon_event::{
-    Actor, ActorSource, Confidence, Event, Join, Kind, Link, LinkPeer, Severity, Shared, Target,
-};
+use kevtmon_event::{Actor, ActorSource, Confidence, Event, Kind, Link, LinkPeer, Severity, Shared, Target};
 use kevtmon_observation::{BootNs, LinkFacts, LinkOp, NetnsSnapshot, NsInum, PeerLink, Request, iff};
 use kevtmon_types::escape::name;
 
@@ -132,6 +130,13 @@ impl Core {
         }
         if !self.namespaces.has_room_for(&link) {
             return self.overfull(at, link.netns);
+        }
+        let there = |link: &LinkFacts| link.peer.as_ref().and_then(|peer| peer.netns);
+        let known = self.namespaces.get(link.netns).and_then(|namespace| namespace.links.get(&link.ifindex));
+        let known = known.and_then(there);
+        // The number is given again: those who have exited had it before what leads there only now.
+        if let Some(netns) = there(&link).filter(|netns| known != Some(*netns)) {
+            self.containers.forget_exited(netns);
         }
         match self.namespaces.put_link(at, link.clone()) {
             Some(old) => {
@@ -265,17 +270,7 @@ impl Core {
         verb: &str,
         actor: Option<Actor>,
     ) -> Event {
-        // The number of a namespace is given again: what was learned only now is not of one that ended before.
-        let peer = link.peer.as_ref().and_then(|peer| peer.netns).filter(|_| change.contains(&"peer"));
-        let target = match peer {
-            Some(netns)
-                if self.containers.in_netns(netns).is_some()
-                    && self.containers.living_in(netns).next().is_none() =>
-            {
-                Target::unknown(Join::Missed)
-            }
-            _ => self.link_target(link),
-        };
+        let target = self.link_target(link);
         // Of what a story is told, without any runtime too, it is no detail that nothing passes any more.
         let is_cut = target_label(&target).is_some()
             && target.userns.is_none()

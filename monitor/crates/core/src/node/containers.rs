@@ -461,10 +461,13 @@ impl Containers {
     }
 
     /// As [`Self::forget_netns`], of those alone that have exited.
-    fn forget_exited(&mut self, netns: NsInum) {
+    pub fn forget_exited(&mut self, netns: NsInum) {
         let ids: Vec<String> = self.ids_in(netns).cloned().collect();
         for id in ids {
-            let known = self.known.get_mut(&id).filter(|known| !is_live(known.facts.state));
+            let known = self
+                .known
+                .get_mut(&id)
+                .filter(|known| known.removed.is_some() || !is_live(known.facts.state));
             if let Some(known) = known {
                 known.facts.netns = None;
                 self.by_netns.remove(&(netns, id));

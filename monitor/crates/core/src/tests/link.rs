@@ -348,3 +348,19 @@ fn call() -> CniExec {
         truncated: false,
     }
 }
+
+#[test]
+fn a_peer_that_is_found_late_is_not_of_the_pod_that_had_the_number_of_the_namespace_before() {
+    let mut core = core();
+    core.observe(at(1, snapshot(HOST)));
+    core.observe(at(2, container(ContainerState::Running)));
+    core.observe(at(3, container(ContainerState::Exited)));
+    let peer = Some(PeerLink { ifindex: 2, netns: None });
+    core.observe(at(4, Fact::Link(Box::new(LinkFacts { peer, ..end(iff::UP) }))));
+    events(&mut core);
+    core.observe(at(5, Fact::Link(Box::new(end(iff::UP)))));
+    let change = events(&mut core).remove(0);
+    assert_eq!(change.link.as_ref().unwrap().change, ["peer"]);
+    let target = change.target.unwrap();
+    assert!(target.container.is_none() && target.pod.is_none(), "{target:?}");
+}
