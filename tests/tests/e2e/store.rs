@@ -117,6 +117,9 @@ fn without_a_usable_state_directory_only_the_store_is_missing() {
     stop_and_account(daemon);
 }
 
+/// Least sizes of what is kept on disk.
+const SMALL: &str = "[store]\nmax_mib = 8\n[recorder]\nmax_mib = 4\n";
+
 /// A file system of this size as the state directory of a daemon that is not started yet.
 fn small_disk(launch: &Launch, mib: u32) -> PathBuf {
     let state = launch.directory().join("state");
@@ -128,8 +131,9 @@ fn small_disk(launch: &Launch, mib: u32) -> PathBuf {
 #[test]
 fn a_disk_that_fills_costs_the_store_until_there_is_room() {
     let pod = Pod::new();
-    let prepared = launch();
-    let state = small_disk(&prepared, 8);
+    // There is room for store and recorder once the ballast is gone.
+    let prepared = launch().config(SMALL);
+    let state = small_disk(&prepared, 24);
     let mut daemon = prepared.start();
     pod.delete_gateway();
     let before = daemon.wait_for_deletion(pod.inum(), GATEWAY);
@@ -171,7 +175,7 @@ fn ext4(launch: &Launch) -> PathBuf {
 
 #[test]
 fn files_of_the_store_that_others_make_immutable_cost_the_store_until_they_are_not() {
-    let config = format!("{WITHOUT_BUDGETS}[store]\nmax_mib = 8\n[recorder]\nmax_mib = 4\n");
+    let config = format!("{WITHOUT_BUDGETS}{SMALL}");
     for name in ["events.db-wal", "events.db"] {
         let pod = Pod::new();
         let prepared = launch().config(&config);

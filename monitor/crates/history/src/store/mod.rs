@@ -71,7 +71,7 @@ impl Limits {
 
     /// So much is written before the size is checked.
     fn trim_bytes(self) -> u64 {
-        (self.max_bytes / 32).min(2 << 20)
+        (self.max_bytes / 32).min(512 << 10)
     }
 
     /// Pages kept in memory.

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::io;
 use std::mem;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kevtmon_event::{Charge, Event, Kind, SharedEvent, Standing};
 use kevtmon_history::queue::{Bounds, Buffer, Priority, Queue, Refused, Worker};
@@ -30,6 +30,8 @@ const HOLDERS_PER_PLACE: usize = 8;
 const BYTES_PER_PLACE: usize = 3 * 1024;
 /// A batch of at most this many events is no storm: no rest follows.
 const SMALL_BATCH: usize = 64;
+/// A sink that was held up, by its disk for example, makes up for as much before it rests again.
+const CATCH_UP: Duration = Duration::from_secs(1);
 
 /// The producer's end of a sink.
 pub struct EventQueue {
@@ -80,7 +82,8 @@ impl EventQueue {
         bounds: Bounds,
     ) -> io::Result<Self> {
         let shared = Arc::new(SinkShared { name, filter, metrics, barrier: OnceLock::new() });
-        let worker = SinkWorker { sink, shared: Arc::clone(&shared), undelivered: 0 };
+        let worker =
+            SinkWorker { sink, shared: Arc::clone(&shared), undelivered: 0, rest_until: Instant::now() };
         let queue = Queue::start(&format!("sink-{name}"), worker)?;
         Ok(Self { queue, sink: shared, bounds })
     }
@@ -170,6 +173,8 @@ struct SinkWorker<S> {
     shared: Arc<SinkShared>,
     /// Events of the batch that the sink was not given yet.
     undelivered: usize,
+    /// When all that was delivered will have had its time.
+    rest_until: Instant,
 }
 
 impl<S: Sink> SinkWorker<S> {
@@ -200,9 +205,11 @@ impl<S: Sink> Worker for SinkWorker<S> {
         self.undelivered = size;
         let began = Instant::now();
         self.deliver(batch)?;
-        let is_storm = size > SMALL_BATCH;
+        let Some(time) = self.sink.time_per_event() else { return Ok(None) };
         let count = u32::try_from(size).unwrap_or(u32::MAX);
-        Ok(self.sink.time_per_event().filter(|_| is_storm).map(|share| began + share * count))
+        let earliest = began.checked_sub(CATCH_UP).unwrap_or(began);
+        self.rest_until = self.rest_until.max(earliest) + time * count;
+        Ok((size > SMALL_BATCH).then_some(self.rest_until))
     }
 
     fn due(&self) -> Option<Instant> {
