@@ -26,6 +26,7 @@ mod path;
 mod remove;
 mod route;
 mod syscall;
+mod sysctl;
 mod task;
 mod umount;
 mod umount_untyped;

@@ -2,7 +2,6 @@
 //!
 //! `ip`, `umount` and CNI plugins end within milliseconds, so all that identifies them is captured here.
 
-use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{
     bpf_get_current_task, bpf_get_current_task_btf, bpf_ktime_get_boot_ns, bpf_probe_read_kernel_str,
 };
@@ -84,10 +83,11 @@ pub(crate) enum Program {
     QdiscDestroy,
     QdiscCreate,
     RtnlNotify,
+    Sysctl,
 }
 
 impl Program {
-    pub(crate) const COUNT: u32 = 9;
+    pub(crate) const COUNT: u32 = 10;
 }
 
 /// The current task.
@@ -122,6 +122,12 @@ impl Task {
             slot.write_volatile(room);
             slot.read_volatile()
         }
+    }
+
+    /// Its network namespace.
+    #[inline(always)]
+    pub(crate) fn netns(&self) -> Kernel {
+        self.address.follow(offset!(task_nsproxy)).follow(offset!(nsproxy_net_ns))
     }
 
     /// Whether it has the rights of an administrator (`CAP_SYS_ADMIN`) in its user namespace, as few containers have in that of
@@ -188,8 +194,8 @@ pub(crate) fn current_typed(program: Program) -> Option<Task> {
 
 #[inline(always)]
 fn identify(task: impl Structure, program: Program) -> Option<*mut Current> {
-    let ids = bpf_get_current_pid_tgid();
-    let tgid = (ids >> 32) as u32;
+    // Not every type of program may call `bpf_get_current_pid_tgid` before 6.10.
+    let tgid: u32 = task.get(offset!(task_tgid));
     let flags: u32 = task.get(offset!(task_flags));
     if tgid == 0 || flags & PF_KTHREAD != 0 {
         return None;
@@ -207,7 +213,7 @@ fn identify(task: impl Structure, program: Program) -> Option<*mut Current> {
         let id = &raw mut (*current).id;
         (*id).start_ns = leader.get(offset!(task_start_boottime));
         (*id).tgid = tgid;
-        (*id).tid = ids as u32;
+        (*id).tid = task.get(offset!(task_pid));
         (*id).exec_id = leader.get(offset!(task_self_exec_id));
         (*id).uid = cred.get(offset!(cred_uid));
         (*id).euid = cred.get(offset!(cred_euid));

@@ -13,6 +13,7 @@ pub mod neighbor;
 pub mod remove;
 pub mod route;
 pub mod syscall;
+pub mod sysctl;
 pub mod task;
 pub mod umount;
 

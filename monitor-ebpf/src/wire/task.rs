@@ -174,6 +174,7 @@ pub struct TaskOffsets {
     pub task_group_leader: u32,
     pub task_real_parent: u32,
     pub task_tgid: u32,
+    pub task_pid: u32,
     pub task_start_boottime: u32,
     pub task_self_exec_id: u32,
     pub task_parent_exec_id: u32,
@@ -232,5 +233,5 @@ pub struct TaskOffsets {
 
 impl TaskOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 57]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 58]);
 }

@@ -141,7 +141,7 @@ impl<'d> Deployed<'d> {
         let ready = self.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
         assert_eq!(ready.text("/node"), "node-1");
         assert_eq!(ready.text("/daemon/sources/netlink"), "all-nsid", "{ready}");
-        for hook in ["neighbor", "umount", "remove", "link", "exec"] {
+        for hook in ["neighbor", "umount", "remove", "link", "sysctl", "exec"] {
             assert!(ready.has(&format!("/daemon/sources/hook.{hook}")), "{hook}: {ready}");
         }
         for lacks in ["own-mounts", "own-cgroups", "store", "recorder"] {

@@ -21,6 +21,7 @@ fn every_hook_is_on_its_best_attach_mode() {
         ("umount", "tracepoint"),
         ("remove", "tracepoint"),
         ("link", "tp_btf"),
+        ("sysctl", "cgroup"),
         ("exec", "tp_btf"),
     ] {
         ready.expect(&format!("/daemon/sources/hook.{hook}"), attach_mode);

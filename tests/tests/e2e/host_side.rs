@@ -120,25 +120,32 @@ fn who_set_the_host_end_down_is_named_and_the_advice_sets_it_up() {
 }
 
 #[test]
-fn a_host_that_no_longer_answers_is_told_and_the_advice_has_it_answer() {
+fn who_switched_proxy_arp_off_is_named_and_the_advice_has_the_host_answer() {
     let learned = Learned::new(1);
     let mut daemon = learned.daemon();
     let end = learned.pod.host_end();
-    run(&format!("busybox sysctl -q -w net/ipv4/conf/{end}/proxy_arp=0"));
+    let culprit = NetnsPath::of_process(process::id())
+        .run(&format!("busybox sysctl -q -w net/ipv4/conf/{end}/proxy_arp=0"));
+    let written = daemon.wait_for("the write", |event| {
+        event.kind() == "sysctl.changed"
+            && event.text("/sysctl/name") == format!("net.ipv4.conf.{end}.proxy_arp")
+            && event.text("/sysctl/new") == "0"
+    });
+    written.expect("/actor/pid", culprit.pid);
+    written.expect("/actor/confidence", "likely");
     let changed = daemon.wait_for("the sysctl", |event| {
         event.kind() == "link.proxy_arp"
             && event.text("/link/ifname") == end
             && event.list("/link/change").iter().any(|change| change == "proxy-arp-off")
     });
-    changed.expect_none("/actor");
+    changed.expect_actor(culprit.pid, "busybox");
     changed.expect("/target/pod/uid", learned.sandbox.uid());
     // What was learned lasts.
     learned.pod.ip("neigh flush dev eth0");
     let opened = learned.opened(&mut daemon);
-    opened.expect_none("/actor");
-    let expected =
-        format!("and proxy_arp is off on its host end {end}; the kernel did not tell who switched it off");
-    assert!(opened.text("/incident/summary").ends_with(&expected), "{opened}");
+    opened.expect_actor(culprit.pid, "busybox");
+    let expected = format!("and proxy_arp is off on its host end {end}; it was switched off by ");
+    assert!(opened.text("/incident/summary").contains(&expected), "{opened}");
     let id = opened.text("/incident/id").to_owned();
     carry_out(&daemon, &id, "gateway-neighbor-lost/set-sysctl");
     let closed = resolved(&mut daemon, &id);

@@ -287,7 +287,7 @@ fn after_three_starts_that_were_killed_the_next_is_without_programs_until_one_is
     let mut without = daemons.pop().unwrap_or_else(|| unreachable!("one was started"));
     let ready = without.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     ready.expect("/daemon/sources/hook.neighbor", "netlink");
-    for hook in ["neighbor", "umount", "remove", "link", "exec"] {
+    for hook in ["neighbor", "umount", "remove", "link", "sysctl", "exec"] {
         let degraded = without.wait_for(&format!("that {hook} is degraded"), |event| {
             event.kind() == "daemon.degraded" && event.has(&format!("/daemon/degraded/hook.{hook}"))
         });

@@ -210,6 +210,7 @@ impl Core {
             Fact::Link(link) => self.link(at, *link),
             Fact::LinkAct(act) => self.link_acts.put(at, *act),
             Fact::RouteAct(act) => self.route_act(at, *act),
+            Fact::SysctlWrite(write) => self.sysctl_write(at, *write),
             Fact::LladdrAct(act) => self.link_acts.put_lladdr(at, *act),
             Fact::LinkGone { netns, ifindex, moved_to } => self.link_gone(at, netns, ifindex, moved_to),
             Fact::RouteAsked { route, replaces } => self.namespaces.ask(&route, replaces),

@@ -40,6 +40,7 @@ mod sandbox;
 mod schema;
 mod shared;
 mod subject;
+mod sysctl;
 #[cfg(test)]
 mod test_support;
 mod throttled;
@@ -76,6 +77,7 @@ pub use shared::{LastParties, Shared, SharedEvent};
 pub use subject::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target, TargetProcess, UserNamespace,
 };
+pub use sysctl::Sysctl;
 pub use throttled::Throttled;
 pub use time::{WallClock, span};
 
@@ -121,6 +123,8 @@ kind::kinds! {
     AddressAdded = "address.added",
     /// Such an address is gone.
     AddressDeleted = "address.deleted",
+    /// A process wrote another value to a sysctl of the network.
+    SysctlChanged = "sysctl.changed",
     /// An unmount was refused because something holds the mount.
     MountBusy = "mount.busy",
     /// A mount that was busy is unmounted.
@@ -221,6 +225,9 @@ pub struct Event {
     /// The address, for `address.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub address: Option<Box<Address>>,
+    /// The sysctl, for `sysctl.*`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub sysctl: Option<Box<Sysctl>>,
     /// The call of a CNI plugin, for `cni.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cni: Option<Box<Cni>>,
@@ -305,6 +312,7 @@ impl Event {
             link: None,
             route: None,
             address: None,
+            sysctl: None,
             cni: None,
             sandbox: None,
             mount: None,
@@ -358,6 +366,7 @@ impl Event {
             object(self.link.as_deref()),
             object(self.route.as_deref()),
             object(self.address.as_deref()),
+            object(self.sysctl.as_deref()),
             object(self.cni.as_deref()),
             object(self.sandbox.as_deref()),
             object(self.mount.as_deref()),

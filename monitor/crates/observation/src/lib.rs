@@ -64,7 +64,7 @@ pub use runtime::{
     ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof,
 };
 pub use source::{KnownNetns, Lane, Loss, SourceKind, SourceStatus, Throttled};
-pub use sysctl::{InterfaceSysctls, RpFilter};
+pub use sysctl::{InterfaceSysctls, RpFilter, SysctlWrite};
 pub use unmounter::{UmountCall, UnmountedMount, Unmounter};
 pub use veth::{HostNeighbor, VethPeer};
 
@@ -133,6 +133,8 @@ pub enum Fact {
     LinkAct(Box<LinkAct>),
     /// Somebody had routes or an address added or deleted: a message tells it, too, without who did it.
     RouteAct(Box<RouteAct>),
+    /// A task writes a sysctl of the network.
+    SysctlWrite(Box<SysctlWrite>),
     /// Somebody changed the hardware address of a link, by the record of a neighbor entry that went with it, before a message
     /// tells it.
     LladdrAct(Box<LladdrAct>),

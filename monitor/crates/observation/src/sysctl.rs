@@ -1,6 +1,9 @@
 //! How the host's network treats the packets of an interface: `net.ipv4.conf` and `net.ipv6.conf`.
 
+use kevtmon_types::namespace::NsInum;
 use serde::{Deserialize, Serialize};
+
+use crate::TaskRef;
 
 /// What a message tells of one interface, or of what holds for all: what it does not tell is absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,4 +47,23 @@ impl RpFilter {
             _ => Self::Loose,
         }
     }
+}
+
+/// A sysctl of `net.ipv4` or `net.ipv6` that a task is about to write. Whether the kernel takes the value, what changes then tells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SysctlWrite {
+    /// The task's own network namespace: it may have opened the file in another one.
+    pub netns: NsInum,
+    /// Path below `/proc/sys`.
+    pub name: String,
+    /// The value before, as the file shows it.
+    pub old: String,
+    /// What is written.
+    pub new: String,
+    /// As in `RouteAct`.
+    pub missing: u32,
+    /// As in `NeighborChange`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns_cookie: Option<u32>,
+    pub actor: TaskRef,
 }

@@ -8,6 +8,7 @@ mod link;
 mod neighbor;
 mod remove;
 mod route;
+mod sysctl;
 mod umount;
 
 pub use choice::{Choice, HookChoices};
@@ -24,7 +25,8 @@ use super::decode::DecodeError;
 use super::objects::Object;
 
 /// Every hook, in the order in which they are attached and shown.
-pub const HOOKS: &[&Hook] = &[&neighbor::HOOK, &umount::HOOK, &remove::HOOK, &link::HOOK, &exec::HOOK];
+pub const HOOKS: &[&Hook] =
+    &[&neighbor::HOOK, &umount::HOOK, &remove::HOOK, &link::HOOK, &sysctl::HOOK, &exec::HOOK];
 
 /// A kind of kernel activity that is observed, and the ways to observe it.
 #[derive(Debug)]
@@ -99,6 +101,8 @@ pub enum Attach {
     /// The start of a kernel function (`fentry`). What it adds can be done without: some kernels refuse it, and then the attach mode
     /// has the other programs only.
     Function(&'static str),
+    /// Every access to a file below `/proc/sys` (`cgroup/sysctl`), at the root of the v2 hierarchy of control groups.
+    Sysctl,
     /// Nothing: the daemon runs it. A raw tracepoint program, which has been possible since Linux 5.10.
     OnRequest,
 }

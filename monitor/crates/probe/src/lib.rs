@@ -9,6 +9,7 @@ use thiserror::Error;
 mod account;
 pub mod btf;
 mod budgets;
+mod cgroup;
 mod cni;
 pub mod cost;
 mod counters;

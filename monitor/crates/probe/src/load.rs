@@ -5,7 +5,9 @@ use std::io;
 use std::sync::Arc;
 
 use aya::maps::{Array, HashMap, LpmTrie, MapData, PerCpuArray, RingBuf};
-use aya::programs::{BtfTracePoint, FEntry, ProgramError, RawTracePoint, TracePoint};
+use aya::programs::{
+    BtfTracePoint, CgroupAttachMode, CgroupSysctl, FEntry, ProgramError, RawTracePoint, TracePoint,
+};
 use aya::{Ebpf, EbpfLoader, Endianness};
 pub use iterating::load_iterators;
 use kevtmon_ebpf::lanes::Limits;
@@ -27,7 +29,7 @@ use super::plugins::Plugins;
 use super::skipped::SkippedRuns;
 use super::syscall_context::{self, ContextError, Expected};
 use super::tracefs::{self, TRACEFS};
-use super::{BpfConfig, BpfError, CountReader, counters, refusal, task};
+use super::{BpfConfig, BpfError, CountReader, cgroup, counters, refusal, task};
 
 const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
 
@@ -173,6 +175,8 @@ enum AttachError {
     },
     #[error(transparent)]
     Context(#[from] ContextError),
+    #[error("needs the root of the control groups v2")]
+    NoCgroup(#[source] io::Error),
     #[error("cannot attach the iterators")]
     Iterators(#[source] io::Error),
 }
@@ -293,6 +297,7 @@ impl Objects {
                 let types = types.as_ref().map_err(|error| AttachError::Object(Arc::clone(error)))?;
                 <&mut FEntry>::try_from(found).and_then(|found| found.load(name, types))
             }
+            Attach::Sysctl => <&mut CgroupSysctl>::try_from(found).and_then(CgroupSysctl::load),
             Attach::OnRequest => <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::load),
         }
         .map_err(|source| AttachError::Program { program: program.name, source })
@@ -310,6 +315,12 @@ impl Objects {
             Attach::Starts(calls) => attach_to_each(found, starts(calls)),
             Attach::Returns(calls) => attach_to_each(found, returns(calls)),
             Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(|found| found.attach().map(drop)),
+            Attach::Sysctl => {
+                let root = cgroup::open_root(&Proc::default()).map_err(AttachError::NoCgroup)?;
+                // Beside the programs of others: the kernel takes no flag for a link, which always is.
+                let mode = CgroupAttachMode::Single;
+                <&mut CgroupSysctl>::try_from(found).and_then(|found| found.attach(root, mode).map(drop))
+            }
             Attach::OnRequest => Ok(()),
         }
         .map_err(|source| AttachError::Program { program: program.name, source })
@@ -325,6 +336,7 @@ impl Objects {
             | Attach::Starts(_)
             | Attach::Returns(_) => <&mut TracePoint>::try_from(found).and_then(TracePoint::unload),
             Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(FEntry::unload),
+            Attach::Sysctl => <&mut CgroupSysctl>::try_from(found).and_then(CgroupSysctl::unload),
             Attach::OnRequest => <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::unload),
         };
     }

@@ -53,6 +53,7 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         task_group_leader: btf.need("task_struct.group_leader")?,
         task_real_parent: btf.need("task_struct.real_parent")?,
         task_tgid: btf.need("task_struct.tgid")?,
+        task_pid: btf.any_of(&["task_struct.pid"]),
         // Called real_start_time before 5.5.
         task_start_boottime: btf.any_of(&["task_struct.start_boottime", "task_struct.real_start_time"]),
         // Without them nothing shows who started whom.

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use kevtmon_event::Confidence;
-use kevtmon_observation::{BootNs, LinkAct, NsInum, RouteOp, TaskRef};
+use kevtmon_observation::{BootNs, LinkAct, NsInum, RouteOp, SysctlWrite, TaskRef};
 use kevtmon_types::namespace::may_have_cookie;
 use serde::{Deserialize, Serialize};
 
@@ -69,6 +69,26 @@ pub struct RoutedAct {
 impl Act for RoutedAct {
     /// All routes to the pods of a node may be set at once.
     const OF_NETNS_MAX: usize = 512;
+
+    fn netns(&self) -> NsInum {
+        self.netns
+    }
+
+    fn missing(&self) -> u32 {
+        self.missing
+    }
+
+    fn netns_cookie(&self) -> Option<u32> {
+        self.netns_cookie
+    }
+
+    fn actor(&self) -> &TaskRef {
+        &self.actor
+    }
+}
+
+impl Act for SysctlWrite {
+    const OF_NETNS_MAX: usize = 64;
 
     fn netns(&self) -> NsInum {
         self.netns

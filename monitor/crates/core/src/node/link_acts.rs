@@ -1,9 +1,9 @@
-//! Who did what to interfaces, routes and addresses, until the message comes that tells what happened.
+//! Who did what to interfaces, routes, addresses and sysctls, until the message comes that tells what happened.
 
 use std::collections::VecDeque;
 
 use kevtmon_event::Confidence;
-use kevtmon_observation::{BootNs, LinkAct, LinkOp, LlAddr, LladdrAct, NsInum, TaskRef};
+use kevtmon_observation::{BootNs, LinkAct, LinkOp, LlAddr, LladdrAct, NsInum, SysctlWrite, TaskRef};
 use serde::{Deserialize, Serialize};
 
 use super::acts::{ACTS_MAX, Act as _, Acts, KEPT_NS, RoutedAct};
@@ -16,6 +16,9 @@ pub struct LinkActs {
     addressed: VecDeque<(BootNs, LladdrAct)>,
     /// What was done to routes and addresses.
     pub routes: Acts<RoutedAct>,
+    /// Sysctls of the host that were written.
+    #[serde(default)]
+    pub sysctls: Acts<SysctlWrite>,
 }
 
 impl LinkActs {

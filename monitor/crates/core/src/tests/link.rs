@@ -248,6 +248,56 @@ pub(super) fn end(flags: u32) -> LinkFacts {
     }
 }
 
+fn write(tgid: u32, name: &str, old: &str, new: &str) -> Fact {
+    let key = TaskKey { tgid, start_ns: 5, exec_id: 2 };
+    let actor = TaskRef { key, tid: tgid, comm: "sysctl".into(), context: None };
+    let (name, old, new) = (name.to_owned(), old.to_owned(), new.to_owned());
+    Fact::SysctlWrite(Box::new(SysctlWrite {
+        netns: HOST,
+        name,
+        old,
+        new,
+        missing: 0,
+        netns_cookie: None,
+        actor,
+    }))
+}
+
+#[test]
+fn who_wrote_a_sysctl_is_named_and_for_certain_once_the_kernel_tells_the_change() {
+    let mut core = settled();
+    core.observe(at(2, Fact::Link(Box::new(end(iff::UP)))));
+    let told = |ifindex, forwarding| InterfaceSysctls { ifindex, forwarding, ..InterfaceSysctls::default() };
+    let all = [None, Some(9)].map(|ifindex| told(ifindex, Some(true)));
+    core.observe(at(3, Fact::HostSysctls { sysctls: all.to_vec(), all: true }));
+    events(&mut core);
+    core.observe(at(4, write(7, "net/ipv4/ip_forward", "1", "0")));
+    let [written] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(
+        written.message,
+        "sysctl net.ipv4.ip_forward of the host: 0 written (before: 1), likely by sysctl (pid 7)"
+    );
+    assert_eq!((written.kind, written.severity), (Kind::SysctlChanged, Severity::Info));
+    let mut change = |when, sysctls| {
+        core.observe(at(when, Fact::HostSysctls { sysctls: vec![sysctls], all: false }));
+        let actor = |event: Event| event.actor.map(|actor| (actor.pid, actor.confidence));
+        events(&mut core).into_iter().map(actor).collect::<Vec<_>>()
+    };
+    assert_eq!(change(5, told(None, Some(false))), [Some((7, Confidence::Certain))]);
+    assert_eq!(change(6, told(None, Some(true))), [None], "it was seen to write something else");
+    core.observe(at(7, write(8, "net/ipv4/conf/cali91/forwarding", "1", "0")));
+    core.observe(at(8, write(9, "net/ipv4/conf/all/forwarding", "1", "0")));
+    core.observe(at(8, write(9, "net/ipv4/conf/cali91/accept_local", "1", "0")));
+    core.observe(at(8, write(9, "net/ipv4/conf/all/rp_filter", "0", "0")));
+    assert_eq!(events(&mut core).len(), 2, "of interest, and another value");
+    let mut change = |sysctls| {
+        core.observe(at(9, Fact::HostSysctls { sysctls: vec![sysctls], all: false }));
+        events(&mut core).remove(0).actor.map(|actor| actor.pid)
+    };
+    assert_eq!(change(told(Some(9), Some(false))), Some(8));
+    assert_eq!(change(told(None, Some(false))), Some(9));
+}
+
 #[test]
 fn a_sysctl_of_a_link_that_changes_is_a_change_of_the_link_by_nobody() {
     let mut core = settled();

@@ -257,8 +257,11 @@ impl LinkChanges {
             Some(LinkChange { actor: Some(actor), .. }) if act == Act::NoRoute => {
                 format!("{NO_ROUTE}; the route was deleted{}", by(actor))
             }
+            Some(LinkChange { actor: Some(actor), .. }) => {
+                format!("{}; it was switched off{}", phrases[0], by(actor))
+            }
             Some(_) if !matches!(act, Act::Down | Act::NoRoute) => {
-                format!("{}; the kernel did not tell who switched it off", phrases[0])
+                format!("{}; who switched it off was not seen", phrases[0])
             }
             _ => phrases[0].clone(),
         };

@@ -178,12 +178,40 @@ fn a_host_that_no_longer_answers_for_others_is_why_nothing_answers() {
     let off = off.seq;
     fail(&mut node, ETCD);
     let opened = opened(&node);
-    let expected =
-        "and proxy_arp is off on its host end cali9118ebbb10b; the kernel did not tell who switched it off";
+    let expected = "and proxy_arp is off on its host end cali9118ebbb10b; who switched it off was not seen";
     assert!(opened.message.ends_with(expected), "{}", opened.message);
     assert!(opened.incident.as_ref().unwrap().evidence.contains(&off) && opened.actor.is_none());
     let set = "sysctl -w net/ipv4/conf/cali9118ebbb10b/proxy_arp=1".to_owned();
     assert!(advised(&opened).contains(&set), "{:?}", advised(&opened));
+}
+
+#[test]
+fn who_switched_forwarding_off_is_to_blame_where_that_is_why_nothing_answers() {
+    let mut node = learned();
+    read_sysctls(&mut node);
+    let actor = TaskRef { key: task_key(902), tid: 902, comm: "sysctl".into(), context: None };
+    node.observe(Fact::SysctlWrite(Box::new(SysctlWrite {
+        netns: HOST,
+        name: "net/ipv4/ip_forward".into(),
+        old: "1".into(),
+        new: "0".into(),
+        missing: 0,
+        netns_cookie: None,
+        actor,
+    })));
+    let off = InterfaceSysctls { forwarding: Some(false), ..InterfaceSysctls::default() };
+    node.observe(Fact::HostSysctls { sysctls: vec![off], all: false });
+    for netns in [ETCD, 100] {
+        let ifindex = Some(end(&node, netns).ifindex);
+        let off = InterfaceSysctls { ifindex, forwarding: Some(false), ..InterfaceSysctls::default() };
+        node.observe(Fact::HostSysctls { sysctls: vec![off], all: false });
+    }
+    fail(&mut node, ETCD);
+    let opened = opened(&node);
+    let expected =
+        "and the host forwards nothing (net.ipv4.ip_forward is 0); it was switched off by sysctl (pid 902)";
+    assert!(opened.message.ends_with(expected), "{}", opened.message);
+    assert_eq!(opened.actor.as_ref().unwrap().pid, 902);
 }
 
 #[test]
@@ -225,7 +253,8 @@ fn a_host_that_forwards_nothing_answers_for_nobody() {
     assert_eq!(of_all.message, "the sysctls of all interfaces of the host changed: forwarding-off");
     fail(&mut node, ETCD);
     let opened = opened(&node);
-    let expected = "and the host forwards nothing (net.ipv4.ip_forward is 0); the kernel did not tell who switched it off";
+    let expected =
+        "and the host forwards nothing (net.ipv4.ip_forward is 0); who switched it off was not seen";
     assert!(opened.message.ends_with(expected), "{}", opened.message);
     let sysctls: Vec<String> = advised(&opened).into_iter().filter(|one| one.starts_with("sysctl")).collect();
     assert_eq!(sysctls, ["sysctl -w net/ipv4/ip_forward=1"]);
@@ -288,7 +317,9 @@ fn an_end_that_alone_forwards_nothing_is_mended_alone() {
     fail(&mut node, ETCD);
     let opened = opened(&node);
     assert!(
-        opened.message.contains("and forwarding is off on its host end cali9118ebbb10b; the kernel"),
+        opened.message.contains(
+            "and forwarding is off on its host end cali9118ebbb10b; who switched it off was not seen"
+        ),
         "{}",
         opened.message
     );
