@@ -89,6 +89,7 @@ mod replay;
 mod restart;
 mod restless_holders;
 mod route_actor;
+mod route_flapping;
 mod route_order;
 mod routes_random;
 mod rules;

@@ -177,7 +177,7 @@ pub mod form {
         CONTINUE_SERVER = "continue-server", Restart, "kill -CONT PID", ["umount-hung", "volume-busy"];
         TELL_POD = "tell-pod", Read, "kevtmon why POD",
             ["sandbox-crash-loop", "pod-stuck-terminating", "duplicate-pod-ip", "pod-neighbor-unreachable",
-             "pod-route-missing", "ipam-drift"];
+             "pod-route-missing", "ipam-drift", "route-flapping"];
         SHOW_ROUTE = "show-route", Read, "ip route get ADDRESS", ["duplicate-pod-ip", "pod-neighbor-unreachable"];
         SHOW_ROUTES = "show-routes", Read, "ip [-6] route show match ADDRESS", ["pod-route-missing"];
         ADD_ROUTE = "add-route", Restart, "ip route replace ADDRESS dev INTERFACE scope link", ["pod-route-missing"];

@@ -62,6 +62,7 @@ mod pod_stuck_terminating;
 mod rbd_lock_left;
 mod rbd_locked_elsewhere;
 mod rbd_orphan_mapping;
+mod route_flapping;
 mod sandbox_crash_loop;
 mod spec_hash_storm;
 mod stale_cni_del;
@@ -86,7 +87,7 @@ pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, causes before their effects: a later diagnosis can link what an earlier one found in the same event. A stale CNI
 /// call is a cause only for what it did, so it comes behind that.
-pub const KINDS: [&IncidentKind; 22] = [
+pub const KINDS: [&IncidentKind; 23] = [
     &cni_teardown_failing::SPEC,
     &gateway_neighbor_lost::SPEC,
     &orphan_veth::SPEC,
@@ -108,6 +109,7 @@ pub const KINDS: [&IncidentKind; 22] = [
     &rbd_orphan_mapping::SPEC,
     &rbd_lock_left::SPEC,
     &rbd_locked_elsewhere::SPEC,
+    &route_flapping::SPEC,
     // The cause of others, found in them.
     &multi_pod_disruption::SPEC,
 ];
