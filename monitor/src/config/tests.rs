@@ -97,6 +97,7 @@ neighbor = "netlink"
 umount = "off"
 remove = "off"
 link = "off"
+sysctl = "off"
 exec = "off"
 ring_kib = 512
 source_rate = 500
