@@ -169,7 +169,7 @@ fn who_holds_a_mount_is_told_beside_a_process_that_hangs_whoever_reads_it() {
     let ran = attempt(&[program().as_os_str(), "holders".as_ref(), mount.point().as_os_str()]);
     assert_eq!(ran.status.code(), Some(0), "one is known for certain: {} {}", ran.stdout, ran.stderr);
     assert!(ran.stdout.contains(&format!(" {}  cwd", holder.pid())), "{}", ran.stdout);
-    let missing = format!("(pid {}): whoever reads it hangs", wedge.victim);
+    let missing = format!("(pid {}): reads of it hang", wedge.victim);
     assert!(ran.stdout.contains(&missing), "{missing} in {}", ran.stdout);
 }
 

@@ -89,9 +89,9 @@ fn who_ends_and_waits_for_a_file_server_meanwhile_holds_what_he_had() {
     let busy = wait_for(&mut daemon, "mount.busy", opened.point());
     busy.expect("/holders_verdict", "incomplete");
     busy.expect("/holders_complete", false);
-    assert!(why_unread(whole(&busy), by_file.pid()).starts_with("it is ending"), "{busy}");
+    assert!(why_unread(whole(&busy), by_file.pid()).starts_with("a thread is exiting"), "{busy}");
     let answer = held(opened.point());
-    assert!(why_unread(&answer, by_file.pid()).starts_with("it is ending"), "{answer}");
+    assert!(why_unread(&answer, by_file.pid()).starts_with("a thread is exiting"), "{answer}");
 
     drop(resumed);
     for mount in [&opened, &entered] {

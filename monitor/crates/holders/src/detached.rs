@@ -32,13 +32,15 @@ mod progress;
 mod tests;
 
 /// What is not looked at.
-const BLIND: &str = "its files that wait in sockets or are registered with an io_uring, and what the kernel has of it, were not looked for";
+const BLIND: &str = "its files in sockets and in io_urings, and what the kernel has of it, were not scanned";
 /// The same where its file system is not known, its files show another one, or a server may have to be asked.
-const UNMAPPED: &str = "files of it that are only mapped were not looked for";
-const UNBOUND: &str = "sockets that are bound in it were not looked for";
+const UNMAPPED: &str = "its files that are only mapped were not scanned";
+const UNBOUND: &str = "sockets that are bound in it were not scanned";
 /// What is not known of its copies.
-const UNSEEN: &str = "it was not seen while it was mounted, so whether copies in other mount namespaces went with it is not known";
-const NOT_ALL: &str = "not all mount namespaces could be read while it was mounted, so copies may have gone with it that are not known";
+const UNSEEN: &str = "it was not seen while it was mounted; it is unknown whether its copies in other mount namespaces \
+                      went with it";
+const NOT_ALL: &str =
+    "not all mount namespaces could be read while it was mounted; unknown copies may have gone with it";
 
 /// A request who uses detached mounts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

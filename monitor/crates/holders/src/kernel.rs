@@ -112,10 +112,16 @@ fn list(proc: &Proc, access: Access) -> Option<(String, Named)> {
 /// Why those that are only possible may be none.
 pub(super) fn doubt(access: Access) -> &'static str {
     match access {
-        Access::Loop => "a loop device has a file of a name on it, and on which mount that is cannot be told",
-        Access::Uprobe => "a uprobe is in a file of a name on it, and on which mount that is nothing shows",
-        Access::Swap => "a swap file has a name on it, and on which mount that is nothing shows",
-        _ => "the kernel's NFS server exports a name on it, and on which mount that is nothing shows",
+        Access::Loop => {
+            "the path of a loop device's backing file is below the mount point; the file's mount is unknown"
+        }
+        Access::Uprobe => {
+            "the path of a file with a uprobe is below the mount point; the file's mount is unknown"
+        }
+        Access::Swap => "the path of a swap file is below the mount point; the file's mount is unknown",
+        _ => {
+            "the kernel's NFS server exports a path below the mount point; the mount of the export is unknown"
+        }
     }
 }
 

@@ -65,6 +65,11 @@ pub const MAX_LISTED: usize = 256;
 /// The same of a report on demand, which nobody keeps.
 const MAX_LISTED_ON_DEMAND: usize = 4096;
 
+/// Why a process was not read.
+const READS_HANG: &str = "reads of it hang";
+/// Why not all mounts of a namespace are known.
+const TOO_LONG: &str = "its mount namespace has more mounts, or longer names, than a scan reads";
+
 /// Processor time for the descriptors of one process, until others have their turn, where only those of a detached mount are
 /// looked for.
 const FILES_OF_ONE: Duration = Duration::from_millis(10);

@@ -70,7 +70,7 @@ pub(super) fn locate(
                         if let Some(id) = lies_on.filter(|_| request.on_demand) {
                             mount = seen.table.by_id(id).cloned();
                             if mount.is_none() {
-                                report.blind_spot(None, "the mount that the path lies on cannot be seen");
+                                report.blind_spot(None, "the mount of the path is not visible");
                             }
                         }
                         return Some(Found { mount, may_be_replaced, seen });

@@ -13,7 +13,7 @@ use kevtmon_sources::procfs::statmount::MountNamespace;
 use serde::{Deserialize, Serialize};
 
 use super::mntns_index::namespace;
-use super::{Deadline, ScanRequest, own_tgid};
+use super::{Deadline, ScanRequest, TOO_LONG, own_tgid};
 
 /// A request whether a mount is still there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub(super) fn presence(proc: &Proc, request: &PresenceRequest, deadline: Deadlin
     let all = std::iter::once_with(|| proc.pids().unwrap_or_default()).flatten();
     for tgid in named.chain(all) {
         if deadline.is_over() {
-            return unknown("the time to look for a process of its mount namespace ran out");
+            return unknown("time ran out before a process of its mount namespace was found");
         }
         let Some(process) = member(proc, tgid, request.mntns) else { continue };
         if let Some(unique) = request.identity.unique
@@ -52,7 +52,7 @@ pub(super) fn presence(proc: &Proc, request: &PresenceRequest, deadline: Deadlin
         match find(&table, &request.identity) {
             Some(true) => return known(true),
             Some(false) if table.is_cut() => {
-                return unknown("its mount namespace has more mounts, or longer names, than are read");
+                return unknown(TOO_LONG);
             }
             Some(false) if is_whole => return known(false),
             // A process in a chroot does not see all mounts.
@@ -66,7 +66,7 @@ pub(super) fn presence(proc: &Proc, request: &PresenceRequest, deadline: Deadlin
     }
     match in_chroot {
         true => unknown("only processes in a chroot are left in its mount namespace"),
-        false => unknown("no process is left in its mount namespace whose mounts can be read"),
+        false => unknown("no process in its mount namespace has mounts that can be read"),
     }
 }
 

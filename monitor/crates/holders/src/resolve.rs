@@ -82,12 +82,12 @@ const LOCAL: &[&str] = &[
 /// Why a path could not be resolved.
 #[derive(Debug, Error)]
 pub(super) enum Unresolved {
-    #[error("no process is left in its mount namespace whose root directory can be opened")]
+    #[error("no process in its mount namespace has a root directory that can be opened")]
     NoProcess,
     #[error("its caller's root or current directory could not be captured, or was removed")]
     NotCaptured,
     /// An absolute link in it leads below the caller's root directory.
-    #[error("{path} is an absolute link, and the root directory of the caller is not known")]
+    #[error("{path} is an absolute link; the root directory of the caller is unknown")]
     UnknownRoot { path: String },
     /// The directory of this path is another one for the process that is walked from.
     #[error("{path} is on another mount now than it was for the caller")]

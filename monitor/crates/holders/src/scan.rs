@@ -25,7 +25,7 @@ use super::propagation::{self, Copies, MountCopy, NamespaceMounts};
 use super::scope::Scope;
 use super::searched::{ScanTargets, SearchedMount};
 use super::turns::Turns;
-use super::{Deadline, ScanRequest, own_directory, own_tgid};
+use super::{Deadline, ScanRequest, TOO_LONG, own_directory, own_tgid};
 
 /// The list of processes is never longer than this takes; a reader would be ended soon after.
 const LIST_MAX: Duration = Duration::from_secs(10);
@@ -167,7 +167,7 @@ impl<'p> Scan<'p> {
             Some(known) => locate::again(self.proc, &known, &members)?,
         };
         if seen.table.is_cut() {
-            self.report.blind_spot(None, doubts::TOO_LONG);
+            self.report.blind_spot(None, TOO_LONG);
         }
         let Some(target) = target else {
             return Some(self.nothing_there(request));
@@ -197,7 +197,7 @@ impl<'p> Scan<'p> {
     /// The mount is not there, or not any more.
     fn nothing_there(&mut self, request: &ScanRequest) -> Outcome {
         if self.report.mount.is_some() {
-            self.report.blind_spot(None, "the mount went before every process was looked at");
+            self.report.blind_spot(None, "the mount went before every process was read");
             let is_held = self.report.is_explained();
             return Outcome::done(if is_held { Verdict::Processes } else { Verdict::Transient });
         }

@@ -54,12 +54,12 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
         match kernel::is_still(proc, holder).filter(|_| *is_attached) {
             Some(true) => report.holders.push(holder.clone()),
             Some(false) => {}
-            None => report.blind_spot(None, "whether what the kernel held still does cannot be seen"),
+            None => report.blind_spot(None, "it is unknown whether the kernel still holds it"),
         }
     }
     for (tgid, holders) in by_process {
         if deadline.is_over() {
-            report.blind_spot(None, "the time to look at its holders again ran out");
+            report.blind_spot(None, "time ran out before its holders were read again");
             break;
         }
         let Ok(process) = proc.dir(tgid) else { continue };
@@ -81,15 +81,15 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
                 None => report.blind_spot(
                     Some((tgid, Some(stat.comm.clone()))),
                     match is_attached {
-                        true => "whether it still uses the mount cannot be seen",
-                        false => "whether it still uses the detached mount cannot be seen",
+                        true => "it is unknown whether it still uses the mount",
+                        false => "it is unknown whether it still uses the detached mount",
                     },
                 ),
             }
         }
     }
     if !is_attached {
-        report.blind_spot(None, "who did not hold it before it was unmounted was not looked at");
+        report.blind_spot(None, "only processes that held it before the unmount were read");
     }
     let in_it = |holder: &Holder| holder.explains() && holder.access != Access::ChildMount;
     report.verdict = match &report.holders[..] {

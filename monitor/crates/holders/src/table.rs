@@ -42,10 +42,10 @@ impl Doubt {
     /// As a reason for an answer that is not complete.
     pub(super) fn reason(self) -> &'static str {
         match self {
-            Self::Changed => "the mounts of its namespace changed between the call and the look",
-            Self::Gone => "the mount that was busy had gone before it was looked at",
+            Self::Changed => "the mounts of its namespace changed between the call and the scan",
+            Self::Gone => "the busy mount had gone before the scan",
             Self::Covered => "what is mounted at the path was mounted there after the call",
-            Self::NotSeen => "whether the mounts of its namespace changed since the call cannot be seen",
+            Self::NotSeen => "it is unknown whether the mounts of its namespace changed since the call",
             Self::Replaced => "a directory or link in its path may have been replaced after the call",
             Self::Path => "its path may have led elsewhere during the call",
         }

@@ -381,7 +381,7 @@ impl HolderReport {
     /// Notes that the time ran out for some of the processes.
     pub fn cut(&mut self) {
         self.cut = true;
-        self.blind_spot(None, "the time to look at all processes ran out");
+        self.blind_spot(None, "time ran out before all processes were read");
     }
 
     /// Notes that something could not be looked into.
@@ -422,7 +422,7 @@ impl HolderReport {
         let mut users = self.holders.iter().filter(|holder| holder.explains());
         let is_gone = users.next().is_some_and(is_younger);
         if is_gone {
-            self.blind_spot(None, "who holds it by now was started after the call");
+            self.blind_spot(None, "its present holders started after the call");
         }
         is_gone
     }

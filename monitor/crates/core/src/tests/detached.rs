@@ -217,7 +217,7 @@ fn who_is_found_when_a_look_goes_on_is_told_at_once_and_that_it_has_ended() {
         let [event] = &emitted[..] else { panic!("{emitted:?}") };
         assert_eq!((event.severity, event.completes), (Severity::Notice, first));
         assert!(event.message.contains("and is still held by glusterfs (pid 94549)"), "{}", event.message);
-        let reason = "the time to look at all processes ran out";
+        let reason = "time ran out before all processes were read";
         assert!(event.holders_unreadable.iter().any(|spot| spot.reason == reason), "{event:?}");
         for mut core in twice(core) {
             core.observe(at(22_100 * MS, Fact::DetachedUsers { id, reports: part(used(0)) }));

@@ -14,9 +14,9 @@ use crate::{Deadline, FILES_OF_ONE, MAX_LISTED};
 /// Processor time for all of them, each time that it goes on.
 const AGAIN: Duration = Duration::from_millis(100);
 /// Why one that was found need not use the mount any more.
-const UNKNOWN: &str = "whether it still uses the detached mount was not seen";
+const UNKNOWN: &str = "it is unknown whether it still uses the detached mount";
 /// The same of those that found no place in the list.
-const OMITTED: &str = "more were found to use it than are listed, and whether those still do was not seen";
+const OMITTED: &str = "more processes used it than are listed; it is unknown whether they still do";
 
 impl Look<'_> {
     /// Looks again at those who were found before, and leaves out who has let go.

@@ -14,7 +14,7 @@ use crate::mntns_index::namespace;
 use crate::pins::{Extent, Rest, Visit, Visitor, describe};
 use crate::searched::ScanTargets;
 use crate::turns::Turns;
-use crate::{Deadline, FILES_OF_ONE, MAX_LISTED, own_directory, own_tgid};
+use crate::{Deadline, FILES_OF_ONE, MAX_LISTED, READS_HANG, own_directory, own_tgid};
 
 /// However long the list took, and those who were found before, a quarter of the time is for what comes then.
 const TURNS_MIN: u32 = 4;
@@ -165,7 +165,7 @@ impl<'a> Look<'a> {
             return;
         }
         let comm = self.proc.stat(tgid).map(|stat| stat.comm);
-        let reason = if self.proc.is_aside(tgid) { "whoever reads it hangs" } else { "it may not be read" };
+        let reason = if self.proc.is_aside(tgid) { READS_HANG } else { "it may not be read" };
         for report in &mut self.progress.found {
             report.unreadable += 1;
             report.blind_spot(Some((tgid, comm.clone())), reason);

@@ -154,7 +154,7 @@ impl Follower {
             Ok(Answer { reply, .. }) => reply,
             Err(error) => {
                 let reason = format!(
-                    "cannot look at the mounts of other namespaces, so that no mount-leak is found or closed: {}",
+                    "cannot scan the mounts of other namespaces; no mount-leak opens or closes: {}",
                     kevtmon_types::error_chain::chain(&error)
                 );
                 tracing::warn!("{reason}");

@@ -8,12 +8,11 @@ use super::Scan;
 use crate::mntns_index::{self, MntnsIndex, Shown};
 use crate::pins::{Awaited, Visit};
 use crate::scope::Scope;
+use crate::{READS_HANG, TOO_LONG};
 
 /// Why it is not known what an unmount reaches.
 pub(super) const UNSEEN_GROUP: &str =
-    "a mount where an unmount of it could propagate to receives from a group of mounts that is not seen";
-/// Why not all mounts of a namespace are known.
-pub(super) const TOO_LONG: &str = "its mount namespace has more mounts, or longer names, than are read";
+    "a mount that the unmount could propagate to receives from a peer group that is not visible";
 
 impl Scan<'_> {
     /// Where mounts of a namespace are not seen, as all its processes are in a chroot or it has more than are read, they may hold
@@ -27,7 +26,7 @@ impl Scan<'_> {
             let reason = match shown.table.is_cut() {
                 true => TOO_LONG,
                 false => {
-                    "every process of its mount namespace is in a chroot, and mounts outside of it are not seen"
+                    "every process of its mount namespace is in a chroot; mounts outside of it are not visible"
                 }
             };
             self.blind_to(member.tgid, reason);
@@ -63,77 +62,71 @@ impl Scan<'_> {
             self.add_unreadable(tgid, near);
         }
         if visit.is_named_by_ring && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "a file of a name on it is registered with an io_uring of it, and on which mount cannot be told");
+            self.blind_to(tgid, "a file of this name is registered with its io_uring; the mount is unknown");
         }
         if visit.keeps_unknown && process.is_there(&mut Vec::new()) {
             self.blind_to(
                 tgid,
-                "it keeps a mount namespace without a process, whose mounts this kernel does not show",
+                "it keeps a mount namespace without a process; this kernel does not show the mounts there",
             );
         }
         let is_certain = visit.pins.iter().any(|pin| !pin.possible);
         if !visit.doubts.is_empty() && !is_certain && process.is_there(&mut Vec::new()) {
             let is_socket = |access: &Access| *access == Access::Socket;
             if visit.doubts.iter().any(is_socket) {
-                self.blind_to(tgid, "a socket of it is bound to a file, but on which mount cannot be told");
+                self.blind_to(tgid, "it has a socket bound to a file; the mount is unknown");
             }
             if !visit.doubts.iter().all(is_socket) {
-                self.blind_to(tgid, "it uses something of this name, but on which mount cannot be told");
+                self.blind_to(tgid, "it uses a file or directory of this name; the mount is unknown");
             }
         }
         if visit.is_sent_files && process.is_there(&mut Vec::new()) {
-            self.blind_to(
-                tgid,
-                "a socket of it has files that nobody has received yet, on mounts that are not known",
-            );
+            self.blind_to(tgid, "it has a socket with files in flight; their mounts are unknown");
         }
         if visit.is_unlisted && process.is_there(&mut Vec::new()) {
             self.blind_to(
                 tgid,
-                "it uses a mount of the same file system that no mount namespace shows, which may be a copy that the \
-                 unmount would reach",
+                "it uses a mount of the same file system that no mount namespace shows; the unmount may reach that \
+                 mount",
             );
         }
         if visit.is_cut && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "it has more open files than there was time to look at");
+            self.blind_to(tgid, "time ran out before all its open files were read");
         }
         if visit.is_ending && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "it is ending, and what it has open until then nothing shows any more");
+            self.blind_to(tgid, "a thread is exiting; its open files are not visible");
         }
         match visit.awaited {
             Some(Awaited::Server(kind)) => self.blind_to(
                 tgid,
-                &format!("a thread of it waits for {kind} in a system call, and what that call uses nothing shows"),
+                &format!(
+                    "a thread waits for {kind} in a system call; the files of that call are not visible"
+                ),
             ),
             Some(Awaited::Pipe) => self.blind_to(
                 tgid,
-                "a thread of it opens a named pipe whose other end nobody opens, and where that is nothing shows",
+                "a thread waits in open(2) of a named pipe; the mount of the pipe is unknown",
             ),
             Some(Awaited::Closed) => self.blind_to(
                 tgid,
-                "a thread of it waits in a system call for a file whose descriptor is closed, and which file that is \
-                 nothing shows",
+                "a thread waits in a system call for a file whose descriptor is closed; the file is unknown",
             ),
             None => {}
         }
         if visit.may_probe && process.is_there(&mut Vec::new()) {
-            self.blind_to(
-                tgid,
-                "it has a perf event open that may be a probe (uprobe), and in which file nothing shows",
-            );
+            self.blind_to(tgid, "it has a perf event open that may be a uprobe; the file is unknown");
         }
         if visit.has_closed_ring && process.is_there(&mut Vec::new()) {
             self.blind_to(
                 tgid,
-                "it has mapped an io_uring whose descriptor is closed, and which files are registered with that nothing \
-                 shows",
+                "it has mapped an io_uring whose descriptor is closed; the registered files are unknown",
             );
         }
         if visit.has_more_threads && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "it has more threads than there was time to look at");
+            self.blind_to(tgid, "time ran out before all its threads were read");
         }
         if visit.has_more_sockets && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "it has more sockets than there was time to look for files in");
+            self.blind_to(tgid, "time ran out before all its sockets were read");
         }
     }
 
@@ -154,7 +147,7 @@ impl Scan<'_> {
     /// A process that could be a holder was not looked into.
     pub(super) fn blind_to(&mut self, tgid: u32, reason: &str) {
         let comm = self.proc.stat(tgid).map(|stat| stat.comm);
-        let reason = if self.proc.is_aside(tgid) { "whoever reads it hangs" } else { reason };
+        let reason = if self.proc.is_aside(tgid) { READS_HANG } else { reason };
         self.report.blind_spot(Some((tgid, comm)), reason);
     }
 }

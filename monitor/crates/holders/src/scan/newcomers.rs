@@ -26,7 +26,7 @@ const STAGES: [Stage; 7] = [
     Stage::Unseen,
 ];
 /// Why those that came are not all known.
-const NO_TIME: &str = "there was no time for all processes that came during the look";
+const NO_TIME: &str = "not all processes that started during the scan were read";
 
 impl Scan<'_> {
     /// Looks at those that are in no list yet, as long as nobody is found. Without the kernel's lists it is not known to whom
@@ -53,7 +53,7 @@ impl Scan<'_> {
         tgids.retain(|tgid| !self.progress.listed.contains(tgid));
         match self.listed.as_mut().map_or_else(|| Ok(BTreeSet::new()), Listed::given_since) {
             Ok(given) => tgids.extend(given),
-            Err(_) => self.report.blind_spot(None, "who has it now the kernel does not list"),
+            Err(_) => self.report.blind_spot(None, "the kernel does not list its present users"),
         }
         tgids.retain(|tgid| !not_looked_at.contains(&Some(*tgid)));
         for tgid in &tgids {

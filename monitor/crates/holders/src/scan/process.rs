@@ -34,7 +34,7 @@ impl Scan<'_> {
             self.progress.rest.extend(begun.0.clone().map(|rest| (tgid, rest)));
             self.progress.crowds.extend(begun.1.map(|after| (tgid, after)));
         }
-        self.blind_to(tgid, "it started one program after the other while it was looked at");
+        self.blind_to(tgid, "it executed one program after the other during the scan");
         true
     }
 

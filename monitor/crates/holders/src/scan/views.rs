@@ -57,7 +57,7 @@ impl Scan<'_> {
             let mut matters = scope.matters(&table);
             if matters && !room.take(&mut table, scope) {
                 matters = false;
-                self.report.blind_spot(None, "more mounts show its file system than are looked at");
+                self.report.blind_spot(None, "more mounts show its file system than a scan reads");
             }
             self.progress.namespaces.insert(*ns, matters);
             if matters {
@@ -97,7 +97,7 @@ impl Scan<'_> {
         let of_it = table.iter().filter(|mount| mount.device == scope.target.device).map(|mount| mount.id);
         self.progress.shown.extend(of_it.take(SHOWN_MAX.saturating_sub(self.progress.shown.len())));
         if self.progress.shown.len() == SHOWN_MAX {
-            self.report.blind_spot(None, "more mounts show its file system than are looked at");
+            self.report.blind_spot(None, "more mounts show its file system than a scan reads");
         }
     }
 
@@ -106,7 +106,7 @@ impl Scan<'_> {
         if let Some(at) = &scope.at
             && !self.progress.groups.add(at, table)
         {
-            self.report.blind_spot(None, "there are more groups of mounts that propagate than are looked at");
+            self.report.blind_spot(None, "there are more peer groups of mounts than a scan reads");
         }
     }
 }

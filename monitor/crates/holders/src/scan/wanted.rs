@@ -11,8 +11,8 @@ use crate::mntns_index::MntnsIndex;
 use crate::progress::Stage;
 
 /// Why nobody else is listed where those sufficed who see the mount.
-pub(super) const NEAR_ALONE: &str = "processes in mount namespaces that do not see it, and files that sockets and rings \
-                                     keep, were not looked at, since there are holders that see it";
+pub(super) const NEAR_ALONE: &str = "processes in mount namespaces without the mount, and files in sockets and \
+                                     io_urings, were not scanned: there are holders that see it";
 
 /// Whether all holders are looked for, rather than the reason why it is busy, by a scan that has come so far.
 pub(super) fn wants_all(request: &ScanRequest, stage: Stage, found: &HolderReport) -> bool {

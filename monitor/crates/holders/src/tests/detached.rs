@@ -221,7 +221,7 @@ fn who_hangs_whoever_reads_him_may_still_use_what_he_used_and_is_named() {
     assert_eq!(told, [(110, true), (105, true)]);
     let of_it = reports[0].blind_spots.iter().filter(|spot| spot.tgid == Some(110));
     let reasons: Vec<&str> = of_it.map(|spot| spot.reason.as_str()).collect();
-    assert_eq!(reasons, ["whoever reads it hangs", "whether it still uses the detached mount was not seen"]);
+    assert_eq!(reasons, ["reads of it hang", "it is unknown whether it still uses the detached mount"]);
     job.go_on(b"nothing");
     assert_eq!(job.progress, detached::Progress::default());
 }

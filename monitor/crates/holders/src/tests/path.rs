@@ -109,7 +109,7 @@ fn an_absolute_link_below_a_root_that_is_not_known_leads_nowhere_rather_than_els
     };
     let lost = look(&jail.join("in/absolute"));
     assert_eq!((lost.verdict, lost.complete), (Verdict::Incomplete, false), "{lost:?}");
-    assert!(lost.blind_spots[0].reason.contains("root directory of the caller is not known"), "{lost:?}");
+    assert!(lost.blind_spots[0].reason.contains("root directory of the caller is unknown"), "{lost:?}");
     for path in [target.clone(), jail.join("in/relative")] {
         let found = look(&path);
         assert_eq!((found.path.as_str(), found.complete), (target.to_str().unwrap(), true), "{found:?}");
@@ -251,7 +251,12 @@ fn a_path_leads_to_a_mount_until_another_one_covers_it() {
     assert_eq!(umount(&target, 0), Ok(()));
     assert!(!leads_to());
     let report = look(&ScanRequest { mntns: 1, ..request(&target) });
-    assert!(report.mount.is_none() && report.blind_spots[0].reason.contains("no process is left"));
+    assert!(
+        report.mount.is_none()
+            && report.blind_spots[0]
+                .reason
+                .contains("no process in its mount namespace has a root directory")
+    );
 }
 
 #[test]
@@ -295,7 +300,7 @@ fn where_no_process_is_left_nothing_is_said_about_a_mount() {
     drop(there);
     let late = answer();
     assert_eq!(late.present, None);
-    assert!(late.reason.unwrap().starts_with("no process is left"));
+    assert!(late.reason.unwrap().starts_with("no process in its mount namespace has mounts"));
 }
 
 #[test]
@@ -363,5 +368,8 @@ fn where_nobody_is_left_in_the_namespace_the_answer_is_incomplete_and_says_why()
     let request = ScanRequest { mntns: 1, tgid: u32::MAX, ..request(&sandbox.path("vol")) };
     let report = scan(&Proc::default(), &request, AMPLE);
     assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false));
-    assert!(report.blind_spots[0].reason.contains("no process is left"), "{report:?}");
+    assert!(
+        report.blind_spots[0].reason.contains("no process in its mount namespace has a root directory"),
+        "{report:?}"
+    );
 }

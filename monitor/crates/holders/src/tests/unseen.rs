@@ -60,7 +60,7 @@ fn of_who_ends_it_is_not_known_what_he_holds_and_that_is_told_where_nobody_is_kn
     }
     let report = fake.scan();
     assert_eq!((report.verdict, report.complete, report.holders.len()), (Verdict::Incomplete, false, 0));
-    let told = "it is ending, and what it has open until then nothing shows any more";
+    let told = "a thread is exiting; its open files are not visible";
     assert_eq!(reasons(&report), [(Some(20), told)]);
 
     fake.process(30, 1, &fake_table());
@@ -86,8 +86,8 @@ fn who_has_given_everything_back_is_a_zombie_and_holds_nothing() {
 fn who_waits_in_a_system_call_may_hold_what_it_is_about() {
     let of_fuse = fake_table().replace("tmpfs t", "fuse.x t").replace(" 0:9 ", " 0:1048575 ");
     for (table, function, call, told) in [
-        (&of_fuse, "request_wait_answer", libc::SYS_statx, "a thread of it waits for FUSE"),
-        (&fake_table(), "wait_for_partner", libc::SYS_openat, "a thread of it opens a named pipe"),
+        (&of_fuse, "request_wait_answer", libc::SYS_statx, "a thread waits for FUSE"),
+        (&fake_table(), "wait_for_partner", libc::SYS_openat, "a thread waits in open(2) of a named pipe"),
     ] {
         let fake = FakeProc::new();
         fs::write(fake.0.path().join("10/mountinfo"), table).unwrap();
@@ -127,7 +127,7 @@ fn who_waits_for_a_file_whose_descriptor_is_closed_may_hold_it() {
     fake.calls(10, libc::SYS_read, 4);
     fake.open(10, 3, "pipe:[7]", "mnt_id:\t9\n");
     let report = fake.scan();
-    let told = "a thread of it waits in a system call for a file whose descriptor is closed";
+    let told = "a thread waits in a system call for a file whose descriptor is closed";
     assert!(reasons(&report)[0].1.starts_with(told), "{report:#?}");
     let [holder] = &report.holders[..] else { panic!("{report:#?}") };
     assert_eq!((holder.tgid, holder.access, holder.possible), (10, Access::Call, true));

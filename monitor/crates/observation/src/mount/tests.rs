@@ -40,7 +40,7 @@ fn the_same_text_given_elsewhere_is_another_place() {
 fn however_many_processes_cannot_be_read_a_doubt_about_all_is_kept() {
     let mut report = HolderReport::skipped(1, "/mnt/x");
     for tgid in 0..2 * u32::try_from(HolderReport::BLIND_SPOTS).unwrap() {
-        report.blind_spot(Some((tgid, None)), "whoever reads it hangs");
+        report.blind_spot(Some((tgid, None)), "reads of it hang");
     }
     for _ in 0..2 {
         report.blind_spot(None, "the mounts changed");
