@@ -237,18 +237,18 @@ impl Looked {
             let more = more_than(self.state.closed.len());
             let mend = match why {
                 Why::Untrusted => format!(
-                    "and is not taken over, since somebody else may have put it there or have another name for it; stop it, \
-                     mv {0} {0}.old, and start it again",
+                    "kevtmon does not take it over: another user may have created it or may have a hard link to it. \
+                     Stop kevtmon, mv {0} {0}.old, and start it again",
                     state.display()
                 ),
                 Why::Denied => format!(
-                    "and this process can neither change that (CAP_CHOWN) nor write to it all the same (CAP_DAC_OVERRIDE); stop it, \
-                     chown -R root: {0}; chmod -R u+rwX,go-w {0}, and start it again",
+                    "kevtmon can neither change the owner (CAP_CHOWN) nor write in spite of it (CAP_DAC_OVERRIDE). \
+                     Stop kevtmon, chown -R root: {0}; chmod -R u+rwX,go-w {0}, and start it again",
                     fs::canonicalize(state).unwrap_or_else(|_| state.to_owned()).display()
                 ),
             };
             remarks.push(Remark::Lacks(format!(
-                "store and flight recorder cannot work: {}{more} cannot be written to, being of uid {uid}, {mend}",
+                "store and flight recorder cannot work: uid {uid} owns {}{more}; {mend}",
                 first.display()
             )));
         }
@@ -256,8 +256,8 @@ impl Looked {
         let others = self.closed.iter().filter(|path| **path != *state || self.state.closed.is_empty());
         remarks.extend(others.chain(&self.not_there).map(|path| {
             Remark::Lacks(format!(
-                "{} is another user's, or may be once it is there, and without CAP_DAC_OVERRIDE it can then be neither written nor \
-                 connected to; start kevtmon with that capability",
+                "{} belongs to another user, or may do so once it exists: without CAP_DAC_OVERRIDE kevtmon can then \
+                 neither write nor connect to it; start kevtmon with that capability",
                 path.display()
             ))
         }));
@@ -444,7 +444,7 @@ mod tests {
         let mend = format!("mv {0} {0}.old", state.display());
         assert!(of_state.contains("uid 1000") && of_state.contains(&mend), "{of_state}");
         assert!(!of_state.contains("chown"), "what is not trusted is not to be made root's: {of_state}");
-        assert!(of_socket.contains("user/podman.sock is another user's, or may be"), "{of_socket}");
+        assert!(of_socket.contains("user/podman.sock belongs to another user, or may do so"), "{of_socket}");
         assert!(![of_state, of_socket].iter().any(|text| text.contains("  ")), "{remarks:?}");
     }
 }

@@ -39,8 +39,8 @@ pub struct DoctorArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Delete a neighbor entry and be refused an unmount, in namespaces made for that, and see whether the running daemon
-    /// names who it was
+    /// Delete a neighbor entry and provoke a refused unmount, in new namespaces, and check that the running daemon names
+    /// the process
     #[arg(long)]
     pub self_test: bool,
     /// Socket of the daemon [default: as configured, else /run/kevtmon/kevtmon.sock]
@@ -165,7 +165,7 @@ fn without_daemon(error: &RemoteError) -> Part {
         _ => Part::new(DAEMON, Condition::Failed).required().because(
             reason,
             "events and queries may be delayed or missing",
-            "look at its log, then restart it",
+            "read its log, then restart it",
         ),
     }
 }

@@ -54,8 +54,7 @@ pub struct HoldersArgs {
     /// Show the mounts of containers and pods that others still have after the host has unmounted them
     #[arg(long, conflicts_with_all = ["path", "here"])]
     pub leaks: bool,
-    /// Be content with the holders that see the mount, if there are any: processes in other mount namespaces can hold it, too,
-    /// and to look at all of them takes longer
+    /// Stop after the processes that see the mount, if they hold it. Processes in other mount namespaces are then not read
     #[arg(long, conflicts_with = "leaks")]
     pub near: bool,
     /// Print one JSON object
@@ -82,7 +81,7 @@ enum Failure {
         "{path} is relative, and this process is in another mount namespace than process 1: give an absolute path, or --here"
     )]
     Relative { path: String },
-    #[error("cannot look at the mounts of other processes")]
+    #[error("cannot read the mounts of other processes")]
     Look(#[source] Unread),
     #[error("cannot start")]
     Start(#[source] io::Error),
@@ -214,7 +213,7 @@ impl HoldersArgs {
             if known.is_none() {
                 let why = initial.err().map_or_else(
                     || "the mount namespace of process 1 may not be read".to_owned(),
-                    |error| format!("the mount namespace of process 1 is not known: {}", chain(&error)),
+                    |error| format!("the mount namespace of process 1 is unknown: {}", chain(&error)),
                 );
                 report.blind_spot(None, &format!("{why}; this is that of this process"));
             }

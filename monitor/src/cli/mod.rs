@@ -56,13 +56,13 @@ pub enum Command {
     /// Loop devices, swap files and NFS exports have a line of their own. With --leaks: mounts that others still have after the
     /// host has unmounted them.
     ///
-    /// Works without a daemon; with one, containers and pods have names. Nothing at PATH is opened or looked at.
+    /// Works without a daemon. With one, containers and pods have names. Nothing at PATH is opened.
     ///
     /// Exit code: 0 something was found, 1 nothing, 2 the answer is incomplete, or the path does not exist.
     Holders(HoldersArgs),
-    /// Tell what of kevtmon works on this node, on which attach mode, why not better, and how to get it
+    /// Show what works on this node, in which attach mode, why not better, and the remedy
     ///
-    /// The running daemon tells it of itself; without one, everything is tried as the daemon would try it, and let go of.
+    /// The running daemon answers for itself. Without one, the command tries everything as a daemon would, and releases it.
     ///
     /// Exit code: 0 all that is required works, 1 something does not, or the self-test failed, 69 `require_ebpf` is set and the
     /// hooks do not work, 77 a capability is missing that the daemon cannot do without.

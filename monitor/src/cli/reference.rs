@@ -28,7 +28,7 @@ pub enum Reference {
     ///
     /// `man -l DIRECTORY/kevtmon.1` shows one. The pages have the date of SOURCE_DATE_EPOCH, if that is set, or else of today.
     Manual {
-        /// The directory; made if it does not exist
+        /// The directory; created if it does not exist
         directory: PathBuf,
     },
     /// Show or check the configuration

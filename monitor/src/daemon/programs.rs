@@ -82,7 +82,7 @@ impl Daemon {
         match hooks.iterators {
             Ok(iterators) => self.scanner.set_iterators(iterators),
             Err(reason) => {
-                tracing::info!(reason, "looks for holders in /proc, without the kernel's own lists")
+                tracing::info!(reason, "scans for holders read /proc, without BPF iterators")
             }
         }
         for status in &hooks.statuses {

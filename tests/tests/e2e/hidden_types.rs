@@ -72,8 +72,8 @@ fn what_the_doctor_calls_lost_is_not_what_the_attach_mode_still_gives() {
     );
     let lost = |part: &Value| part["lost"].as_str().expect("what is lost").to_owned();
     let of_umount = lost(&umount);
-    assert!(of_umount.contains("only pid, name and user are known"), "{of_umount}");
-    assert!(!of_umount.contains("nobody is named"), "{of_umount}");
+    assert!(of_umount.contains("only pid, name, user and the given path are known"), "{of_umount}");
+    assert!(!of_umount.contains("without an actor"), "{of_umount}");
     let btf = doctor(&daemon, "btf");
     assert_eq!(btf["state"], "failed", "{btf}");
     assert!(lost(&btf).starts_with("every hook but that of unmounts"), "{btf}");

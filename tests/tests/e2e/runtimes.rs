@@ -430,7 +430,12 @@ fn where_it_lacks_the_capability_for_that_it_says_so_at_the_start_and_in_doctor(
     let launch = watching(&[&socket]).through(&["setpriv", "--bounding-set=-chown,-dac_override"]);
     let mut daemon = launch.start();
     let said = |text: &str| daemon.log().lines().filter(|line| line.contains(text)).count();
-    assert_eq!(said(&format!("{} is another user's, or may be", socket.display())), 1, "{}", daemon.log());
+    assert_eq!(
+        said(&format!("{} belongs to another user, or may do so", socket.display())),
+        1,
+        "{}",
+        daemon.log()
+    );
     log_in(&directory);
     let _proxy = serve(&socket, dockerd);
     let name = format!("docker:{}", socket.display());

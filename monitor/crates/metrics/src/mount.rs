@@ -66,7 +66,7 @@ impl MountMetrics {
             )?,
             scans_skipped: registrar.counters(
                 "kevtmon_holders_scans_skipped_total",
-                "Scans for the holders of a mount that were not made.",
+                "Skipped scans for the holders of a mount.",
                 &["reason"],
             )?,
             inventories: registrar

@@ -52,10 +52,8 @@ impl SourceMetrics {
             )?,
             lost,
             resyncs,
-            stuck_readers: registrar.gauge(
-                "kevtmon_proc_readers_stuck",
-                "Processes that are left out because a reader of /proc hangs on them.",
-            )?,
+            stuck_readers: registrar
+                .gauge("kevtmon_proc_readers_stuck", "Skipped processes: reads of their /proc files hang.")?,
             attach_modes: Mutex::default(),
             labels: Mutex::default(),
         })

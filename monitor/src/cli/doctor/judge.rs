@@ -118,7 +118,7 @@ pub(super) fn of_node(node: &Node) -> Vec<Part> {
         Ok(()) => Part::ok("proc", "mounted, and shows processes"),
         Err(reason) => Part::new("proc", Condition::Failed).because(
             reason,
-            "no process and no namespace can be told",
+            "processes and namespaces cannot be read",
             "mount -t proc proc /proc, or give the container the host's process namespace",
         ),
     };
@@ -153,7 +153,7 @@ fn capabilities(node: &Node) -> Part {
     }
     if !lacks.optional.is_empty() {
         let reason = format!("missing: {}", Lacks::listed(&lacks.optional));
-        let lost = "the hooks that need them name nobody, or other namespaces are seen late";
+        let lost = "the hooks that need them report no actor, or other namespaces are read late";
         return Part::new(NAME, Condition::Degraded).required().because(reason, lost, grant);
     }
     Part::ok(NAME, "all that are used").required()
@@ -164,8 +164,8 @@ fn btf(kernel: &KernelFacts) -> Part {
         Ok(bytes) => Part::ok("btf", format!("{} KiB of type information", bytes >> 10)),
         Err(reason) => Part::new("btf", Condition::Failed).because(
             format!("/sys/kernel/btf/vmlinux: {reason}"),
-            "every hook but that of unmounts, which names a caller by pid, name and user; what else happens is found by state, and \
-             nobody is named for it",
+            "every hook but that of unmounts, which names a caller by pid, name and user; all else is found by state, \
+             without an actor",
             NEEDS_BTF,
         ),
     }
@@ -285,10 +285,10 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
         ),
         SourceKind::Runtime => text(
             "its containers are read from disk every few seconds; what is not there is missing",
-            "look at the runtime: it does not answer on this socket",
+            "check the runtime: it does not answer on this socket",
         ),
         SourceKind::Processes if status.source == READERS => text(
-            "these processes are left out of every scan: that they hold something is not seen",
+            "scans skip these processes: what they hold is not seen",
             "end what they wait for, such as a dead FUSE or NFS server (fusectl abort, umount --lazy)",
         ),
         SourceKind::Processes => text("", "run kevtmon in the namespaces of the host"),
@@ -298,8 +298,8 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
              a unit), and a container that is not privileged has no /dev/kmsg; journalctl is in no container of kevtmon",
         ),
         SourceKind::Sink if status.reason.as_ref().is_some_and(|it| it.contains(ENDED)) => text(
-            "no event goes there any more; the others have them",
-            "whoever read it has gone: restart kevtmon with another one, or with --output none",
+            "this sink gets no more events; the others do",
+            "its reader closed the pipe: restart kevtmon with another reader, or with --output none",
         ),
         SourceKind::Sink => text(
             "events are discarded there, and counted in kevtmon's metrics, until it works again",
@@ -339,8 +339,8 @@ fn hook(status: &SourceStatus, node: &Node) -> (String, String) {
         _ if node.kernel.lockdown.as_deref() == Some(CONFIDENTIALITY) => NO_LOCKDOWN.to_owned(),
         _ if reason.contains("tracefs") => NEEDS_TRACEFS.to_owned(),
         _ if reason.contains("EPERM") || reason.contains("Operation not permitted") => {
-            "the kernel refuses it whatever the capabilities: look at the seccomp filter (bpf, perf_event_open) and the \
-             security modules"
+            "the kernel refuses it in spite of the capabilities: check the seccomp filter (bpf, perf_event_open) and \
+             the security modules"
                 .to_owned()
         }
         _ => "another kernel: this one lacks what the hook needs; report the reason if it is Linux 5.10 or newer"

@@ -133,7 +133,7 @@ fn see(remote: &Remote, expected: &Expected<'_>) -> Step {
     match found {
         Ok(Some(event)) => {
             let named = (expected.is_worker)(&event);
-            let who = if named { event.message.clone() } else { format!("seen, and nobody named{because}") };
+            let who = if named { event.message.clone() } else { format!("seen, without an actor{because}") };
             Step { passed: named, seq: Some(event.seq), named: Some(named), ms, ..failed(expected.what, who) }
         }
         Ok(None) => {

@@ -141,7 +141,7 @@ fn a_source_that_works_only_in_part_is_degraded_and_one_that_is_not_needed_absen
     assert_eq!(source(&docker, &node()).state, Condition::Absent);
     let hung = SourceStatus::down(SourceKind::Runtime, "docker:/a", "no answer within 2s");
     assert_eq!(source(&hung, &node()).state, Condition::Failed);
-    assert!(source(&hung, &node()).remedy.unwrap().starts_with("look at the runtime"));
+    assert!(source(&hung, &node()).remedy.unwrap().starts_with("check the runtime"));
     let denied = "cannot connect to the socket: Permission denied (os error 13)";
     let of_user = SourceStatus::down(SourceKind::Runtime, "docker:/run/user/1000/podman/podman.sock", denied);
     assert!(source(&of_user, &node()).remedy.unwrap().contains("CAP_DAC_OVERRIDE"));
@@ -212,7 +212,7 @@ fn what_the_daemon_pins_and_which_processes_hang_is_told() {
     assert_eq!(part(&clean, "self-pins").state, Condition::Ok);
     assert_eq!(part(&clean, "procfs").state, Condition::Ok);
     let hangs = SourceStatus {
-        reason: Some("whoever reads these processes hangs, so they are left out: process 7".into()),
+        reason: Some("reads of these processes hang; skipped: process 7".into()),
         ..SourceStatus::up(SourceKind::Processes, "procfs")
     };
     let mut report = report(vec![hangs]);

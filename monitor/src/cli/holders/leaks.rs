@@ -108,7 +108,7 @@ fn unreadable(found: &OnDemand) -> Vec<Unreadable> {
     };
     let mut unread: Vec<Unreadable> = found.unread.iter().take(UNREADABLE_MAX).map(of_process).collect();
     if !found.is_complete {
-        let reason = "not all mounts of all namespaces could be looked at".to_owned();
+        let reason = "not all mounts of all namespaces could be read".to_owned();
         unread.push(Unreadable { pid: None, comm: None, reason });
     }
     unread

@@ -83,7 +83,7 @@ fn not_found(output: &mut Output<'_>, word: &str, known: usize, incomplete: Opti
         1 => "`kevtmon state` shows the one pod that is known".to_owned(),
         known => format!("`kevtmon state` lists the {known} pods that are known"),
     };
-    output.remark(&format!("whether a pod of this node is called {word} is not known: {why}; {others}"));
+    output.remark(&format!("it is unknown whether a pod of this node is called {word}: {why}; {others}"));
     exit::QUERY
 }
 

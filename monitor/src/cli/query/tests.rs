@@ -158,7 +158,7 @@ fn the_state_reads_well() {
     assert!(one.out.contains("pod a/web") && !one.out.contains("b/web"), "{}", one.out);
     let unknown = answer(memory(), &of_pod("c/web"));
     assert_eq!((unknown.code, unknown.out.as_str()), (exit::QUERY, ""));
-    let expected = "whether a pod of this node is called c/web is not known: no container runtime answers \
+    let expected = "it is unknown whether a pod of this node is called c/web: no container runtime answers \
                     (docker:/run/docker.sock: no socket); `kevtmon state` lists the 2 pods that are known";
     assert!(unknown.err.contains(expected), "{}", unknown.err);
     let why = serde_json::from_str::<serde_json::Value>(&json.out).unwrap()["pods_incomplete"].clone();

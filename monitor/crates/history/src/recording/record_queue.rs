@@ -278,7 +278,7 @@ impl<W: SegmentWriter> Worker for RecordWorker<W> {
         batch.clear();
         match outcome {
             Ok(()) if !self.is_broken && mem::take(&mut self.is_reported) => {
-                tracing::info!(recording = self.name, "recording goes on");
+                tracing::info!(recording = self.name, "recording continues");
                 (self.tell)(None);
             }
             Err(error) if !mem::replace(&mut self.is_reported, true) => {

@@ -19,8 +19,8 @@ use crate::{objects, rbd};
 pub(super) const HOOK: Hook = Hook {
     name: "exec",
     observes: "calls of CNI plugins and of rbd",
-    without: "calls of CNI plugins are not seen, so that no change of the network is told to be part of one, nor those of rbd, so \
-              that it is not known which RBD images are wanted or locked",
+    without: "calls of CNI plugins and of rbd are not seen: changes of the network are not linked to calls; wanted and \
+              locked RBD images are unknown",
     attach_modes: &[AttachMode {
         name: "tp_btf",
         note: None,

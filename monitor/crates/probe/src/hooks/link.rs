@@ -16,7 +16,7 @@ use crate::task::actor;
 pub(super) const HOOK: Hook = Hook {
     name: "link",
     observes: "changes of interfaces, routes and addresses",
-    without: "who set a link down, moved or deleted it is not known, but for a CNI call at that time",
+    without: "links that are set down, moved or deleted have no actor, except a CNI call at that time",
     attach_modes: &[AttachMode {
         name: "tp_btf",
         note: None,

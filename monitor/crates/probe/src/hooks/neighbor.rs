@@ -22,7 +22,8 @@ use crate::task::actor;
 pub(super) const HOOK: Hook = Hook {
     name: "neighbor",
     observes: "neighbor changes",
-    without: "deleted and changed neighbor entries are not seen when that happens, and nobody is named for it; that a gateway has none is found by state",
+    without: "deletions and changes of neighbor entries are not seen; a missing gateway entry is found by state, \
+              without an actor",
     attach_modes: &[
         AttachMode {
             name: "tp_btf",
@@ -37,7 +38,7 @@ pub(super) const HOOK: Hook = Hook {
         AttachMode {
             name: "netlink",
             note: Some("no actor"),
-            lost: Some("who deleted or changed a neighbor entry is not known; that it went is seen"),
+            lost: Some("deleted and changed neighbor entries have no actor; deletions are seen"),
             mechanism: Mechanism::NeighborMessages,
         },
     ],

@@ -23,7 +23,7 @@ const EBUSY: u16 = 16;
 pub(super) const HOOK: Hook = Hook {
     name: "remove",
     observes: "names that cannot be removed or renamed",
-    without: "mount points that cannot be removed or renamed are not seen when that is refused; what remains is found by its state",
+    without: "refused removals and renames of mount points are not seen; what remains is found by state",
     attach_modes: &[AttachMode {
         name: "tracepoint",
         note: Some("makes each of these calls a tenth to a quarter of a microsecond longer"),

@@ -26,7 +26,7 @@ use crate::task::actor;
 pub(super) const HOOK: Hook = Hook {
     name: "umount",
     observes: "unmount attempts",
-    without: "unmounts that are refused are not seen when they are, and nobody is named for them; mounts and pods that remain are found by their state",
+    without: "refused unmounts are not seen; mounts and pods that remain are found by state, without an actor",
     attach_modes: &[
         AttachMode {
             name: "tracepoint",
@@ -47,8 +47,8 @@ pub(super) const HOOK: Hook = Hook {
             name: "helpers",
             note: Some("without BTF: no more than who called, and the path as it was given"),
             lost: Some(
-                "of who unmounts only pid, name and user are known, and the path as it was given: not the executable, not the \
-                 mount that is meant, so that who holds it stays unknown",
+                "of the caller only pid, name, user and the given path are known: neither its executable nor the \
+                 mount, so the holders stay unknown",
             ),
             mechanism: Mechanism::Programs(&[
                 untyped("umount_enter_untyped", "sys_enter_umount"),

@@ -137,7 +137,7 @@ enum State {
 }
 
 /// In the reason of a destination to which nothing can be written ever again.
-pub const ENDED: &str = "nothing can be written there any more";
+pub const ENDED: &str = "its reader closed it";
 
 impl<D: Destination> Reconnecting<D> {
     /// A sink that connects on its own thread, as soon as that runs.

@@ -119,9 +119,10 @@ fn authority(
             "client_ca_file has no effect without client_auth_type: RequireAndVerifyClientCert, or \
              VerifyClientCertIfGiven",
         )),
-        (_, Some(kind), None) => {
-            Err(invalid(kind.position.clone(), "client_ca_file is missing: whose certificates are accepted"))
-        }
+        (_, Some(kind), None) => Err(invalid(
+            kind.position.clone(),
+            "client_ca_file is missing: it names the CAs of accepted client certificates",
+        )),
         (_, None, None) => Ok(None),
         (auth, _, Some(file)) => {
             let mut roots = RootCertStore::empty();

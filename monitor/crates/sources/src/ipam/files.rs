@@ -149,7 +149,7 @@ impl Reading<'_> {
                 return None;
             };
             if index >= ENTRIES_MAX {
-                self.problem(directory, "has more entries than are looked at");
+                self.problem(directory, "has more entries than kevtmon reads");
                 return None;
             }
             // What is not Unicode is no address, and the name of no network.
@@ -177,7 +177,7 @@ impl Reading<'_> {
             }
             count += 1;
             if count > NETWORKS_MAX {
-                self.problem(&networks, "has more networks than are looked at");
+                self.problem(&networks, "has more networks than kevtmon reads");
                 self.found.complete = false;
                 return;
             }

@@ -57,7 +57,7 @@ impl Pace {
             return true;
         }
         let log = progress.log.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let reason = format!("a look at the logs has not ended for {MISSED_MAX} s; it is at {log}");
+        let reason = format!("reading the logs has taken more than {MISSED_MAX} s; it waits at {log}");
         let status = SourceStatus::down(SourceKind::Logs, NAME, reason);
         match self.tx.try_send(observed_now(Fact::Source(status))) {
             // In this order: what the reader tells because of it comes later.

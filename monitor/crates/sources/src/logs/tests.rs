@@ -134,7 +134,7 @@ fn a_look_that_does_not_end_is_told_by_who_waits_for_it_and_so_is_that_it_has_en
     assert!(pace.tick() && pace.tick());
     let Fact::Source(status) = told.try_recv().unwrap().fact else { panic!() };
     let reason = status.reason.unwrap();
-    assert!(!status.up && reason.ends_with(&format!("; it is at {}", path.display())), "{reason}");
+    assert!(!status.up && reason.ends_with(&format!("; it waits at {}", path.display())), "{reason}");
     assert!(told.try_recv().is_err(), "it is told once");
     assert_eq!(follower.look(), [Fact::Source(SourceStatus::up(SourceKind::Logs, NAME))]);
     due.try_recv().unwrap();

@@ -37,7 +37,7 @@ pub async fn follow_host_neighbors(tx: Sender) {
         let entries = match dump::on_thread(move || read(&before)) {
             Ok(reading) => reading.await.ok(),
             Err(error) => {
-                tracing::debug!(%error, "cannot look at the neighbor entries of the host");
+                tracing::debug!(%error, "cannot read the neighbor entries of the host");
                 None
             }
         };

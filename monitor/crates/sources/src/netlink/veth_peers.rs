@@ -198,13 +198,13 @@ impl Survey {
         let end = Instant::now() + TIME;
         for tgid in proc.pids().unwrap_or_default() {
             if Instant::now() > end {
-                survey.report.blind_spot(None, "there was no time to look at all processes");
+                survey.report.blind_spot(None, "time ran out before all processes were read");
                 break;
             }
             match proc.dir(tgid) {
                 Ok(dir) => survey.process(tgid, &dir, &mut buffer, &mut by_mntns),
                 Err(error) if is_gone(&error) => {}
-                Err(_) => survey.report.blind_spot(Some((tgid, None)), "it hangs whoever reads it"),
+                Err(_) => survey.report.blind_spot(Some((tgid, None)), "reads of it hang"),
             }
         }
         survey.mounts(proc, &by_mntns);

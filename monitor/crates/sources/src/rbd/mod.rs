@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for Sysfs {
 pub fn start(readers: Readers, sysfs: PathBuf, tx: Sender) {
     // Before the first look: what comes after it is told.
     let uevents = Uevents::open().inspect_err(|error| {
-        tracing::warn!(%error, "the kernel's events of devices cannot be read: images that are mapped are looked for every 30 s");
+        tracing::warn!(%error, "the kernel's device events cannot be read: mapped images are read every 30 s");
     });
     tokio::spawn(
         Follower { readers, sysfs, tx, told: None, problems: BTreeSet::new(), is_full: false }
@@ -178,7 +178,7 @@ impl Follower {
         }
         let looked = self.readers.ask(Look::at(&connected), PATIENCE).await;
         let mappers = looked.map(|looked| looked.reply).unwrap_or_else(|error| {
-            tracing::debug!(%error, "cannot look at what has connected network block devices");
+            tracing::debug!(%error, "cannot read which processes connected network block devices");
             Vec::new()
         });
         let told = self.told.as_ref();

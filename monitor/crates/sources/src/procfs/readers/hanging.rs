@@ -78,7 +78,7 @@ impl Description {
         }
         if self.unanswered.is_empty() && self.waiting.is_empty() {
             // It need not be a file system: a page fault that a process answers hangs readers, too.
-            text.push_str(", for what reason is unknown");
+            text.push_str(", reason unknown");
         }
         text
     }
@@ -95,7 +95,7 @@ impl Waiting {
 
     /// Not that it waits for one of those that it sees: it can have opened files of others.
     fn phrase(&self) -> String {
-        let mut text = format!(", a thread of which waits for {}", self.kind);
+        let mut text = format!(", with a thread that waits for {}", self.kind);
         for (index, (source, place)) in self.mounts.iter().enumerate() {
             text.push_str(if index == 0 { "; it sees " } else { ", " });
             text.push_str(&format!("{} at {}", name(source), name(place)));
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn a_kind_of_file_systems_is_named_where_a_thread_waits_in_its_code() {
         let waits = ["0", "rpc_wait_bit_killable"];
-        let told = "process 7 (tail), a thread of which waits for NFS; it sees filer:/home at /home";
+        let told = "process 7 (tail), with a thread that waits for NFS; it sees filer:/home at /home";
         assert_eq!(phrase(MOUNTS, &waits, false), told);
         // One file system in two places is one.
         let again = format!("{MOUNTS}33 22 0:40 /b /b rw - nfs4 filer:/home rw\n");
@@ -168,7 +168,7 @@ mod tests {
         }
         assert_eq!(phrase(&more, &waits, false), format!("{told}, old:/1 at /1, old:/2 at /2 and 2 more"));
         let local = MOUNTS.lines().next().unwrap();
-        assert_eq!(phrase(local, &waits, false), "process 7 (tail), a thread of which waits for NFS");
+        assert_eq!(phrase(local, &waits, false), "process 7 (tail), with a thread that waits for NFS");
     }
 
     #[test]
@@ -181,7 +181,7 @@ mod tests {
             "do_exit",
             "fuse_dev_do_read",
         ] {
-            assert_eq!(phrase(MOUNTS, &[waits], false), "process 7 (tail), for what reason is unknown");
+            assert_eq!(phrase(MOUNTS, &[waits], false), "process 7 (tail), reason unknown");
         }
     }
 
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(phrase(MOUNTS, &["request_wait_answer"], true), told);
         assert_eq!(
             phrase(MOUNTS, &["request_wait_answer"], false),
-            "process 7 (tail), a thread of which waits for FUSE; it sees vol at /mnt/g"
+            "process 7 (tail), with a thread that waits for FUSE; it sees vol at /mnt/g"
         );
     }
 }

@@ -113,7 +113,7 @@ pub enum Unread {
     #[error("reading /proc takes too long")]
     Late,
     /// Too many processes hang whoever reads them.
-    #[error("too many processes hang whoever reads them")]
+    #[error("too many processes hang their readers")]
     Hanging,
     /// The job of this kind before waits for a disk.
     #[error("a disk does not answer the reader before")]

@@ -147,10 +147,8 @@ impl SkipList {
             Some(description) => description.phrase(*tgid),
             None => format!("process {tgid}"),
         });
-        let mut reason = format!(
-            "whoever reads these processes hangs, so they are left out: {}",
-            named.collect::<Vec<_>>().join("; ")
-        );
+        let mut reason =
+            format!("reads of these processes hang; skipped: {}", named.collect::<Vec<_>>().join("; "));
         if self.entries.len() > NAMED {
             reason.push_str(&format!("; and {} more", self.entries.len() - NAMED));
         }
