@@ -1,4 +1,4 @@
-//! Incidents of CNI calls for the sandboxes of a real Docker, by real plugins: a `DEL` that fails again and again, and one in
+//! Incidents of CNI calls for the sandboxes of a real Docker, by real plugins: a `DEL` that fails repeatedly, and one in
 //! the network of others.
 
 use std::path::Path;
@@ -155,7 +155,7 @@ fn a_del_that_leads_into_the_network_of_another_sandbox_is_told_as_long_as_that_
     let summary = opened.text("/incident/summary");
     for words in [
         format!("CNI DEL of sandbox {} of pod {} by ptp", &old.id()[..12], old.full_name()),
-        format!("was made in the network namespace of pod {}", other.full_name()),
+        format!("ran in the network namespace of pod {}", other.full_name()),
         format!("{} led there", other.netns()),
     ] {
         assert!(summary.contains(&words), "{words} in {summary}");
@@ -215,7 +215,7 @@ fn a_del_that_leads_into_the_network_of_the_host_is_told_at_once() {
         });
         assert_eq!(told.severity(), "warning", "{told}");
         let summary = told.text("/incident/summary");
-        let expected = format!("was made in the network namespace of the host: {netns} led there");
+        let expected = format!("ran in the network namespace of the host: {netns} led there");
         assert!(summary.ends_with(&expected), "{summary}");
     }
     let id = old.id().to_owned();
@@ -267,7 +267,7 @@ fn a_del_that_goes_on_failing_is_told_before_it_has_a_victim_and_until_it_succee
     opened.expect("/target/pod/name", &*old.pod);
     let expected = [
         format!("CNI DEL of sandbox {} of pod {} by", &old.id()[..12], old.full_name()),
-        "fails again and again: plugin calico exited with code 1".to_owned(),
+        "fails repeatedly: plugin calico exited with code 1".to_owned(),
         "a later one could hit a newer pod of that name".to_owned(),
     ];
     for words in expected {

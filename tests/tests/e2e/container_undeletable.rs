@@ -120,7 +120,7 @@ fn a_container_that_docker_leaves_dead_is_told_with_who_holds_what_until_it_is_r
     let found = later.wait_for("the incident", |event| event.is_incident("incident.opened", KIND));
     found.expect("/target/container/id", id.as_str());
     found.expect("/incident/found_at_start", true);
-    assert!(found.text("/message").contains("what refused that was not seen; the runtime says"), "{found}");
+    assert!(found.text("/message").contains("the refused call was not seen; the runtime says"), "{found}");
 
     // It may be what another namespace still has, as this one has another mount.
     let apart = apart();

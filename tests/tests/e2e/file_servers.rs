@@ -164,7 +164,7 @@ fn a_volume_whose_file_server_has_died_is_told_so_with_who_is_in_it() {
         let is_told = answer["mount"]["unserved"] == true;
         assert!(is_told || !shown, "{answer}");
     }
-    let gone = "no process was found to serve it, its file server likely gone (ENOTCONN)";
+    let gone = "no process found that serves it; its file server is likely gone (ENOTCONN)";
     let is_told = |event: &Event| event.sentence().ends_with(gone) || !shown;
     let busy = wait_for(&mut daemon, "mount.busy", &point);
     assert!(is_told(&busy), "{busy}");

@@ -126,7 +126,7 @@ fn a_volume_that_three_containers_have_keeps_its_client_and_each_of_them_is_name
         open.expect("/target/pod/uid", volume.uid());
         let summary = open.text("/summary");
         let subject = format!("container {} still has volume cam-pv-50g", holder.name());
-        for words in [subject.as_str(), volume.uid(), " at /data", "its file server is not told to end"] {
+        for words in [subject.as_str(), volume.uid(), " at /data", "its file server is not asked to end"] {
             assert!(summary.contains(words), "{words} in {summary}");
         }
     }

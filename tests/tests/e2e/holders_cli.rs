@@ -83,7 +83,7 @@ fn each_process_that_holds_a_mount_has_a_line() {
 fn a_mount_that_nobody_holds_has_no_holders() {
     let ran = alone("holders \"$1\"; echo code $code\nholders --json \"$1\"; echo code $code");
     let lines: Vec<&str> = ran.stdout.lines().collect();
-    assert!(lines[1].starts_with("no process was found to hold it; "), "{lines:?}");
+    assert!(lines[1].starts_with("no holder found: no process, "), "{lines:?}");
     assert_eq!(lines[2], "code 1");
     let answer: Value = serde_json::from_str(lines[3]).expect("JSON");
     assert_eq!((&answer["holders_verdict"], &answer["holders_complete"]), (&"none".into(), &true.into()));
@@ -117,7 +117,7 @@ fn of_a_path_that_is_no_mount_point_the_users_of_what_lies_below_are_listed() {
             "{part}"
         );
     }
-    assert!(before.contains("no process was found to hold it"), "{before}");
+    assert!(before.contains("no holder found: no process"), "{before}");
     let lines: Vec<&str> = after.lines().collect();
     let pid = lines.last().and_then(|line| line.strip_prefix("code 0 of ")).expect("it is used");
     assert_eq!(lines.len(), 4, "who is beside it is not in it: {lines:?}");
@@ -348,7 +348,7 @@ mod alone {
         let ran = holders(&[mount.point()]);
         let line = ran.stdout.lines().find(|line| line.contains(&container.id()[..12]));
         assert!(line.is_some_and(|line| line.contains("copy, refuses no unmount")), "{}", ran.stdout);
-        assert!(ran.stdout.contains("no process was found to use it; a copy keeps"), "{}", ran.stdout);
+        assert!(ran.stdout.contains("no user found; a copy keeps"), "{}", ran.stdout);
         assert!(mount.umount().status.success(), "it does not");
     }
 }

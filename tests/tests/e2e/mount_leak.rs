@@ -83,7 +83,7 @@ fn a_fuse_volume_that_three_containers_have_lives_on_and_each_of_them_is_named()
             ),
             " mounted at /mem, though the host has unmounted it".to_owned(),
             format!("it came by {} (rprivate)", point.display()),
-            "its file server is not told to end".to_owned(),
+            "its file server is not asked to end".to_owned(),
         ];
         assert!(words.iter().all(|words| summary.contains(words)), "{words:?} in {summary}");
         assert_eq!((open.text("/severity"), open.text("/confidence")), ("info", "certain"), "{open}");
@@ -346,7 +346,7 @@ fn a_namespace_that_only_an_open_file_keeps_is_not_taken_to_be_gone_with_its_las
     assert!(volume.umount().status.success());
     let id = of_process(&mut daemon, holder.pid());
     drop(holder);
-    let words = "no process is in that mount namespace any more, but an open file or a mount keeps it";
+    let words = "no process is left in that mount namespace: an open file or a mount keeps it";
     eventually!(incident(&daemon, &id).text("/summary").contains(words), "it is there still");
     let open = incident(&daemon, &id);
     assert!(!open.has("/closed") && offered(&open, "mount-leak/end-process").is_none(), "{open}");

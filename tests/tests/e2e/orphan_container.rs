@@ -166,7 +166,7 @@ fn one_that_runs_is_found_when_its_sandbox_goes_and_its_checkpoint_is_watched() 
     let with =
         |checkpoint: bool| move |event: &Event| event.get("/sandbox/checkpoint") == Some(&checkpoint.into());
     let there = daemon.wait_for("the checkpoint", |event| of_it(event) && with(true)(event));
-    assert!(there.text("/message").contains(", of which there is a checkpoint"), "{there}");
+    assert!(there.text("/message").contains("; the sandbox has a checkpoint"), "{there}");
     std::fs::remove_file(path).expect("the checkpoint is there");
     let gone = daemon.wait_for("its end", |event| of_it(event) && with(false)(event));
     // How bad that is depends on the kubelet of this machine, if there is one.

@@ -159,7 +159,7 @@ fn what_a_dead_daemon_left_open_is_told_as_it_was_and_advises_nothing_but_to_sta
     }
     let told = shown(&daemon);
     for text in &told[..3] {
-        let unknown = "; whether it still is, is not known: no daemon answers";
+        let unknown = "; it is unknown whether it is still open: no daemon answers";
         for words in
             [", and was open at ", ", the last that is known", unknown, "start kevtmon and query again"]
         {

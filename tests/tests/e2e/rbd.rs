@@ -127,7 +127,7 @@ fn an_image_that_is_mapped_for_nobody_is_freed_step_by_step() {
         ["ceph.conf", "connect to the cluster", "sysfs", "not mapped", "No such", "unmap failed"];
     let _ = is_understood(&daemon, &id, "rbd-orphan-mapping/list-locks", &unreachable);
     let _ = is_understood(&daemon, &id, "rbd-orphan-mapping/unmap-image", &unreachable);
-    let freed = || incident(&daemon, &id).text("/summary").contains("nobody was found to hold it");
+    let freed = || incident(&daemon, &id).text("/summary").contains("; no holder found");
     eventually!(freed(), "nobody holds it");
     eventually!(!has(&daemon, "kevtmon_rbd_image_mounted"), "it is mounted nowhere");
     assert!(has(&daemon, "kevtmon_rbd_image_mapped"));

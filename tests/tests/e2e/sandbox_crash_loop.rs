@@ -87,8 +87,7 @@ fn sandboxes_that_the_runtime_cannot_start_are_one_incident_with_its_reason() {
     });
     assert_eq!(told.text("/incident/id"), opened.text("/incident/id"));
     let summary = told.text("/incident/summary");
-    let expected =
-        format!("sandboxes of pod {NAMESPACE}/{} are created again and again, 5 within ", pod.name);
+    let expected = format!("sandboxes of pod {NAMESPACE}/{} are created repeatedly, 5 within ", pod.name);
     assert!(summary.starts_with(&expected), "{summary}");
     let (_, reason) = summary.split_once("; the runtime says ").expect("its reason");
     assert!(reason.contains(REASON), "{summary}");

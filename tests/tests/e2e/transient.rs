@@ -37,7 +37,7 @@ fn where_nobody_is_found_it_is_looked_again_before_the_kernel_is_said_to_hold_a_
         return;
     }
     first.expect("/holders_verdict", "none");
-    assert!(first.text("/message").ends_with("no process was found to hold it so far"), "{first}");
+    assert!(first.text("/message").ends_with("no holder found yet"), "{first}");
     let seq = first.number("/seq");
     let last = daemon.wait_for("the last look", |event| {
         event.kind() == "mount.busy" && event.has("/completes") && event.number("/completes") == seq

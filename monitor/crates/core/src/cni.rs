@@ -86,8 +86,7 @@ impl Core {
         let Some(GivenUp { count, from, until }) = self.cni.take_given_up(now, all) else { return };
         let plural = if count == 1 { "" } else { "s" };
         let message = format!(
-            "no longer followed, so that their end is not told: {count} CNI call{plural}, for more than {OPEN_MAX} were \
-             under way at once"
+            "{count} CNI call{plural} no longer followed, without a reported end: more than {OPEN_MAX} ran at once"
         );
         let lost = Lost {
             source: Lost::CNI.to_owned(),

@@ -253,12 +253,12 @@ impl Core {
                     (message, Severity::Warning)
                 }
                 Common::Several => {
-                    let of_others = "beyond the budget that containers share where there are too many";
+                    let of_others = "beyond the shared budget of containers without a budget of their own";
                     (format!("{of_others}, and only counted: {what}"), Severity::Warning)
                 }
                 Common::None => {
                     let (place, who) = (place(&throttled), who(&throttled));
-                    let of_users = "beyond the budget of one account for what concerns users alone";
+                    let of_users = "beyond the budget of one account for events of users alone";
                     (format!("{of_users}, and only counted: {what}{place}{who}"), Severity::Notice)
                 }
             };

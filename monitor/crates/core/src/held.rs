@@ -90,8 +90,8 @@ pub(super) fn unreadable(report: Option<&HolderReport>, complete: bool, verdict:
         .collect();
     if !complete && unreadable.is_empty() {
         let reason = match verdict {
-            Verdict::NotAMount => "nothing was mounted there any more when its holders were looked for",
-            Verdict::Skipped => "its holders were not looked for in time",
+            Verdict::NotAMount => "nothing was mounted there at the time of the scan",
+            Verdict::Skipped => "its holders were not scanned in time",
             _ => "the processes of the node could not be listed",
         };
         unreadable.push(Unreadable { pid: None, comm: None, reason: reason.to_owned() });

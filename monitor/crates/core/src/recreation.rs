@@ -117,10 +117,10 @@ fn message(target: &Target, recreation: &Recreation) -> String {
         ),
         RecreationReason::ImageChanged => "its image changed".to_owned(),
         RecreationReason::Exited => match recreation.previous.exit_code {
-            Some(code) => format!("the one before had exited with code {code}"),
-            None => "the one before had ended".to_owned(),
+            Some(code) => format!("its predecessor exited with code {code}"),
+            None => "its predecessor ended".to_owned(),
         },
-        RecreationReason::Unknown => "why is not known".to_owned(),
+        RecreationReason::Unknown => "reason unknown".to_owned(),
     };
     let when = if recreation.found_at_start { " before the daemon started" } else { "" };
     format!("{label} was re-created{when}: {why}")

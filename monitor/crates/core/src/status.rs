@@ -116,7 +116,7 @@ impl Core {
                 return self.emit_daemon(at, kind, Severity::Info, message);
             }
             (true, Some(attach_mode), Some(reason)) => {
-                format!("{name} works by {attach_mode} only: {reason}")
+                format!("{name} is degraded to {attach_mode}: {reason}")
             }
             (true, None, Some(reason)) => format!("{name} is degraded: {reason}"),
             (false, _, reason) => {

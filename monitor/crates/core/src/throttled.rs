@@ -51,7 +51,7 @@ impl Core {
                 "{changes} in namespaces of uid {}",
                 over.uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string())
             ),
-            Lane::Unknown => format!("{} of sources that are not told apart", counted("record")),
+            Lane::Unknown => format!("{} of unidentified sources", counted("record")),
             Lane::Umount => format!("{}{by}", counted("unmount attempt")),
             Lane::Remove => {
                 let calls = if over.count == 1 { "removal or rename" } else { "removals or renames" };
@@ -114,9 +114,7 @@ impl Core {
             true => ("container", Severity::Warning),
             false => ("user", Severity::Notice),
         };
-        let message = format!(
-            "beyond what is kept of the namespaces of one {whose}, so that nothing in them is watched: {what}"
-        );
+        let message = format!("beyond the quota of network namespaces of one {whose}; not watched: {what}");
         let event = Event {
             target: target.map(Shared::new),
             throttled: Some(Box::new(throttled)),

@@ -172,7 +172,7 @@ impl Object for Vec<LeakedMount> {
         for (index, leak) in self.iter().enumerate() {
             let certain = if leak.confidence == Confidence::Certain { "" } else { "likely " };
             let label = if index == 0 { "left" } else { "" };
-            let path = leak.path.as_deref().unwrap_or("not known what");
+            let path = leak.path.as_deref().unwrap_or("unknown mount");
             details.line(label, &format!("{certain}{}", name(path)));
             let bind = leak.bind.as_ref().map_or_else(String::new, |bind| {
                 let propagation = bind.propagation.as_deref().unwrap_or(leak.propagation.name());

@@ -90,7 +90,7 @@ impl Mount {
     /// What else a sentence about its holders says: that its server is gone, or does not run.
     pub fn server_phrase(&self) -> String {
         if self.unserved {
-            return "; no process was found to serve it, its file server likely gone (ENOTCONN)".to_owned();
+            return "; no process found that serves it; its file server is likely gone (ENOTCONN)".to_owned();
         }
         servers_phrase(&self.servers).map_or_else(String::new, |phrase| format!("; {phrase}"))
     }

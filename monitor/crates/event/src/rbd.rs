@@ -99,7 +99,7 @@ impl Object for Rbd {
         }
         details.line("image", &text);
         if self.is_by_nbd() {
-            details.line("", "mapped by rbd-nbd; its client is not known");
+            details.line("", "mapped by rbd-nbd; its client is unknown");
         }
         if let Some(lock) = &self.lock {
             details.line("lock", lock);

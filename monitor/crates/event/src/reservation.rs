@@ -42,10 +42,10 @@ impl Object for Reservation {
 
     fn describe(&self, details: &mut dyn Details) {
         let Self { address, network, container_id, reserved_for, .. } = self;
-        let now =
-            reserved_for.as_deref().map_or("for nobody".to_owned(), |id| format!("for {}", short_id(id)));
+        let now = reserved_for
+            .as_deref()
+            .map_or("not reserved".to_owned(), |id| format!("reserved for {}", short_id(id)));
         let before = short_id(container_id);
-        details
-            .line("reserved", &format!("{address} in network {network} · {now} · before that for {before}"));
+        details.line("address", &format!("{address} in network {network} · {now} · before: {before}"));
     }
 }

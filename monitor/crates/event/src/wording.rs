@@ -199,27 +199,31 @@ pub fn users(holders: &[MountHolder]) -> impl Iterator<Item = &MountHolder> {
     holders.iter().filter(|holder| holder.access != Access::Mount && !holder.possible)
 }
 
+pub const HELD_BY_KERNEL: &str = "no holder found in 10 s: held by the kernel, by a pending call, or by a process that \
+                                  uses it intermittently";
+pub const RELEASED: &str = "its holder has released it";
+pub const NO_HOLDER_YET: &str = "no holder found yet";
+pub const SCAN_INCOMPLETE: &str = "no holder found; scan incomplete";
+
 /// The holders of a busy mount, as the end of a sentence; only the first one by name.
 pub fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> String {
     let Some(first) = users(holders).next() else {
         let reason = match verdict {
             Verdict::ChildMount => "another file system is mounted below it",
-            Verdict::Kernel => {
-                "no process was found to hold it in 10 s: the kernel does, or a pending call, or somebody now and then"
-            }
-            Verdict::Transient => "whoever held it has let go",
-            Verdict::None => "no process was found to hold it so far",
-            Verdict::NotAMount => {
-                "what held it is not known: nothing was mounted there any more when that was looked for"
-            }
-            Verdict::Skipped => "its holders were not looked for",
-            Verdict::Incomplete => "no holder found, but not everything could be read",
+            Verdict::Kernel => HELD_BY_KERNEL,
+            Verdict::Transient => RELEASED,
+            Verdict::None => NO_HOLDER_YET,
+            Verdict::NotAMount => "holder unknown: nothing was mounted there at the time of the scan",
+            Verdict::Skipped => "holders not scanned",
+            Verdict::Incomplete => SCAN_INCOMPLETE,
             Verdict::Processes | Verdict::MountNamespace => "no holder found",
         };
         let reason = possible_holders(holders).unwrap_or_else(|| reason.to_owned());
         return match copies_phrase(holders) {
             Some(copies) => {
-                format!("{reason}; a copy is also mounted in {copies}, which alone refuses nothing")
+                format!(
+                    "{reason}; a copy is also mounted in {copies}, which does not refuse the unmount by itself"
+                )
             }
             None => reason,
         };
@@ -343,20 +347,15 @@ mod tests {
         let held = "held by etcd (pid 4123) of container etcd with an open file";
         assert_eq!(holders_phrase(&holders, Verdict::Processes), held);
         let copy = &holders[2..];
-        let alone =
-            "a copy is also mounted in the mount namespace of rsync (pid 977), which alone refuses nothing";
+        let alone = "a copy is also mounted in the mount namespace of rsync (pid 977), which does not refuse the \
+                     unmount by itself";
         let kernel = holders_phrase(copy, Verdict::Kernel);
-        assert_eq!(
-            kernel,
-            format!(
-                "no process was found to hold it in 10 s: the kernel does, or a pending call, or somebody now and then; {alone}"
-            )
-        );
+        assert_eq!(kernel, format!("{HELD_BY_KERNEL}; {alone}"));
         let user = MountHolder { uid: Some(1000), comm: "kubelet".into(), ..copy[0].clone() };
         let held = holders_phrase(&[MountHolder { access: Access::Cwd, ..user }], Verdict::Processes);
         assert_eq!(held, "held by a process of uid 1000 called kubelet (pid 977) as its current directory");
         let went = holders_phrase(&[], Verdict::Transient);
-        assert_eq!(went, "whoever held it has let go");
+        assert_eq!(went, RELEASED);
         let detached = holders_phrase(copy, Verdict::MountNamespace);
         assert_eq!(detached, format!("no holder found; {alone}"));
         let mut two = copy.to_vec();

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::{self, Write};
 
 use jiff::Timestamp;
-use kevtmon_event::wording::{kernel_label, users};
+use kevtmon_event::wording::{HELD_BY_KERNEL, NO_HOLDER_YET, RELEASED, SCAN_INCOMPLETE, kernel_label, users};
 use kevtmon_event::{
     Actor, ActorSource, Confidence, Container, Details, Event, MountHolder, Object, Pod, Target, Unreadable,
 };
@@ -159,23 +159,21 @@ impl Pretty {
         let verdict = match event.holders_verdict {
             Some(Verdict::MountNamespace) => "only copies in other mount namespaces are left",
             Some(Verdict::ChildMount) if event.mount.as_ref().is_some_and(|mount| !mount.is_umount()) => {
-                "a mount on that directory refuses it, whoever uses that"
+                "a mount on that directory refuses it"
             }
             Some(Verdict::ChildMount) => "only mounts below it hold it",
             Some(Verdict::Kernel) if users(holders).next().is_some() => return Ok(()),
-            Some(Verdict::Kernel) => {
-                "no process was found to hold it in 10 s: the kernel does, or a pending call, or somebody now and then"
-            }
-            Some(Verdict::Transient) => "whoever held it has let go",
-            Some(Verdict::None) => "nothing was found to hold it",
+            Some(Verdict::Kernel) => HELD_BY_KERNEL,
+            Some(Verdict::Transient) => RELEASED,
+            Some(Verdict::None) => NO_HOLDER_YET,
             Some(Verdict::NotAMount) => "nothing is mounted there",
-            Some(Verdict::Skipped) => "holders were not looked for again",
+            Some(Verdict::Skipped) => "holders not scanned again",
             Some(Verdict::Incomplete) if holders.iter().any(|holder| holder.possible) => {
                 "no holder found for certain"
             }
-            Some(Verdict::Incomplete) => "no holder found, but not everything could be read",
+            Some(Verdict::Incomplete) => SCAN_INCOMPLETE,
             Some(Verdict::Processes) if event.holders_complete == Some(false) => {
-                "there may be more: not everything could be read"
+                "there may be more: scan incomplete"
             }
             Some(Verdict::Processes) | None => return Ok(()),
         };

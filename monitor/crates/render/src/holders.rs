@@ -29,16 +29,16 @@ fn servers<'a>(processes: &'a [Process<'_>]) -> impl Iterator<Item = String> + '
 }
 
 /// Where nothing was found.
-const NOBODY: &str = "no process was found to hold it; no loop device, swap file or export either";
+const NOBODY: &str = "no holder found: no process, loop device, swap file or NFS export";
 
 /// What no process holds: the kernel does, or a mount namespace has a copy that nobody was found to keep.
 fn of_kernel(holders: &[MountHolder]) -> impl Iterator<Item = String> {
     holders.iter().filter(|holder| holder.pid == 0).map(|holder| {
         let label = kernel_label(holder);
         match (holder.access, holder.possible) {
-            (Access::Mount, _) => format!("{label} has a copy of it, which refuses no unmount"),
+            (Access::Mount, _) => format!("{label} has a copy of it, which does not refuse the unmount"),
             (_, false) => format!("held by {label}"),
-            (_, true) => format!("possibly held by {label}: on which mount that is, nothing shows"),
+            (_, true) => format!("possibly held by {label}: its mount is unknown"),
         }
     })
 }
@@ -193,25 +193,23 @@ fn pod(pod: &Pod) -> String {
 fn notes(held: &Held, mount: &HeldMount, is_used: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if held.holders_omitted > 0 {
-        notes.push(format!("and {} more ways in which processes hold it, not listed", held.holders_omitted));
+        notes.push(format!("and {} more holds of processes, not listed", held.holders_omitted));
     }
     if !mount.child_mounts.is_empty() {
         notes.push(format!("mounted below it: {}", listed(mount.child_mounts.iter().map(|path| name(path)))));
     }
     if mount.unserved {
-        notes.push("no process was found to serve it: its file server is likely gone (ENOTCONN)".to_owned());
+        notes.push("no process found that serves it; its file server is likely gone (ENOTCONN)".to_owned());
     }
     notes.extend(servers_phrase(&mount.servers));
     if !is_used {
         let note = match (held.holders_verdict, held.holders.is_empty(), held.below) {
-            (Verdict::Transient, ..) => "it went before every process was looked at",
+            (Verdict::Transient, ..) => "it went before every process was read",
             (_, true, _) => NOBODY,
             (_, false, false) => {
-                "no process was found to use it; a copy keeps its file system and refuses no unmount"
+                "no user found; a copy keeps its file system and does not refuse the unmount"
             }
-            (_, false, true) => {
-                "no process was found to use it; in other mount namespaces it, or what lies below, is mounted"
-            }
+            (_, false, true) => "no user found; other mount namespaces have it, or a mount below it, mounted",
         };
         notes.push(note.to_owned());
     }
@@ -337,7 +335,7 @@ mod tests {
         assert!(lines[2].contains("copy, refuses no unmount"), "{lines:?}");
         assert_eq!(
             lines.last().map(String::as_str),
-            Some("no process was found to use it; a copy keeps its file system and refuses no unmount")
+            Some("no user found; a copy keeps its file system and does not refuse the unmount")
         );
     }
 
@@ -351,10 +349,7 @@ mod tests {
         held.holders = vec![holder(70, "sleep", Access::Mount)];
         let lines = shown(&held);
         assert!(lines[2].starts_with("root   70  has it mounted  sleep"), "{lines:?}");
-        assert!(
-            lines[3].starts_with("no process was found to use it; in other mount namespaces"),
-            "{lines:?}"
-        );
+        assert!(lines[3].starts_with("no user found; other mount namespaces have it"), "{lines:?}");
     }
 
     #[test]

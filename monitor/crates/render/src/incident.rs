@@ -47,7 +47,7 @@ pub(super) fn course(
             let last = last
                 .map_or_else(String::new, |last| format!(", and was open at {last}, the last that is known"));
             return format!(
-                "opened {}{last}; whether it still is, is not known: {}",
+                "opened {}{last}; it is unknown whether it is still open: {}",
                 clock.local_and_age(opened),
                 escaped(&stale.reason)
             );

@@ -64,7 +64,7 @@ impl<'a> Paragraphs<'a> {
 
 fn risk(risk: Risk) -> &'static str {
     match risk {
-        Risk::Read => "only looks",
+        Risk::Read => "read-only",
         Risk::Restart => "changes or restarts something",
         Risk::Destructive => "may lose data",
     }

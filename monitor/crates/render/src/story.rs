@@ -218,7 +218,7 @@ impl Page<'_> {
                 let records = if *count == 1 { "record" } else { "records" };
                 format!("{least}{count} {records} lost in {} ({}){window}", escaped(source), escaped(reason))
             }
-            Missing::Actor { kind, seq } => format!("nobody was seen doing {} (number {seq})", escaped(kind)),
+            Missing::Actor { kind, seq } => format!("{} (number {seq}): actor unknown", escaped(kind)),
             Missing::Holders { path, unreadable, .. } => {
                 let least = format!("who else held {}", name(path));
                 match &unreadable[..] {
@@ -228,11 +228,11 @@ impl Page<'_> {
                 }
             }
             Missing::Older { looked_at } => {
-                format!("only the newest {looked_at} events of it were looked at")
+                format!("only the newest {looked_at} events of it were read")
             }
             Missing::Forgotten => match at(to) {
-                Some(to) => format!("what happened before {to} is not remembered"),
-                None => "what happened earlier is not remembered".to_owned(),
+                Some(to) => format!("no events before {to} are kept"),
+                None => "no earlier events are kept".to_owned(),
             },
         }
     }

@@ -39,9 +39,13 @@ pub(super) fn is_restarted_alone(unit: &str) -> bool {
     unit.ends_with(".service") && !unit.starts_with("user@")
 }
 
+/// Of a holder whose end ends all processes of its pid namespace.
+pub(super) const END_INIT: &str =
+    "end the holder; it is the init process of its pid namespace, so all processes there end";
+
 /// Lets a stopped file server go on; `seen`: when it was.
 pub(super) fn continue_server(server: &MountServer, seen: BootNs) -> Advice {
-    let text = format!("let {}, which serves this file system, go on", name(&server.comm));
+    let text = format!("continue {}, the server of this file system", name(&server.comm));
     let pid = server.pid.to_string();
     of_process(advice(form::CONTINUE_SERVER, &text, &["kill", "-CONT", &pid]), server.pid, seen, Vec::new())
 }

@@ -25,9 +25,9 @@ pub(super) const KIND: &str = "cni-netns-mismatch";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "A CNI DEL was sent into another network namespace than its sandbox's",
-    meaning: "The process id in its path was given to another process meanwhile, so the plugin may take the network of the \
-             host or of another pod down.",
+    title: "A CNI DEL ran in the wrong network namespace",
+    meaning: "The process id in its path was reused, so the plugin may take down the network of the host or of another \
+             pod.",
     remedy: "Check the network of the namespace that was hit; update the kubelet or the runtime, which reuse the id.",
     severities: &[Severity::Warning],
     counted: "such calls",
@@ -176,7 +176,7 @@ impl CniNetnsMismatch {
         let path = call.first.netns.as_deref().unwrap_or_default();
         let by = repeated_actor_phrase(&call.actor);
         let said = format!(
-            "CNI DEL of sandbox {}{pod} by {by} was made in the network namespace of {owner}: {} led there",
+            "CNI DEL of sandbox {}{pod} by {by} ran in the network namespace of {owner}: {} led there",
             short_id(id),
             name(path)
         );

@@ -1,4 +1,4 @@
-//! The CNI DEL of a sandbox fails again and again: the next pod of that name may lose its network when it succeeds.
+//! The CNI DEL of a sandbox fails repeatedly: the next pod of that name may lose its network when it succeeds.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(super) const KIND: &str = "cni-teardown-failing";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "The CNI DEL of a sandbox fails again and again",
+    title: "The CNI DEL of a sandbox fails repeatedly",
     meaning: "The network of a pod that has ended is not taken down: addresses and interfaces may leak, and the pod stays.",
     remedy: "Read the plugin's error in the log of the kubelet or the runtime; the incident names the plugin.",
     severities: &[Severity::Warning],
@@ -90,7 +90,7 @@ fn summary(event: &Event, cni: &Cni, id: &str) -> String {
         (None, None) => format!("plugin {plugin} did not end"),
     };
     let next = pod.map_or("", |_| "; a later one could hit a newer pod of that name");
-    format!("CNI DEL of sandbox {}{of_pod}{by} fails again and again: {how}{next}", short_id(id))
+    format!("CNI DEL of sandbox {}{of_pod}{by} fails repeatedly: {how}{next}", short_id(id))
 }
 
 impl Diagnosis for CniTeardownFailing {

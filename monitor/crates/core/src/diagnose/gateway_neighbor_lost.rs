@@ -52,8 +52,8 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     meaning: "The default route leads to a gateway whose ARP or NDP entry was removed, replaced, points to a wrong hardware \
              address or does not resolve. Nothing that it sends outside arrives. Where the entry was static, as Calico sets \
              it, the kernel does not find it again by itself.",
-    remedy: "Put the entry back, or restart the pod, as the advice of the incident says; then look at the actor of the incident, \
-             which removed it.",
+    remedy: "Put the entry back, or restart the pod, as the advice of the incident says; then find out why the actor \
+             of the incident removed it.",
     severities: &[Severity::Warning, Severity::Critical],
     counted: "events of the loss",
     thresholds: THRESHOLDS,

@@ -33,10 +33,10 @@ pub(super) const KIND: &str = "ipam-drift";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "host-local no longer reserves the address of a living pod for it",
-    meaning: "host-local gives out no address that has a file of its name. That of a pod which lives and has the \
-             address is gone, or is another sandbox's: a CNI DEL freed it, the file was removed, or its directory was \
-             emptied. Two pods may get one address.",
-    remedy: "Restart the pod, so that it gets another address; until then no pod should be started. Find what freed it: \
+    meaning: "host-local does not assign an address that has a reservation file. The file of a living pod's address is \
+             gone, or names another sandbox: a CNI DEL freed it, the file was removed, or its directory was emptied. \
+             Two pods may get one address.",
+    remedy: "Restart the pod, so that it gets another address; start no other pod until then. Find what freed it: \
              scripts that clean up /var/lib/cni/networks by a list of containers often do.",
     severities: &[Severity::Warning],
     counted: "observations",

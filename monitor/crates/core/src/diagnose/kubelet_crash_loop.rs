@@ -19,7 +19,7 @@ pub(super) const KIND: &str = "kubelet-crash-loop";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "The kubelet ends again and again soon after its start",
+    title: "The kubelet ends repeatedly soon after its start",
     meaning: "No pod of this node is managed meanwhile: none starts, none is removed, and the node becomes NotReady.",
     remedy: "Read the last lines of its log; an orphan container or a wrong configuration are usual reasons.",
     severities: &[Severity::Warning],
@@ -213,7 +213,7 @@ fn summary(component: &Component) -> String {
     let after = component
         .lifetime_s
         .map_or_else(String::new, |lifetime| format!(", {lifetime:.1} s after its start"));
-    format!("the kubelet ends again and again soon after its start; {} ended{how}{after}", component.label())
+    format!("the kubelet ends repeatedly soon after its start; {} ended{how}{after}", component.label())
 }
 
 #[cfg(test)]

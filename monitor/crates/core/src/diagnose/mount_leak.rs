@@ -27,8 +27,8 @@ pub(super) const KIND: &str = "mount-leak";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "Mounts that the host has unmounted remain in another mount namespace",
-    meaning: "The copies in another mount namespace keep file systems and devices in use: a device cannot be detached, a \
-             FUSE server is not told to end.",
+    meaning: "The copies in another mount namespace keep file systems and devices in use: a device cannot be detached, \
+             a FUSE server is not asked to end.",
     remedy: "Restart the container or service that has them; mount host directories with the propagation HostToContainer \
              (rslave), and run services without a mount namespace of their own.",
     severities: &[Severity::Info, Severity::Warning],

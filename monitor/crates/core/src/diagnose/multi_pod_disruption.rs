@@ -31,8 +31,8 @@ pub(super) const KIND: &str = "multi-pod-disruption";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "One actor has disrupted the network of several pods",
-    meaning: "A network service that was restarted, a script or an agent took away what the network of these pods needs; each \
-             of them has an incident of its own, of which this one is the cause.",
+    meaning: "A network service that was restarted, a script or an agent broke the network of these pods. Each of them \
+             has an incident of its own, and this one is their cause.",
     remedy: "Find out why the actor did it, and stop that first; then restore the pods as their incidents advise.",
     severities: &[Severity::Warning],
     counted: "pods",

@@ -36,9 +36,10 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     title: "This node cannot reach one of its pods",
     meaning: "The neighbor record of the pod's address stays unresolved while the pod runs: its interface is down or has lost \
              the address, or ARP is not answered there.",
-    remedy: "Look at the interface and the address in the pod, as the advice says; restart the pod if its network is gone.",
+    remedy: "Check the interface and the address in the pod, as the advice says; restart the pod if its network is \
+             gone.",
     severities: &[Severity::Warning],
-    counted: "looks",
+    counted: "checks",
     thresholds: THRESHOLDS,
     watched_by: Watch::Netlink,
     is_optional: false,
@@ -46,7 +47,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
 };
 
 thresholds! {
-    /// A neighbor record of a pod's address that stays unresolved for this time, and for three looks, is reported.
+    /// A neighbor record of a pod's address that stays unresolved for this time, and for three checks, is reported.
     AFTER = "pod_neighbor_unreachable_seconds", default 30, Unit::Seconds;
 }
 
@@ -269,7 +270,7 @@ fn summary(
     let label = target_label(&owner.target).unwrap_or_else(|| format!("pod {}", pod_label(&owner.pod)));
     let lasted = context.now.saturating_sub(record.first) / SECOND;
     let mut text = format!(
-        "this node cannot reach {label} at {}: its neighbor record on {} was FAILED or INCOMPLETE in {} looks within \
+        "this node cannot reach {label} at {}: its neighbor record on {} was FAILED or INCOMPLETE in {} checks within \
          {lasted} s",
         record.address,
         name(ifname),

@@ -37,7 +37,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     remedy: "Add the route as the advice says, then restart the agent of the network plugin on this node (calico-node), which \
              adds the routes of all pods; look in its log for why it lost this one.",
     severities: &[Severity::Warning],
-    counted: "looks",
+    counted: "checks",
     thresholds: THRESHOLDS,
     watched_by: Watch::Netlink,
     is_optional: false,

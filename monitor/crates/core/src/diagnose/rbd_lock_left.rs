@@ -25,9 +25,9 @@ pub(super) const KIND: &str = "rbd-lock-left";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A lock is left on a Ceph RBD image that this node has not mapped",
-    meaning: "A program on this node, such as a kubelet up to 1.7, has taken the lock, and none on this node has removed it. \
-             Other nodes may be refused the image: \"image is locked by other nodes\". Whether another node \
-             has removed the lock is not known.",
+    meaning: "A program on this node, such as a kubelet up to 1.7, has taken the lock, and none on this node has \
+             removed it. Other nodes may be refused the image: \"image is locked by other nodes\". It is unknown \
+             whether another node has removed the lock.",
     remedy: "Make sure by rbd status that no client has the image open, see by rbd lock list whether the lock is still there, \
              and only then remove it.",
     severities: &[Severity::Warning],

@@ -26,8 +26,8 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
              ContainerCreating. Either the pod's node before has not given it back, or a lock was left when it did. The log may \
              also be wrong: it is quoted, and nothing else shows the refusal. Whether a program has the image without the \
              kernel (rbd-nbd, librbd) is not seen.",
-    remedy: "See by rbd status which client has the image open and go on with kevtmon on the node of that address; if that tells \
-             nothing, a pod there uses the image. A lock is removed only if there is no watcher.",
+    remedy: "`rbd status` shows the client that has the image open. Run `kevtmon incidents` on its node. Without an \
+             incident there, a pod there uses the image. Remove a lock only if there is no watcher.",
     severities: &[Severity::Warning],
     counted: "refusals",
     thresholds: &[],
@@ -119,11 +119,11 @@ fn summary(rbd: &Rbd, log: &Log) -> String {
 /// The lock protects the image from a second writer, so it comes last.
 fn steps(rbd: &Rbd) -> Vec<Advice> {
     let spec = rbd.spec();
-    let watchers = "see which client has the image open: a watcher's address is that of a node; there, `kevtmon incidents` \
-                    tells what keeps the image (rbd-orphan-mapping, rbd-lock-left); if it tells nothing, a pod there uses the \
-                    image: see whether that pod is to run";
-    let locks = "see whose lock it is; it is removed only if no watcher is left, and on the node that has taken it nothing \
-                 uses the image";
+    let watchers = "see which client has the image open: a watcher's address is that of a node; there, `kevtmon \
+                    incidents` shows what keeps the image (rbd-orphan-mapping, rbd-lock-left); without an incident \
+                    there, a pod uses the image: see whether that pod is to run";
+    let locks = "see whose lock it is; remove it only if no watcher is left and nothing uses the image on the node \
+                 that took it";
     vec![
         advice(form::LIST_WATCHERS, watchers, &["rbd", "status", &spec]),
         advice(form::LIST_LOCKS, locks, &["rbd", "lock", "list", &spec]),

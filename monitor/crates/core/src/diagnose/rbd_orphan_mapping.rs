@@ -26,7 +26,8 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     title: "A Ceph RBD image is mapped on this node though no pod uses it",
     meaning: "Either the pod that used it has gone and something still has the image mounted or open, or it was never unmapped, \
              or it was mapped by hand. A pod on another node may wait for it, if the image is locked.",
-    remedy: "End the holder of the device that the incident names, unmount it there, then unmap it; only then look at its lock.",
+    remedy: "End the holder of the device that the incident names, unmount it there, then unmap it; only then check \
+             its lock.",
     severities: &[Severity::Warning],
     counted: "observations",
     thresholds: THRESHOLDS,

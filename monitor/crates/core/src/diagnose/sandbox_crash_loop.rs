@@ -24,7 +24,7 @@ pub(super) const KIND: &str = "sandbox-crash-loop";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "A pod gets new sandboxes again and again",
+    title: "A pod gets new sandboxes repeatedly",
     meaning: "The runtime or the CNI plugin cannot bring the pod's network up, and the kubelet tries without end.",
     remedy: "Read the error in the events of the pod and the log of the runtime and the plugin.",
     severities: &[Severity::Warning],
@@ -215,7 +215,7 @@ fn summary(target: &Target, known: &Sandboxes) -> String {
     };
     let reason = known.reason.as_ref();
     let reason = reason.map_or_else(String::new, |reason| format!("; the runtime says {}", name(reason)));
-    format!("sandboxes of {label} are created again and again{pace}{reason}")
+    format!("sandboxes of {label} are created repeatedly{pace}{reason}")
 }
 
 #[cfg(test)]
@@ -254,10 +254,7 @@ mod tests {
         let incident = &node.open()[0];
         assert_eq!((node.open().len(), incident.count), (1, 38));
         assert_eq!((incident.severity, incident.confidence), (Severity::Warning, Confidence::Certain));
-        assert_eq!(
-            incident.summary,
-            "sandboxes of pod lijiaob/etcd1-0 are created again and again, 5 within 4 s"
-        );
+        assert_eq!(incident.summary, "sandboxes of pod lijiaob/etcd1-0 are created repeatedly, 5 within 4 s");
         let events = node.events.iter().filter(|event| event.kind.name().starts_with("container.")).count();
         assert!(events <= 10, "{events} events of single sandboxes");
         let failed = ContainerFacts {
@@ -349,7 +346,7 @@ mod tests {
         assert_eq!((next.open().len(), next.open()[0].count), (1, 9));
         assert_eq!(
             next.open()[0].summary,
-            "sandboxes of pod lijiaob/etcd1-0 are created again and again; the runtime says \"no such runtime\""
+            "sandboxes of pod lijiaob/etcd1-0 are created repeatedly; the runtime says \"no such runtime\""
         );
         next.run_for(QUIET + S);
         assert_eq!(next.open().len(), 0);

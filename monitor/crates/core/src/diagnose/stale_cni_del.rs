@@ -36,7 +36,7 @@ pub(super) const KIND: &str = "stale-cni-del";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A CNI DEL of an old sandbox may hit the newer pod of the same name",
-    meaning: "Plugins that know endpoints by the pod's name take the network of the newer pod away when the older one is \
+    meaning: "Plugins that know endpoints by the pod's name remove the network of the newer pod when the older one is \
              cleaned up late.",
     remedy: "Restart the newer pod if its network is gone; remove the old sandbox so that the call is not repeated.",
     severities: &[Severity::Warning],

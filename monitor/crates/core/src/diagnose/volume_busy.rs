@@ -262,7 +262,7 @@ impl VolumeBusy {
             (CloseReason::Detached, _) => event.message.clone(),
             (_, Some(copies)) => format!("{summary}; its file system stayed mounted in {copies}"),
             _ if event.holders_verdict == Some(Verdict::Transient) => {
-                format!("{summary}; it was unmounted later, since whoever held it had let go")
+                format!("{summary}; it was unmounted after its holder released it")
             }
             (_, None) => return findings.close(subject, reason, Some(event.seq)),
         };
@@ -275,7 +275,7 @@ impl VolumeBusy {
             return;
         };
         if let Some(busy) = self.busy.get(&subject) {
-            let unknown = "an unmount there has succeeded since, and whether it is gone is not known";
+            let unknown = "a later unmount there succeeded; it is unknown whether this mount is gone";
             let summary = format!("{}; {unknown}: {reason}", busy.summary);
             findings.restate(subject, summary);
         }

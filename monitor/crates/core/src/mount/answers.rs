@@ -66,9 +66,7 @@ impl Core {
                     let reason = match report.blind_spots.first() {
                         Some(spot) => spot.reason.clone(),
                         None if is_none_there => "nothing is mounted at the path any more".to_owned(),
-                        None => {
-                            "something is mounted there, and which mount was busy is not known".to_owned()
-                        }
+                        None => "something is mounted there; the busy mount is unknown".to_owned(),
                     };
                     self.undetermined(&umount, &reason);
                 }

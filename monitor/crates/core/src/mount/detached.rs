@@ -239,11 +239,9 @@ impl Core {
         let used = match users(&holders).next() {
             Some(_) => format!(", and is still {phrase}{later}"),
             None if is_used => format!("; {phrase}{later}"),
-            None if verdict == Verdict::Skipped => "; who uses it on was not looked for".to_owned(),
-            None if told.is_some() => {
-                "; nobody was found any more who uses it on, but not everything could be looked at".to_owned()
-            }
-            None => "; nobody was found who uses it on, but not everything could be looked at".to_owned(),
+            None if verdict == Verdict::Skipped => "; users not scanned".to_owned(),
+            None if told.is_some() => "; no user found any more; scan incomplete".to_owned(),
+            None => "; no user found; scan incomplete".to_owned(),
         };
         let by = actor_phrase(&actor);
         let severity = if is_used { Severity::Notice } else { Severity::Debug };

@@ -25,7 +25,7 @@ const UNLINK_FLAGS: &[(u32, &str)] = &[(0x200, "AT_REMOVEDIR")];
 const RENAME_FLAGS: &[(u32, &str)] =
     &[(1, "RENAME_NOREPLACE"), (2, "RENAME_EXCHANGE"), (4, "RENAME_WHITEOUT")];
 /// Of a refused removal.
-const NO_MOUNT_POINT: &str = "nothing was mounted there when that was looked for, so the reason is not known";
+const NO_MOUNT_POINT: &str = "nothing was mounted there at the time of the scan; the reason is unknown";
 
 /// What is known of the mount of an event.
 #[derive(Debug, Clone, Copy, Default)]
@@ -98,7 +98,7 @@ impl Core {
         let holders_phrase = match (is_umount, is_found) {
             (false, true) => mount_point_phrase(&mount, &holders),
             (false, false) if verdict == Verdict::NotAMount => NO_MOUNT_POINT.to_owned(),
-            (false, false) => "whether something is mounted there was not found out".to_owned(),
+            (false, false) => "it is unknown whether something is mounted there".to_owned(),
             _ => holders_phrase(&holders, verdict),
         };
         let what = if is_umount { "umount" } else { attempt.syscall.name() };
@@ -190,13 +190,13 @@ impl Core {
                     event.severity = Severity::Notice;
                     format!(", and its file system is still mounted in {copies}")
                 }
-                (None, None) => "; who uses it on is not known".to_owned(),
+                (None, None) => "; its users are unknown".to_owned(),
             });
             event.holders = Some(holders);
             event.holders_complete = Some(complete);
             event.holders_verdict = Some(verdict);
         } else if report.as_ref().is_some_and(HolderReport::has_found_nobody) {
-            message.push_str("; nobody was found to hold it before, so whoever did had let go");
+            message.push_str("; no holder was found before: its holder had released it");
             event.holders = Some(Vec::new());
             event.holders_complete = Some(true);
             event.holders_verdict = Some(Verdict::Transient);

@@ -32,7 +32,7 @@ impl Core {
     pub(super) fn emit_outlived(&mut self, umount: &QueuedUmount, report: &HolderReport) {
         let mut nothing = HolderReport::skipped(report.id, umount.key.path.clone());
         nothing.verdict = Verdict::Incomplete;
-        nothing.blind_spot(None, "something was unmounted there before its holders were looked for");
+        nothing.blind_spot(None, "something was unmounted there before the scan");
         let scan = super::Scan::new(umount.at, nothing);
         self.emit_busy(umount, Some(&scan), None);
     }

@@ -20,7 +20,7 @@ const MAX: usize = 64;
 /// Marks the ids of these requests.
 const RECHECK: u64 = 1 << 51;
 /// What it does not show.
-const NOT_AT_FIRST: &str = "who holds it by now was not found at first";
+const NOT_AT_FIRST: &str = "its present holders were not found at first";
 
 /// Mounts on which a complete look found nobody.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -90,7 +90,7 @@ impl HolderScans {
         match report.verdict {
             // How it went is not known: it may have been detached while it was in use.
             Verdict::Transient => {
-                report.blind_spot(None, "it went before every process was looked at");
+                report.blind_spot(None, "it went before every process was read");
                 report.verdict = Verdict::Incomplete;
             }
             Verdict::Kernel if found_nobody(report) && !self.rechecks.is_over(mount) => {

@@ -191,15 +191,15 @@ fn beyond(node: &NodeView<'_>, link: &LinkFacts) -> Hop {
         ..Hop::default()
     };
     if link.peer.is_some() || matches!(link.kind.as_deref(), Some("veth" | "netkit")) {
-        return unknown("its other end is not known", false);
+        return unknown("its peer is unknown", false);
     }
     let Some(lower) = &link.lower else {
-        return unknown("no pair: what it is connected to is not known", true);
+        return unknown("no pair: its connection is unknown", true);
     };
     let known = lower.netns.and_then(|netns| node.namespaces.get(netns));
     let Some((namespace, below)) = known.and_then(|known| Some((known, known.links.get(&lower.ifindex)?)))
     else {
-        return unknown("the device below is not known", true);
+        return unknown("the device below is unknown", true);
     };
     let kind = link.kind.as_deref().unwrap_or_default();
     let mut facts = addresses(namespace, below.ifindex);
@@ -253,7 +253,7 @@ fn gateway(node: &NodeView<'_>, key: NeighborKey) -> Hop {
         GatewayHealth::Unanswered => broken.push(format!("{state}: nothing answers")),
         GatewayHealth::Lost => broken.push("its static neighbor entry is gone".to_owned()),
         GatewayHealth::NotUsed => facts.push("no neighbor entry".to_owned()),
-        GatewayHealth::Unknown => facts.push("its neighbor entry is not known".to_owned()),
+        GatewayHealth::Unknown => facts.push("its neighbor entry is unknown".to_owned()),
     }
     Hop {
         netns: key.netns,

@@ -132,7 +132,7 @@ fn that_nobody_was_found_who_uses_a_volume_on_is_told_with_what_was_not_looked_a
     assert_eq!((event.severity, event.completes), (Severity::Debug, Some(first)));
     assert_eq!((event.holders.as_deref(), event.holders_complete), (Some(&[][..]), Some(false)));
     assert_eq!(event.holders_unreadable[0].reason, "x was not looked at");
-    let words = "; nobody was found who uses it on, but not everything could be looked at";
+    let words = "; no user found; scan incomplete";
     assert!(event.message.ends_with(words), "{}", event.message);
 }
 
@@ -148,7 +148,7 @@ fn a_look_whose_time_ran_out_is_told_though_nothing_else_told_of_the_mount() {
     let (emitted, _) = take(&mut core);
     let [event] = &emitted[..] else { panic!("{emitted:?}") };
     assert_eq!((event.severity, event.completes), (Severity::Debug, None));
-    let words = "; nobody was found who uses it on, but not everything could be looked at";
+    let words = "; no user found; scan incomplete";
     assert!(event.message.ends_with(words), "{}", event.message);
 }
 
@@ -164,7 +164,7 @@ fn a_look_without_an_answer_is_told_as_one() {
         core.observe(at(time, fact));
         let (emitted, _) = take(&mut core);
         let [event] = &emitted[..] else { panic!("{emitted:?}") };
-        assert!(event.message.ends_with("; who uses it on was not looked for"), "{}", event.message);
+        assert!(event.message.ends_with("; users not scanned"), "{}", event.message);
         assert_eq!(event.holders_complete, Some(false));
     };
     asked(|id| (2_100 * MS, Fact::DetachedUsers { id, reports: Vec::new() }));
@@ -246,7 +246,7 @@ fn what_a_look_that_went_on_ends_with_completes_what_it_told_first() {
     let [event] = &emitted[..] else { panic!("{emitted:?}") };
     assert_eq!((event.severity, event.completes), (Severity::Debug, Some(told.seq)));
     assert_eq!(event.holders_verdict, Some(Verdict::Incomplete));
-    let words = "; nobody was found any more who uses it on, but not everything could be looked at";
+    let words = "; no user found any more; scan incomplete";
     assert!(event.message.ends_with(words), "{}", event.message);
 }
 
@@ -288,7 +288,7 @@ fn a_look_that_went_on_and_has_no_end_is_told_as_one_whose_time_ran_out() {
             core.observe(at(722_100 * MS, Fact::Tick));
             let (emitted, _) = take(&mut core);
             assert_eq!(emitted.len(), usize::from(is_told), "{emitted:?}");
-            let words = "; nobody was found who uses it on, but not everything could be looked at";
+            let words = "; no user found; scan incomplete";
             assert!(emitted.iter().all(|event| event.message.ends_with(words)), "{emitted:?}");
             core.observe(at(722_200 * MS, Fact::DetachedUsers { id, reports: vec![used(0)] }));
             assert_eq!(take(&mut core).0, []);

@@ -381,7 +381,7 @@ fn a_mount_that_was_never_found_is_released_only_if_nothing_is_mounted_there() {
         core.observe(at(11, Fact::Holders(Box::new(HolderReport::skipped(1, "/mnt/x")))));
         let (emitted, _) = take(&mut core);
         let reason = &emitted[0].holders_unreadable[0].reason;
-        assert_eq!(reason, "its holders were not looked for in time");
+        assert_eq!(reason, "its holders were not scanned in time");
         core.observe(at(12, attempt(None)));
         let (_, requested) = take(&mut core);
         let [Request::Holders { id, .. }] = requested[..] else { panic!("{requested:?}") };

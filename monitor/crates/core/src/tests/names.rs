@@ -126,8 +126,8 @@ fn where_nothing_is_mounted_the_reason_is_not_known() {
     assert_eq!((event.severity, event.holders_complete), (Severity::Notice, Some(false)));
     assert_eq!(
         event.message,
-        "unlink of /nfs/.nfs7 by umount (pid 28997) refused: nothing was mounted there when that was looked for, so the \
-         reason is not known"
+        "unlink of /nfs/.nfs7 by umount (pid 28997) refused: nothing was mounted there at the time of the scan; the \
+         reason is unknown"
     );
 }
 

@@ -42,7 +42,7 @@ fn each_degradation_of_a_source_has_one_recovery_whatever_else_is_missing() {
     assert_eq!(
         said(&mut core),
         [
-            format!("daemon.degraded {b} works by tracepoint only: no BTF"),
+            format!("daemon.degraded {b} is degraded to tracepoint: no BTF"),
             format!("daemon.recovered {b} is back")
         ]
     );

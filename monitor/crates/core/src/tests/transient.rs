@@ -23,7 +23,7 @@ fn unexplained() -> (Core, u64) {
     core.observe(at(20, nobody(1)));
     let event = take(&mut core).0.remove(0);
     assert_eq!((event.holders_verdict, event.holders_complete), (Some(Verdict::None), Some(true)));
-    assert!(event.message.ends_with("refused: no process was found to hold it so far"), "{}", event.message);
+    assert!(event.message.ends_with("refused: no holder found yet"), "{}", event.message);
     (core, event.seq)
 }
 
@@ -61,8 +61,8 @@ fn the_kernel_is_said_to_hold_a_mount_only_after_three_more_looks_that_found_nob
     core.observe(at(10_001 * MS, nobody(id)));
     let event = take(&mut core).0.remove(0);
     assert_eq!((event.completes, event.holders_verdict), (Some(seq), Some(Verdict::Kernel)));
-    let expected = "refused: no process was found to hold it in 10 s: the kernel does, or a pending call, or somebody now and then (found \
-                    later)";
+    let expected = "refused: no holder found in 10 s: held by the kernel, by a pending call, or by a process that uses \
+                    it intermittently (found later)";
     assert!(event.message.ends_with(expected), "{}", event.message);
     // Another attempt begins no new row of looks.
     core.observe(at(60_000 * MS, attempt(Some(16))));
@@ -98,7 +98,7 @@ fn who_was_seen_and_is_gone_has_let_go() {
     core.observe(at(20_001 * MS, nobody(2)));
     let event = take(&mut core).0.remove(0);
     assert_eq!(event.holders_verdict, Some(Verdict::Transient));
-    assert!(event.message.ends_with("refused: whoever held it has let go"), "{}", event.message);
+    assert!(event.message.ends_with("refused: its holder has released it"), "{}", event.message);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn what_is_unmounted_later_though_nobody_was_found_was_held_for_a_moment() {
     let event = answer_presence(&mut core, 51 * MS, Some(false)).remove(0);
     assert_eq!((event.kind, event.holders_verdict), (Kind::MountReleased, Some(Verdict::Transient)));
     assert!(
-        event.message.ends_with("nobody was found to hold it before, so whoever did had let go"),
+        event.message.ends_with("no holder was found before: its holder had released it"),
         "{}",
         event.message
     );

@@ -88,7 +88,8 @@ fn a_scan_without_holders_says_what_it_means() {
     let mut event = sample::busy();
     event.holders = None;
     event.holders_verdict = Some(Verdict::Kernel);
-    let meaning = "held   no process was found to hold it in 10 s: the kernel does, or a pending call, or somebody now and then\n";
+    let meaning = "held   no holder found in 10 s: held by the kernel, by a pending call, or by a process that uses it \
+                   intermittently\n";
     assert!(plain().text(&event).contains(meaning));
 }
 

@@ -24,14 +24,12 @@ pub fn pod(state: &NodeState, pod: &PodStatus, pretty: &Pretty, clock: &Clock) -
     let name = wrap::shortened(&escaped(&super::pod_name(&pod.pod)), wrap::WIDTH - "pod ".len());
     page.line(&pretty.paint(Style::Bold, &format!("pod {name}")));
     if pod.netns.is_none() {
-        page.put(MARGIN, None, "it has no network of its own, or that is not known");
+        page.put(MARGIN, None, "it has no network of its own, or its network is unknown");
     }
     let known_by = match pod.known_by {
         KnownBy::Runtime => None,
-        KnownBy::Cgroup => Some("no runtime tells of it; a process in its network is in its control group"),
-        KnownBy::Directory => {
-            Some("no runtime tells of it: it has a directory of the kubelet, and may be over")
-        }
+        KnownBy::Cgroup => Some("no runtime reports it; a process in its network is in its control group"),
+        KnownBy::Directory => Some("no runtime reports it; the kubelet has its directory; it may have ended"),
     };
     if let Some(known_by) = known_by {
         page.put(MARGIN, None, known_by);

@@ -116,7 +116,7 @@ fn a_dead_one_is_found_at_the_start_by_its_state_alone() {
     assert!(incident.found_at_start);
     assert_eq!(incident.confidence, Confidence::Certain);
     let expected = format!(
-        "container web could not be removed, and is dead: what refused that was not seen; the runtime says \"{SAID}\""
+        "container web could not be removed, and is dead: the refused call was not seen; the runtime says \"{SAID}\""
     );
     assert_eq!(opened.message, expected);
     assert_eq!(
@@ -292,7 +292,7 @@ fn what_was_in_the_way_is_no_reason_once_it_is_gone() {
     node.run_for(S);
     let open = &node.open()[0];
     assert!(
-        open.summary.contains(", and is dead: what was in the way is gone; the runtime says "),
+        open.summary.contains(", and is dead: what blocked it is gone; the runtime says "),
         "{}",
         open.summary
     );
@@ -316,7 +316,7 @@ fn what_is_likely_gone_is_not_said_to_be() {
     node.observe(Fact::Umount(attempt));
     node.run_for(S);
     let open = &node.open()[0];
-    assert!(open.summary.contains(": what was in the way is likely gone; "), "{}", open.summary);
+    assert!(open.summary.contains(": what blocked it is likely gone; "), "{}", open.summary);
     assert_eq!(open.confidence, Confidence::Likely);
 }
 

@@ -30,9 +30,9 @@ pub(super) fn summary(target: &Target, facts: &ContainerFacts, victim: &Victim) 
     let said = said.map(|error| format!("; the runtime says {}", name(error))).unwrap_or_default();
     let reason = match (victim.refusal.as_deref(), victim.cleared) {
         (Some(refusal), _) => refused(refusal),
-        (None, Some(Confidence::Certain)) => "what was in the way is gone".to_owned(),
-        (None, Some(_)) => "what was in the way is likely gone".to_owned(),
-        (None, None) => "what refused that was not seen".to_owned(),
+        (None, Some(Confidence::Certain)) => "what blocked it is gone".to_owned(),
+        (None, Some(_)) => "what blocked it is likely gone".to_owned(),
+        (None, None) => "the refused call was not seen".to_owned(),
     };
     // Whether it is the reason, nobody has seen.
     let left = victim.left.as_deref().map(|left| format!(", but {left}")).unwrap_or_default();
@@ -50,14 +50,14 @@ fn refused(refusal: &Refusal) -> String {
     let why = match (mount.is_umount(), mount.identity.is_some()) {
         (true, _) => holders_phrase(holders, verdict),
         (false, true) => mount_point_phrase(mount, holders),
-        (false, false) => "what is in the way was not found".to_owned(),
+        (false, false) => "the mount in the way was not found".to_owned(),
     };
     let what = if mount.is_umount() { "umount" } else { &mount.syscall };
     format!("{what} of {likely}{}{by} was refused: {why}", name(&mount.path))
 }
 
 /// What holds it is made to let go; then it is removed again, by its runtime.
-/// `is_cleared`: what was in the way is gone.
+/// `is_cleared`: what blocked it is gone.
 pub(super) fn advice_for(
     node: &NodeView<'_>,
     target: &Target,
@@ -80,7 +80,7 @@ pub(super) fn advice_for(
         if is_here && !mount.is_umount() {
             let likely = if mount.confidence.is_some() { "likely " } else { "" };
             let first = match users(holders).next() {
-                Some(_) => ", once whoever holds it has let go: before, that is refused",
+                Some(_) => ", after its holder has released it: before, the unmount is refused",
                 None => "",
             };
             let text = format!("unmount what is {likely}in the way{first}");

@@ -26,15 +26,15 @@ pub(super) fn advice_for(
         let look = ["neigh", "show", "dev", &link.ifname];
         let text = match is_route_gone(context.node, key, link) {
             true => {
-                "look at the entry; the default route by the gateway is missing, too: it went with the interface or its \
-                 address, and whoever made it has to put it back"
+                "show the entry; the default route by the gateway is missing, too: it went with the interface or its \
+                 address, and must be added again"
             }
-            false => "look at the entry",
+            false => "show the entry",
         };
         steps.push(inside.advice(form::SHOW_ENTRY, text, &look));
         if link.flags & iff::UP == 0 {
-            let text = "set the interface up again; its routes went with it, and its static entries: whoever made them has to \
-                        put them back";
+            let text = "set the interface up again; its routes and static entries went with it, and must be added \
+                        again";
             steps.push(inside.set_up(&link.ifname, text));
         }
         if let Some(found) = host_fault(context.node, key) {
@@ -55,9 +55,7 @@ pub(super) fn advice_for(
                             into it is lost"
                 .to_owned();
             if context.node.containers.is_shared(key.netns, &container.id) {
-                text.push_str(
-                    "; restart the containers that share it afterwards: they would be left in the old one",
-                );
+                text.push_str("; then restart the containers that share it: they stay in the old one");
             }
             let restart = restart(context.node, container);
             steps.extend(restart.map(|(form, command)| advice(form, &text, &command)));

@@ -75,8 +75,8 @@ impl GatewayNeighborLost {
             }
             _ if with_interface => "its interface or address went with it, as when a pod is deleted",
             _ if self.is_torn_down(context, &fault.owner, fault.first) => "its sandbox is being deleted",
-            _ if fault.is_by_its_owner() => "nobody but who removed it is known to be in that namespace",
-            _ => "a look at one moment may show it in between",
+            _ if fault.is_by_its_owner() => "only the process that removed it is known in that namespace",
+            _ => "a single read may show a transition",
         }
     }
 }

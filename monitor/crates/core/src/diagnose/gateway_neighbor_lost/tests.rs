@@ -316,7 +316,7 @@ fn a_deletion_that_was_not_observed_is_found_in_the_neighbor_table() {
     node.observe(Fact::Lost(Loss { source: "bpf".into(), reason: "ring-full".into(), count: Some(3) }));
     node.run_for(10 * S);
     let opened = node.last_incident();
-    assert!(opened.message.ends_with("is gone; who removed it was not found out"), "{}", opened.message);
+    assert!(opened.message.ends_with("is gone; actor unknown"), "{}", opened.message);
     assert!(opened.actor.is_none());
     let incident = opened.incident.as_ref().unwrap();
     assert!(!incident.found_at_start && incident.evidence.is_empty());

@@ -10,7 +10,7 @@ use crate::diagnose::finding::{Count, Findings, Report};
 use crate::node::view::NodeView;
 
 /// What is said of an entry whose removal would have been seen.
-pub(super) const UNSEEN: &str = "is gone, and nobody was seen removing it";
+pub(super) const UNSEEN: &str = "is gone; no process was seen removing it";
 /// The status of the hook that sees who removes entries, and its attach mode that does not.
 const HOOK: &str = "hook.neighbor";
 const WITHOUT_ACTOR: &str = "netlink";
@@ -45,7 +45,7 @@ impl GatewayNeighborLost {
     /// What is said of an entry that is gone, and of which no event has told.
     pub(super) fn unseen_removal(&self, context: &Context<'_>, netns: NsInum) -> String {
         match self.may_have_lost_sight(context, netns) || !is_watched(context.node) {
-            true => "is gone; who removed it was not found out".to_owned(),
+            true => "is gone; actor unknown".to_owned(),
             false => UNSEEN.to_owned(),
         }
     }

@@ -3,7 +3,7 @@
 use kevtmon_event::{Advice, Confidence, ContainerPart, Pod, form};
 use kevtmon_observation::Propagation;
 
-use super::super::advice::{advice, is_restarted_alone, of_process, replace_in_pod, restart};
+use super::super::advice::{END_INIT, advice, is_restarted_alone, of_process, replace_in_pod, restart};
 use super::super::{Context, advice::in_namespace, pod_network::is_deletion_feared};
 use super::Leak;
 
@@ -70,14 +70,12 @@ fn release(context: &Context<'_>, leak: &Leak) -> Advice {
             advice(form::RESTART_UNIT, "restart the service that has it", &["systemctl", "restart", unit])
         }
         // It ignores every signal that it does not handle, but this one.
-        None if is_first(leak) => advice(
-            form::END_CONTAINER,
-            "end the process that has it, and with it all others of its pid namespace, of which it is the first",
-            &["kill", "-KILL", &actor.pid.to_string()],
-        ),
+        None if is_first(leak) => {
+            advice(form::END_CONTAINER, END_INIT, &["kill", "-KILL", &actor.pid.to_string()])
+        }
         None => advice(
             form::END_PROCESS,
-            "end the process that has it; it is gone with the last process of that mount namespace",
+            "end the process that has it; the mount goes with the last process of its mount namespace",
             &["kill", &actor.pid.to_string()],
         ),
     }

@@ -144,7 +144,7 @@ fn a_volume_that_a_container_still_has_is_an_incident_until_it_is_gone() {
         format!(
             "container exporter of pod monitoring/node-exporter-x7 still has volume cam-pv-50g \
              (kubernetes.io/glusterfs) of pod {CAM_UID} mounted at /mem, though the host has unmounted it; it came by \
-             {path} (rprivate); its file server is not told to end"
+             {path} (rprivate); its file server is not asked to end"
         )
     );
     assert_eq!(incident.ruled_out, ["no unmount or removal is refused for it alone by Linux 6.18"]);
@@ -170,7 +170,7 @@ fn a_volume_that_a_container_still_has_is_an_incident_until_it_is_gone() {
     assert_eq!(closed(&node), Some(CloseReason::Resolved));
     let event = node.last_incident();
     assert!(event.message.contains(" still has volume cam-pv-50g "), "{}", event.message);
-    assert!(event.message.contains("its file server is not told to end"), "{}", event.message);
+    assert!(event.message.contains("its file server is not asked to end"), "{}", event.message);
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn the_root_directory_of_a_container_is_left_once_that_has_ended() {
     let incident = &opened(&[root_of_web(50)])[0];
     let words = "still has the root file system of container web mounted at /host/overlay2/353abb";
     assert!(incident.summary.contains(words), "{}", incident.summary);
-    assert!(incident.summary.ends_with("; its file system lives on for that"), "{}", incident.summary);
+    assert!(incident.summary.ends_with("; its file system stays mounted"), "{}", incident.summary);
     assert!(incident.advice[1].text.contains("HostToContainer"), "{:?}", incident.advice);
     let mut lives = node();
     lives.observe(Fact::Container(Box::new(container(WEB, "web", ContainerState::Running))));
@@ -261,7 +261,7 @@ fn a_block_device_that_stays_in_use_is_a_warning() {
     of_device.mount.source = "/dev/rbd0".into();
     let incident = &opened(&[of_device.clone()])[0];
     assert_eq!(incident.severity, Severity::Warning);
-    let words = "; its device /dev/rbd0 (251:0) stays in use for that";
+    let words = "; its device /dev/rbd0 (251:0) stays in use";
     assert!(incident.summary.ends_with(words), "{}", incident.summary);
     of_device.original = None;
     let incident = &opened(&[of_device.clone()])[0];
@@ -274,7 +274,7 @@ fn a_block_device_that_stays_in_use_is_a_warning() {
 #[test]
 fn in_a_namespace_that_only_a_file_keeps_it_is_still_mounted_and_nobody_is_to_be_ended() {
     let incident = &opened(&[MountCopy { without_process: true, ..copy(50) }])[0];
-    let words = "; no process is in that mount namespace any more, but an open file or a mount keeps it; ";
+    let words = "; no process is left in that mount namespace: an open file or a mount keeps it; ";
     assert!(incident.summary.contains(words), "{}", incident.summary);
     assert_eq!(commands(incident), ["kevtmon holders --leaks"]);
 }
@@ -338,7 +338,7 @@ fn a_process_of_root_is_one_by_itself() {
     let incident = &opened(&[of_shell])[0];
     assert!(incident.summary.starts_with("node_exporter (pid 4711) still has "), "{}", incident.summary);
     assert_eq!(incident.advice[1].command, "kill 4711");
-    assert!(incident.advice[1].text.contains("with the last process of that mount namespace"));
+    assert!(incident.advice[1].text.contains("with the last process of its mount namespace"));
 }
 
 #[test]
@@ -432,11 +432,11 @@ fn what_is_certain_of_one_mount_is_not_said_of_others() {
     let by_bind = |unique| MountCopy { original: None, ..copy(unique) };
     let second = MountCopy { original: original(&volume_path(), true), ..copy(51) };
     let incident = &opened(&[by_bind(52), copy(50), by_bind(53), second])[0];
-    let words =
-        ", and 1 more such mount, though the host has unmounted them, and 2 more that are likely such; ";
+    let words = ", and 1 more such mount, though the host has unmounted them, and 2 more mounts that are likely leaked; ";
     assert!(incident.summary.contains(words), "{}", incident.summary);
     let incident = &opened(&[by_bind(52), copy(50)])[0];
-    let words = " mounted at /mem, though the host has unmounted it, and 1 more that is likely such; ";
+    let words =
+        " mounted at /mem, though the host has unmounted it, and 1 more mount that is likely leaked; ";
     assert!(incident.summary.contains(words), "{}", incident.summary);
     let incident = &opened(&[by_bind(52), by_bind(53)])[0];
     assert!(incident.summary.contains("more such mount, with nothing of them mounted on the host;"));

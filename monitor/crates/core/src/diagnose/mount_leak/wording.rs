@@ -27,8 +27,8 @@ pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, refused: Option<Re
     });
     match leaks.len() - alike {
         0 => {}
-        1 => text.push_str(", and 1 more that is likely such"),
-        others => text.push_str(&format!(", and {others} more that are likely such")),
+        1 => text.push_str(", and 1 more mount that is likely leaked"),
+        others => text.push_str(&format!(", and {others} more mounts that are likely leaked")),
     }
     if let Some(bind) = &mount.bind {
         let propagation = bind.propagation.as_deref().unwrap_or(mount.propagation.name());
@@ -39,9 +39,7 @@ pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, refused: Option<Re
         });
     }
     if mount.without_process {
-        text.push_str(
-            "; no process is in that mount namespace any more, but an open file or a mount keeps it",
-        );
+        text.push_str("; no process is left in that mount namespace: an open file or a mount keeps it");
     }
     text.push_str(&format!("; {}", stays(mount)));
     text.push_str(match refused {
@@ -65,12 +63,12 @@ pub(super) fn summary(leaks: &[&Leak], kernel: &KernelMounts, refused: Option<Re
 fn stays(mount: &LeakedMount) -> String {
     if mount.is_of_block_device() {
         let (device, source) = (&mount.identity.device, name(&mount.source));
-        return format!("its device {source} ({device}) stays in use for that");
+        return format!("its device {source} ({device}) stays in use");
     }
     if mount.is_of_file_server() {
-        return "its file server is not told to end".to_owned();
+        return "its file server is not asked to end".to_owned();
     }
-    "its file system lives on for that".to_owned()
+    "its file system stays mounted".to_owned()
 }
 
 /// What such a copy does not do.

@@ -68,7 +68,7 @@ fn one_that_is_there_at_the_start_is_found_and_told_with_its_cure() {
         format!(
             "container k8s_etcd_etcd1-0_lijiaob_{UID}_0 of pod lijiaob/etcd1-0 is still there without its sandbox \
              291716a39be9: kubelets of about 1.18 to 1.23 cannot start while it is there, others can; the version of \
-             the kubelet is not known"
+             the kubelet is unknown"
         )
     );
     assert_eq!((opened.kind, opened.severity), (Kind::IncidentOpened, Severity::Warning));
@@ -137,7 +137,7 @@ fn a_checkpoint_is_good_news_as_long_as_it_is_there() {
     let mut node = found(exited(), Some(true));
     let opened = node.last_incident();
     assert_eq!(opened.severity, Severity::Info);
-    let there = ", of which there is a checkpoint: with that, a kubelet can start and clean up";
+    let there = "; the sandbox has a checkpoint: a kubelet can start and clean up";
     assert!(opened.message.ends_with(there), "{}", opened.message);
     node.checkpoint = Some(false);
     node.run_for(LOOK_INTERVAL);
@@ -214,9 +214,9 @@ fn whether_a_kubelet_minds_depends_on_the_version_that_was_started_last() {
             Severity::Critical,
             ": kubelet v1.20.2 cannot start while it is there, as kubelets",
         ),
-        (["v1.20.2", "v1.24.0"], Severity::Info, "; kubelet v1.24.0 can start all the same"),
-        (["v1.20.2", "v1.17.9"], Severity::Info, "; kubelet v1.17.9 can start all the same"),
-        (["v1.20.2", ""], Severity::Warning, "; the version of the kubelet is not known"),
+        (["v1.20.2", "v1.24.0"], Severity::Info, "; kubelet v1.24.0 can start"),
+        (["v1.20.2", "v1.17.9"], Severity::Info, "; kubelet v1.17.9 can start"),
+        (["v1.20.2", ""], Severity::Warning, "; the version of the kubelet is unknown"),
     ] {
         let mut node = TestNode::booted(Resume::default());
         let components = vec![kubelet(7, versions[0]), kubelet(8, versions[1])];

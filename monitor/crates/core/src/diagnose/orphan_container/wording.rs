@@ -21,15 +21,13 @@ pub(super) fn summary(target: &Target, sandbox: &str, fate: &Fate) -> String {
     let sandbox = short_id(sandbox);
     let consequence = match fate {
         Fate::Unlisted => String::new(),
-        Fate::Remembered => {
-            ", of which there is a checkpoint: with that, a kubelet can start and clean up".to_owned()
-        }
+        Fate::Remembered => "; the sandbox has a checkpoint: a kubelet can start and clean up".to_owned(),
         Fate::Fatal(version) => {
             format!(": kubelet {} cannot start while it is there, as {RANGE}", name(version))
         }
-        Fate::Harmless(version) => format!("; kubelet {} can start all the same", name(version)),
+        Fate::Harmless(version) => format!("; kubelet {} can start", name(version)),
         Fate::Unknown => format!(
-            ": {RANGE} cannot start while it is there, others can; the version of the kubelet is not known"
+            ": {RANGE} cannot start while it is there, others can; the version of the kubelet is unknown"
         ),
         Fate::Elsewhere { version, runtime } => {
             let version = version.as_ref().map_or_else(String::new, |version| format!(" {}", name(version)));
@@ -45,7 +43,7 @@ pub(super) fn summary(target: &Target, sandbox: &str, fate: &Fate) -> String {
         }
         Fate::Unread(version) => {
             let version = version.as_deref().map_or_else(
-                || "; the version of the kubelet is not known".to_owned(),
+                || "; the version of the kubelet is unknown".to_owned(),
                 |version| format!(", kubelet {} among them", name(version)),
             );
             format!(

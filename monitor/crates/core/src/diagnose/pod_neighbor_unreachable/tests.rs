@@ -54,7 +54,7 @@ fn a_record_that_stays_failed_for_three_looks_and_thirty_seconds_is_told_until_i
     assert_eq!(
         incident.summary,
         "this node cannot reach pod lijiaob/etcd1-0 at 192.168.252.66: its neighbor record on cali9118ebbb10b was FAILED \
-         or INCOMPLETE in 4 looks within 30 s"
+         or INCOMPLETE in 4 checks within 30 s"
     );
     assert_eq!(
         incident.ruled_out,

@@ -85,8 +85,8 @@ fn a_route_that_is_deleted_and_stays_away_is_told_until_it_is_back() {
     assert!(!incident.found_at_start);
     assert_eq!(
         incident.summary,
-        "this node has no route to pod lijiaob/etcd1-0 at 192.168.252.66, which is reached by cali9118ebbb10b: packets take \
-         the default route by ens3; the route was deleted, and the kernel did not tell by whom"
+        "this node has no route to pod lijiaob/etcd1-0 at 192.168.252.66, which is reached by cali9118ebbb10b: packets \
+         take the default route by ens3; the route was deleted; actor unknown"
     );
     assert_eq!(
         incident.ruled_out,

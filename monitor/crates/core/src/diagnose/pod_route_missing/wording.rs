@@ -51,7 +51,7 @@ pub(super) fn summary(node: &NodeView<'_>, missing: &Missing, pod: &RoutedPod) -
     } else if missing.is_deleted {
         match missing.deletion_told.as_ref().filter(|told| told.actor.is_some()) {
             Some(told) => text.push_str(&format!("; the route was deleted{}", by(told))),
-            None => text.push_str("; the route was deleted, and the kernel did not tell by whom"),
+            None => text.push_str("; the route was deleted; actor unknown"),
         }
     }
     text

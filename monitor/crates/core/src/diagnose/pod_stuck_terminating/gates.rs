@@ -118,7 +118,7 @@ impl<'a> Gates<'a> {
             shut.extend(
                 self.failing
                     .iter()
-                    .map(|id| format!("the CNI DEL of its sandbox {} fails again and again", short_id(id))),
+                    .map(|id| format!("the CNI DEL of its sandbox {} fails repeatedly", short_id(id))),
             );
             if let Some(volume) = self.volumes.first() {
                 let (volume, plugin) = (name(&volume.name), name(&volume.plugin));

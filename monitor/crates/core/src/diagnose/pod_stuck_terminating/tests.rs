@@ -159,7 +159,7 @@ fn a_network_that_is_not_taken_down_holds_its_pod() {
     }
     let incidents = stuck(&node);
     assert!(
-        incidents[0].summary.ends_with(": the CNI DEL of its sandbox cccccccccccc fails again and again"),
+        incidents[0].summary.ends_with(": the CNI DEL of its sandbox cccccccccccc fails repeatedly"),
         "{}",
         incidents[0].summary
     );

@@ -21,15 +21,15 @@ pub(super) fn steps(context: &Context<'_>, seen: &ImageUse) -> Vec<Advice> {
     let mounted = seen.holders.iter().filter(|holder| holder.access == Access::Mount).take(MOUNTS_MAX);
     steps.extend(mounted.filter_map(|holder| unmount_inside(context, holder)));
     steps.push(if seen.rbd.is_by_nbd() {
-        let text = "only once nothing has it open any more unmap it: unlike the kernel's client, rbd-nbd need not refuse that, and \
-                    what was not written yet is lost";
+        let text = "unmap it only when nothing has it open: unlike the kernel's client, rbd-nbd need not refuse it, \
+                    and unwritten data is lost";
         advice(form::UNMAP_BY_NBD, text, &["rbd-nbd", "unmap", device])
     } else {
         let text = "then unmap it, which is refused (EBUSY) as long as anything has it open; never with -o force";
         advice(form::UNMAP_IMAGE, text, &["rbd", "unmap", device])
     });
     if seen.rbd.snapshot.is_none() {
-        let text = "only then see whether a lock is left, and whose; `rbd lock remove` takes one away";
+        let text = "only then check for a lock and its locker; `rbd lock remove` removes it";
         steps.push(advice(form::LIST_LOCKS, text, &["rbd", "lock", "list", &seen.rbd.spec()]));
     }
     steps

@@ -34,8 +34,8 @@ pub(super) fn summary(seen: &ImageUse, last_pod: Option<&Target>, after: BootNs)
     }
     if seen.staged.is_empty() && seen.holders.is_empty() {
         text.push_str(match seen.complete {
-            true => "; nobody was found to hold it",
-            false => "; nobody was found to hold it, but not everything could be read",
+            true => "; no holder found",
+            false => "; no holder found; scan incomplete",
         });
     }
     if let Some(pod) = last_pod.and_then(|target| target.pod.as_ref()) {

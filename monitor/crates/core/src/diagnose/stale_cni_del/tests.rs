@@ -83,8 +83,7 @@ fn a_retry_that_does_no_harm_is_told_as_one_until_harm_follows() {
     let open = node.of_kind(KIND).remove(0);
     assert!(
         open.summary.ends_with(
-            "failed, and succeeded when it was tried again; nothing of the network of sandbox 291716a39be9 was seen to go \
-             with that"
+            "failed, then succeeded on a retry; no loss of the network of sandbox 291716a39be9 was seen"
         ),
         "{}",
         open.summary
@@ -190,8 +189,8 @@ fn deletions_that_fail_for_long_are_told_before_there_is_a_victim_and_are_a_caus
     assert_eq!((failing.len(), failing[0].count), (1, 3), "{:?}", node.kinds());
     assert_eq!(
         failing[0].summary,
-        "CNI DEL of sandbox 94feeebc95fb of pod lijiaob/etcd1-0 by calico of kubelet.service fails again and again: \
-         plugin calico exited with code 1; a later one could hit a newer pod of that name"
+        "CNI DEL of sandbox 94feeebc95fb of pod lijiaob/etcd1-0 by calico of kubelet.service fails repeatedly: plugin \
+         calico exited with code 1; a later one could hit a newer pod of that name"
     );
     start_pod(&mut node);
     assert_eq!(node.of_kind(KIND)[0].caused_by, [failing[0].id.as_str()]);
@@ -233,7 +232,7 @@ fn a_deletion_in_the_namespace_of_another_is_told_at_once_and_for_ten_minutes() 
     assert_eq!((open.len(), open[0].severity), (1, Severity::Warning));
     assert_eq!(
         open[0].summary,
-        "CNI DEL of sandbox 94feeebc95fb of pod lijiaob/etcd1-0 by calico was made in the network namespace of the host: \
+        "CNI DEL of sandbox 94feeebc95fb of pod lijiaob/etcd1-0 by calico ran in the network namespace of the host: \
          /proc/16707/ns/net led there"
     );
     // The call began, it was found, and it ended.

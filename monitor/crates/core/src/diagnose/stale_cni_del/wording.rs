@@ -25,9 +25,9 @@ pub(super) fn summary(known: &Deletions, id: &str, current: Option<&str>, reason
             let tenths = harm.at.saturating_sub(began) / (SECOND / 10);
             format!("{call} {ended}; {}.{} s after it began: {}", tenths / 10, tenths % 10, harm.message)
         }
-        Reason::Succeeded => format!(
-            "{call} failed, and succeeded when it was tried again; nothing of the network{current} was seen to go with that"
-        ),
+        Reason::Succeeded => {
+            format!("{call} failed, then succeeded on a retry; no loss of the network{current} was seen")
+        }
         Reason::Failed(_) | Reason::Added(_) => {
             format!("{call} failed; a retry may take the network{current} away")
         }
@@ -37,9 +37,8 @@ pub(super) fn summary(known: &Deletions, id: &str, current: Option<&str>, reason
 /// `may_be_repeated`: whether more such calls are to be feared.
 pub(super) fn next_step(id: &str, may_be_repeated: bool) -> Advice {
     const SHOW: &str = "show the calls for the old sandbox and how they ended";
-    let warned = format!(
-        "{SHOW}; do not delete the pod meanwhile, since the next one of its name would be hit instead"
-    );
+    let warned =
+        format!("{SHOW}; do not delete the pod meanwhile: the call would hit the next pod of its name");
     let text = if may_be_repeated { warned } else { SHOW.to_owned() };
     advice(form::SHOW_CALLS, &text, &["kevtmon", "events", "--kind", "cni.finished", "--container", id])
 }

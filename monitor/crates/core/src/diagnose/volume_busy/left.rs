@@ -26,7 +26,7 @@ const RESCAN: BootNs = 300 * SECOND;
 /// After an unmount was seen the list of mounts may be older than that for a while.
 const SETTLED: BootNs = 30 * SECOND;
 /// What is not known yet.
-const UNKNOWN: &str = "no refused unmount was seen, and why is not known";
+const UNKNOWN: &str = "no refused unmount was seen; the reason is unknown";
 
 /// What is followed of volumes by their state.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -301,7 +301,7 @@ fn reason(holders: &[MountHolder], verdict: Verdict) -> String {
         .map_or_else(String::new, |copies| format!("; a copy is also mounted in {copies}"));
     match verdict {
         Verdict::None => {
-            format!("no process was found that uses it, and no refused unmount was seen{copies}")
+            format!("no user found; no refused unmount was seen{copies}")
         }
         _ => format!("{UNKNOWN}{copies}"),
     }

@@ -11,7 +11,7 @@ use kevtmon_types::escape::name;
 
 use crate::diagnose::Context;
 use crate::diagnose::advice::{
-    advice, continue_server, in_namespace, is_restarted_alone, of_process, replace_in_pod, restart,
+    END_INIT, advice, continue_server, in_namespace, is_restarted_alone, of_process, replace_in_pod, restart,
 };
 use crate::diagnose::pod_network::is_deletion_feared;
 use crate::node::kubelet::Way;
@@ -60,7 +60,7 @@ pub(super) fn steps(
     steps.extend(mounted_elsewhere(holders).map(|there| unmount_elsewhere(there, seen)));
     // Nothing was mounted there any more; who knows what is by now. And what the kernel holds would only be hidden by that.
     if !matches!(verdict, Some(Verdict::NotAMount | Verdict::Kernel)) {
-        let text = "detach it even while it is in use; what holds it then goes on using it unseen";
+        let text = "detach it while in use; its holders keep using it unseen";
         let inside = (form::DETACH_INSIDE, way, mount.mntns);
         steps.extend(umount(form::DETACH, inside, text, &["umount", "--lazy", &mount.path]));
     }
@@ -174,7 +174,7 @@ fn release_all(context: &Context<'_>, mount: &Mount, holders: &[MountHolder], se
     let all = steps.len() + more;
     if all > 1 {
         for (index, step) in steps.iter_mut().enumerate() {
-            step.text.push_str(&format!(" ({} of {all} found: each of them has to let go)", index + 1));
+            step.text.push_str(&format!(" ({} of {all} found: each of them must release it)", index + 1));
         }
     }
     steps
@@ -226,9 +226,7 @@ fn release_process(holder: &MountHolder) -> Option<Advice> {
     if holder.init || is_first_of_container {
         let text = match &holder.container {
             Some(_) => "end the container that holds it by its first process",
-            None => {
-                "end the process that holds it, and with it all others of its pid namespace, of which it is the first"
-            }
+            None => END_INIT,
         };
         return Some(advice(form::END_CONTAINER, text, &["kill", "-KILL", &pid]));
     }
@@ -275,7 +273,7 @@ pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
     }
     let has_none = |access| matches!(access, Access::Mount | Access::ChildMount) || access.is_kernel();
     if holders.iter().all(|holder| has_none(holder.access)) {
-        healthy.push("no process was found with a file, directory or program of it open".to_owned());
+        healthy.push("no process found with a file, directory or program of it open".to_owned());
     }
     healthy
 }

@@ -163,7 +163,7 @@ fn a_file_server_that_is_gone_is_told_of_the_volume() {
     let mut node = terminating();
     node.scan = |id, path| HolderReport { unserved: true, ..holders(id, path) };
     node.observe(umount(Some(16)));
-    let gone = "; no process was found to serve it, its file server likely gone (ENOTCONN)";
+    let gone = "; no process found that serves it; its file server is likely gone (ENOTCONN)";
     let opened = node.last_incident().clone();
     assert!(opened.message.ends_with(gone) && opened.mount.unwrap().unserved, "{}", opened.message);
     let busy = node.events.iter().find(|event| event.kind == Kind::MountBusy).unwrap();
@@ -241,7 +241,7 @@ fn where_nobody_can_see_whether_it_is_gone_it_stays_open_and_says_so() {
     assert_eq!(node.kinds(), ["incident.opened", "incident.updated"]);
     assert!(node.events.iter().all(|event| event.kind != Kind::MountReleased));
     let message = &node.last_incident().message;
-    assert!(message.ends_with("whether it is gone is not known: no process is left"), "{message}");
+    assert!(message.ends_with("it is unknown whether this mount is gone: no process is left"), "{message}");
     node.run_for(1_801 * S);
     assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Expired));
 }

@@ -76,7 +76,7 @@ fn a_pod_that_no_runtime_tells_of_says_by_what_it_is_known() {
     state.pods[0].known_by = KnownBy::Cgroup;
     assert!(shown(&state, 0).contains("a process in its network is in its control group"));
     state.pods[0].known_by = KnownBy::Directory;
-    assert!(shown(&state, 0).contains("a directory of the kubelet, and may be over"));
+    assert!(shown(&state, 0).contains("the kubelet has its directory; it may have ended"));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_pod_without_a_network_of_its_own_has_that_of_the_node() {
     let mut state = state();
     state.pods[1].netns = None;
     let text = shown(&state, 1);
-    assert!(text.contains("it has no network of its own, or that is not known"), "{text}");
+    assert!(text.contains("it has no network of its own, or its network is unknown"), "{text}");
     assert!(text.contains("eno1") && !text.contains(MARK), "{text}");
 }
 

@@ -46,12 +46,12 @@ mod tests {
             text.push_str("Defined-By: kevtmon\n\n");
             text.push_str(&format!("{}\n\n{}\n\n", wrapped(kind.meaning), wrapped(kind.remedy)));
             text.push_str(
-                "kevtmon why @KEVTMON_INCIDENT@ tells the whole story, with advice and commands.\n",
+                "kevtmon why @KEVTMON_INCIDENT@ shows the whole story, with advice and commands.\n",
             );
         }
         let closed = Kind::IncidentClosed.name();
         text.push_str(&format!("\n-- {}\nSubject: An incident is over\nDefined-By: kevtmon\n\n", id(closed)));
-        text.push_str("kevtmon why @KEVTMON_INCIDENT@ tells what it was, and how it ended.\n");
+        text.push_str("kevtmon why @KEVTMON_INCIDENT@ shows what it was, and how it ended.\n");
         text
     }
 

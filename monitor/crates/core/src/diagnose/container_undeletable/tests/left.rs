@@ -74,8 +74,7 @@ fn a_mount_that_is_told_to_be_left_after_it_is_named_and_linked() {
     node.run_for(11 * S + LOOK);
     let (leak, victim) = (of_kind(&node, "mount-leak"), of_kind(&node, KIND));
     assert_eq!(victim.caused_by, [leak.id]);
-    let expected =
-        format!("is dead: what refused that was not seen, but {LEFT}; the runtime says \"{SAID}\"");
+    let expected = format!("is dead: the refused call was not seen, but {LEFT}; the runtime says \"{SAID}\"");
     assert!(victim.summary.ends_with(&expected), "{}", victim.summary);
     let events = node.events.len();
     node.run_for(4 * LOOK);

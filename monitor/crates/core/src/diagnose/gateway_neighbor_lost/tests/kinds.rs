@@ -115,7 +115,7 @@ fn the_state_shows_where_the_interface_leads() {
         (Some("netkit"), END, "forwarding 0".to_owned(), false),
         (Some("ipvlan"), "eno1", below("ipvlan"), true),
         (Some("macvlan"), "eno1", below("macvlan"), true),
-        (None, "", "no pair: what it is connected to is not known".to_owned(), true),
+        (None, "", "no pair: its connection is unknown".to_owned(), true),
     ] {
         let node = node(kind, NudState::PERMANENT);
         let state = node.core.state(node.now);
@@ -128,5 +128,5 @@ fn the_state_shows_where_the_interface_leads() {
     node.tables.get_mut(&ETCD).unwrap().links[0].lower = Some(PeerLink { ifindex: 99, netns: None });
     node.observe_netns(ETCD);
     let path = node.core.state(node.now).pods.remove(0).path;
-    assert_eq!(path.last().unwrap().facts, ["the device below is not known"]);
+    assert_eq!(path.last().unwrap().facts, ["the device below is unknown"]);
 }

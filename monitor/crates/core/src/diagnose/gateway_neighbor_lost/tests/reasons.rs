@@ -161,7 +161,7 @@ fn an_entry_that_vanished_unseen_is_not_the_doing_of_who_had_replaced_it() {
     node.set_entry(ETCD, None);
     node.run_for(10 * S);
     let (summary, actor, count) = open(&node);
-    assert!(summary.ends_with("is gone, and nobody was seen removing it"), "{summary}");
+    assert!(summary.ends_with("is gone; no process was seen removing it"), "{summary}");
     assert_eq!((actor, count), (None, 1));
 }
 
@@ -196,7 +196,7 @@ fn nobody_is_said_to_have_removed_a_wrong_entry_unseen_while_the_event_may_be_on
         let (summary, actor, count) = open(&node);
         assert!(summary.ends_with("was deleted by worker (pid 30000)"), "{summary}");
         assert_eq!((actor, count), (Some(30_000), 1));
-        let unseen = |event: &Event| event.message.contains("nobody was seen");
+        let unseen = |event: &Event| event.message.contains("no process was seen");
         assert!(!node.events.iter().any(unseen), "{is_read_first}");
     }
 }
@@ -209,7 +209,7 @@ fn where_records_were_lost_nobody_is_said_not_to_have_been_seen_removing_a_wrong
     node.observe(Fact::Lost(Loss { source, reason, count: Some(3) }));
     node.run_for(10 * S);
     let (summary, actor, _) = open(&node);
-    assert!(summary.ends_with("is gone; who removed it was not found out"), "{summary}");
+    assert!(summary.ends_with("is gone; actor unknown"), "{summary}");
     assert_eq!(actor, None);
 }
 

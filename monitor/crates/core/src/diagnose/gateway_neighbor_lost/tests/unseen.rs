@@ -30,9 +30,9 @@ fn an_entry_that_was_used_when_it_went_is_a_loss_where_it_was_known_to_be_static
 #[test]
 fn what_users_have_lost_among_themselves_puts_only_their_namespaces_in_doubt() {
     for (reason, foreign, expected) in [
-        ("neighbor-users-ring-full", false, "is gone, and nobody was seen removing it"),
-        ("neighbor-users-ring-full", true, "is gone; who removed it was not found out"),
-        ("neighbor-ring-full", false, "is gone; who removed it was not found out"),
+        ("neighbor-users-ring-full", false, "is gone; no process was seen removing it"),
+        ("neighbor-users-ring-full", true, "is gone; actor unknown"),
+        ("neighbor-ring-full", false, "is gone; actor unknown"),
     ] {
         let mut node = TestNode::with_running_pod();
         node.tables.get_mut(&ETCD).unwrap().foreign_userns = foreign;
@@ -52,9 +52,9 @@ fn nobody_is_said_not_to_have_been_seen_where_nothing_sees_who_removes_entries()
     let sees = SourceStatus { attach_mode: Some("tp_btf".into()), ..status };
     let down = SourceStatus::down(SourceKind::Hook, "hook.neighbor", "it is off");
     for (status, expected) in [
-        (sees, "is gone, and nobody was seen removing it"),
-        (blind, "is gone; who removed it was not found out"),
-        (down, "is gone; who removed it was not found out"),
+        (sees, "is gone; no process was seen removing it"),
+        (blind, "is gone; actor unknown"),
+        (down, "is gone; actor unknown"),
     ] {
         let mut node = TestNode::with_running_pod();
         node.observe(Fact::Source(status));
@@ -76,5 +76,5 @@ fn records_that_were_lost_are_taken_into_account_that_are_told_of_after_the_entr
     node.observe(Fact::Lost(Loss { source, reason, count: Some(3) }));
     node.run_for(10 * S);
     let opened = node.last_incident();
-    assert!(opened.message.ends_with("is gone; who removed it was not found out"), "{}", opened.message);
+    assert!(opened.message.ends_with("is gone; actor unknown"), "{}", opened.message);
 }

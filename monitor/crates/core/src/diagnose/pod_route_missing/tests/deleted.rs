@@ -43,7 +43,7 @@ fn who_deleted_it_before_it_was_added_again_is_not_blamed_for_what_came_then() {
     node.run_for(15 * S);
     let event = node.last_incident();
     assert!(event.actor.is_none());
-    let untold = "; the route was deleted, and the kernel did not tell by whom";
+    let untold = "; the route was deleted; actor unknown";
     assert!(event.message.contains(untold), "{}", event.message);
 }
 

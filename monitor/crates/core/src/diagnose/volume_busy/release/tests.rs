@@ -283,14 +283,14 @@ fn all_that_hold_it_are_made_to_let_go_each_once() {
     assert_eq!(
         released(&["a", "b"]),
         [
-            ("docker restart a".into(), format!("{text} (1 of 2 found: each of them has to let go)"), 7),
-            ("docker restart b".into(), format!("{text} (2 of 2 found: each of them has to let go)"), 8),
+            ("docker restart a".into(), format!("{text} (1 of 2 found: each of them must release it)"), 7),
+            ("docker restart b".into(), format!("{text} (2 of 2 found: each of them must release it)"), 8),
         ]
     );
     let ids: Vec<String> = (0..RELEASES_MAX + 2).map(|number| number.to_string()).collect();
     let many = released(&ids.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(many.len(), RELEASES_MAX);
-    assert!(many[0].1.ends_with("(1 of 10 found: each of them has to let go)"), "{}", many[0].1);
+    assert!(many[0].1.ends_with("(1 of 10 found: each of them must release it)"), "{}", many[0].1);
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn that_whoever_held_it_has_let_go_is_told_though_the_refusal_is_only_counted() 
     (node.still_held, node.scan) = (false, nobody);
     node.observe(umount(Some(16)));
     let (summary, _) = told(&node);
-    assert!(summary.ends_with(": whoever held it has let go"), "{summary}");
+    assert!(summary.ends_with(": its holder has released it"), "{summary}");
     // Refused all the same, and by now the kernel may hold it.
     for _ in 0..5 {
         node.run_for(11 * S);
