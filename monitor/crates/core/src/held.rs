@@ -112,6 +112,7 @@ pub enum View {
 }
 
 /// Who holds a path, as told to whoever asks; the fields that `mount.busy` has, too, are as there.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Held {
     /// Whose mount namespace it is.
@@ -119,15 +120,12 @@ pub struct Held {
     /// The path, from the root of the mount namespace, without links where it was found.
     pub path: String,
     /// Whether there is anything at the path; absent where that is not known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exists: Option<bool>,
     /// Whether it is no mount point: then it lies on `mount`, and the holders are those of what lies below it.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub below: bool,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mount: Option<HeldMount>,
     /// The pod whose volume the path leads to.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
     pub holders: Vec<MountHolder>,
     /// Holders that are not listed.
@@ -141,6 +139,7 @@ pub struct Held {
     pub holders_verdict: Verdict,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HeldMount {
     /// Where it is mounted.
@@ -151,10 +150,8 @@ pub struct HeldMount {
     pub device: String,
     /// Mount namespace, inode number.
     pub mntns: u32,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub identity: Option<MountIdentity>,
     /// The pod volume that the path leads to.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub volume: Option<Volume>,
     /// Mount points of file systems mounted below it, or below the path.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]

@@ -31,13 +31,13 @@ pub(super) struct KubeletLookup {
     held: Pending<(), HeldUmount>,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct HeldUmount {
     at: BootNs,
     source: Source,
     attempt: UmountAttempt,
     /// The details of who called.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     task: Option<Box<TaskFacts>>,
 }
 

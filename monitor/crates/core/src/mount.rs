@@ -110,6 +110,7 @@ pub(super) struct HolderScans {
     benign: Benign,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct QueuedUmount {
     at: BootNs,
@@ -123,25 +124,20 @@ struct QueuedUmount {
     account: Account,
     attempt: UmountAttempt,
     /// The details of who called.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     task: Option<Box<TaskFacts>>,
     /// It is one of several that succeeded before the mount was looked up, any of which may have taken it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_one_of_several: bool,
     /// The last of them, where this one detaches and that one does not: who still uses the mount was not there for that one
     /// to take.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     unless_held: Option<Box<QueuedUmount>>,
     /// When the first unmount of its path after it succeeded. What the path leads to from then on may be another mount.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     outlived: Option<BootNs>,
     /// Why it is only likely the mount that it meant.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     doubt: Option<String>,
     /// Those who had been found to hold the mount have let go.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     let_go: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     awaits: Option<Awaited>,
 }
 

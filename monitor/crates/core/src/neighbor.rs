@@ -45,6 +45,7 @@ pub(super) enum Awaited {
 }
 
 /// A change whose event is held back.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct PendingChange {
     at: BootNs,
@@ -53,7 +54,6 @@ pub(super) struct PendingChange {
     change: NeighborChange,
     requested: Requested,
     /// The details of the actor.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     task: Option<Box<TaskFacts>>,
 }
 

@@ -36,6 +36,7 @@ use crate::node::tasks::Tasks;
 
 /// The state of a core without its settings; borrowed from a core, or deserialized. What is left out is as in a
 /// new core.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Saved<'a> {
@@ -43,7 +44,6 @@ pub struct Saved<'a> {
     realtime_offset_ns: i64,
     ready: bool,
     last_expiry: BootNs,
-    #[serde(skip_serializing_if = "Option::is_none")]
     previously_alive: Option<BootNs>,
     statuses: BTreeMap<String, SourceStatus>,
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]

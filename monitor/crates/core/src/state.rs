@@ -71,24 +71,20 @@ pub struct Counts {
 }
 
 /// A container with its pod and namespaces.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainerStatus {
     #[serde(flatten)]
     pub container: Container,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
     /// Whether it is its pod's sandbox.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub sandbox: bool,
     /// How many containers of this name its pod had before, or of a sandbox, how many sandboxes.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub attempt: Option<u32>,
     /// Hash of the specification that it was made by, as the kubelet computed it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub spec_hash: Option<SpecHash>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<NsInum>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mntns: Option<NsInum>,
     /// Its addresses as reported by the runtime.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -101,23 +97,19 @@ pub struct ContainerStatus {
     pub stale: bool,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NetnsStatus {
     pub netns: NsInum,
     /// Name below /run/netns.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<String>,
     /// Its cookie (`SO_NETNS_COOKIE`), where the kernel has it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cookie: Option<String>,
     /// When it was first seen, RFC 3339; absent where that was at the start of the daemon.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub since: Option<String>,
     /// Process id of a process in it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pid: Option<u32>,
     /// Command name of that process.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub comm: Option<String>,
     pub owner: Target,
     /// Next hops of its default routes.
@@ -141,6 +133,7 @@ pub struct NetnsStatus {
 }
 
 /// The neighbor entry of a gateway, as it was seen last: of one that is learned not every change is followed.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryStatus {
     /// Address of the gateway.
@@ -148,21 +141,18 @@ pub struct EntryStatus {
     /// Index of the interface.
     pub ifindex: u32,
     /// As `ip neighbor` calls it, in lower case; absent where there is no entry.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub state: Option<String>,
     /// Link-layer address; absent where it is not resolved.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lladdr: Option<String>,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteStatus {
     /// `default`, or a half of it: `0.0.0.0/1`.
     pub destination: String,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gateway: Option<IpAddr>,
     /// Index of the interface.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ifindex: Option<u32>,
     /// Table: 254 is the main one.
     pub table: u32,

@@ -4,6 +4,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 /// A next step.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Advice {
     /// What the command does, in words.
@@ -16,7 +17,6 @@ pub struct Advice {
     /// The risk of the command.
     pub risk: Risk,
     /// The process that the command is about, by its id or as what holds; absent where it is about none.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub process: Option<NamedProcess>,
 }
 

@@ -8,27 +8,22 @@ use super::{Details, Object, Pod, Role, Visitor};
 
 /// A call of CNI plugins, for `cni.*`: one by a runtime or kubelet, however many plugins it was chained of or delegated to.
 /// Root of the node made it, in the host's mount namespace or in that of a runtime.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Cni {
     /// `ADD`, `DEL`, `CHECK`, `GC`.
     pub command: String,
     /// `CNI_CONTAINERID`: of a pod that of its sandbox, 64 hex digits.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub container_id: Option<String>,
     /// `CNI_NETNS`, a path; absent where it is empty, as of a `DEL` after the sandbox has ended.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<String>,
     /// Network namespace that the path led to, inode number.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns_inode: Option<u32>,
     /// `CNI_IFNAME`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ifname: Option<String>,
     /// Namespace of the pod, as the caller names it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub namespace: Option<String>,
     /// Name of the pod, as the caller names it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<String>,
     /// Path of the plugin: of the one that failed, else of the first of a chain, of the last for `DEL`, and of the
     /// loopback's only where there is no other.
@@ -37,16 +32,12 @@ pub struct Cni {
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub plugins: Vec<String>,
     /// Exit code of the plugin, for `cni.finished`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exit_code: Option<u32>,
     /// Signal that ended it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub signal: Option<u32>,
     /// From the start of the first plugin to the end of the last one, milliseconds.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub duration_ms: Option<u64>,
     /// Whether a `DEL` is of an older sandbox than the pod's current one; absent where the pod or that one is not known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale: Option<bool>,
     /// Whether the environment of the plugin is longer than what is read of one.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Details, Object, Role, Visitor};
 
 /// The kubelet, a runtime or an adapter of one, for `component.*`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Component {
     /// `kubelet`, `dockerd`, `containerd`, `crio`, `cri-dockerd` or `podman`.
@@ -18,22 +19,16 @@ pub struct Component {
     #[schemars(regex(pattern = "^[0-9]+$"))]
     pub start_time_ns: String,
     /// Its program, as the host's root shows it; `… (deleted)` where it was replaced.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exe: Option<String>,
     /// Version, by the build information in the program, of a kubelet also by variables in it; absent where those tell none.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub version: Option<String>,
     /// The same of the one that ran before, where it was seen.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub previous_version: Option<String>,
     /// Exit code; absent where it runs, a signal ended it, or the kernel does not tell (before 6.15).
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exit_code: Option<i32>,
     /// The signal that ended it; absent likewise.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub signal: Option<i32>,
     /// How long it ran, seconds; absent while it runs.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lifetime_s: Option<f64>,
 }
 

@@ -38,6 +38,7 @@ impl Daemon {
 }
 
 /// What was lost or discarded, for `events.lost`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Lost {
     /// `bpf`, `netlink`, `cni`, `sink.stdout`, …
@@ -49,11 +50,9 @@ pub struct Lost {
     pub count: String,
     /// Start of the window, RFC 3339.
     #[schemars(extend("format" = "date-time"))]
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub from: Option<String>,
     /// End of the window, RFC 3339.
     #[schemars(extend("format" = "date-time"))]
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to: Option<String>,
 }
 

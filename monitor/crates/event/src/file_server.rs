@@ -8,28 +8,24 @@ use super::wording::process_phrase;
 use super::{Confidence, Container, Details, Pod};
 
 /// A process that serves a FUSE file system.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MountServer {
     /// Process id.
     pub pid: u32,
     /// Real user id, in the initial user namespace.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uid: Option<u32>,
     /// Command name.
     pub comm: String,
     /// What it does, as it was seen when the holders were looked for.
     pub state: ServerState,
     /// The kind of file systems for which a thread of it waits in the kernel, where the kernel shows that: `NFS`, `FUSE`, …
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub waits_for: Option<String>,
     /// systemd unit.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unit: Option<String>,
     /// Its container.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub container: Option<Container>,
     /// Its pod.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
     /// `certain` where the kernel shows that it has the connection of this file system open, and no other process has; `likely`
     /// where others have, too, or may have, and where only its arguments tell.

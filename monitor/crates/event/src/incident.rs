@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Advice, Confidence, Details, Object, Role, Severity, Visitor, span};
 
 /// A diagnosis with a lifecycle, for `incident.*`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Incident {
     /// Hash of node, boot, kind and subject: the same fault has the same id after a restart.
@@ -22,7 +23,6 @@ pub struct Incident {
     pub opened: String,
     /// When it closed.
     #[schemars(extend("format" = "date-time"))]
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub closed: Option<String>,
     /// Time of the first evidence.
     #[schemars(extend("format" = "date-time"))]
@@ -36,14 +36,12 @@ pub struct Incident {
     pub counted: String,
     /// Since when it counts, where that is later than `first_seen`: what was counted before had another cause.
     #[schemars(extend("format" = "date-time"))]
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counted_since: Option<String>,
     /// Counts how often an incident of this id opened, from 1: each opening is an episode with times and evidence of
     /// its own.
     #[schemars(range(min = 1))]
     pub episode: u32,
     /// Why it closed.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
     /// The fault existed before the daemon started.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]

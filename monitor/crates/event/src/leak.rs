@@ -39,10 +39,10 @@ impl JsonSchema for ContainerPart {
 
 /// A copy of a mount of a container or of a pod's volume, in the mount namespace of somebody else; the host has its file
 /// system mounted no longer.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LeakedMount {
     /// Where the host had it mounted; absent where only that it is nowhere on the host is known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub path: Option<String>,
     /// `certain` where the copy was there while the host had it mounted; `likely` where only what the holder's runtime was
     /// told to mount tells what it is, the kernel does not number mounts for good, the host had
@@ -66,22 +66,16 @@ pub struct LeakedMount {
     /// Which mounts and unmounts elsewhere reach the copy.
     pub propagation: Propagation,
     /// The pod volume that it was.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub volume: Option<Volume>,
     /// The volume that was staged there, for all pods of the node.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub staged: Option<StagedVolume>,
     /// What of a container it was.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub part: Option<ContainerPart>,
     /// That container, where it is known which.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub container: Option<Container>,
     /// The pod of the volume, or of the container.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
     /// The mount of a directory of the host by which the holder has it, by what its runtime was told.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bind: Option<BindMount>,
     /// Whether no process is in that namespace any more, since Linux 6.12: an open file or a mount of `nsfs` keeps it.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]

@@ -167,6 +167,7 @@ kind::kinds! {
 
 /// One observed fact, joined with the model of the node. What is unknown is absent, never null. Fields and
 /// kinds are added freely and never renamed: readers ignore unknown ones.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(title = "kevtmon event")]
 pub struct Event {
@@ -202,88 +203,63 @@ pub struct Event {
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub resync: bool,
     /// The process that did it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub actor: Option<Shared<Actor>>,
     /// The container and pod that are affected.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub target: Option<Shared<Target>>,
     /// The neighbor entry, for `neighbor.*`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub neighbor: Option<Box<Neighbor>>,
     /// The address that several pods have, for incidents of kind `duplicate-pod-ip`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub address_conflict: Option<Box<AddressConflict>>,
     /// The reservation of an address that a pod has, for incidents of kind `ipam-drift`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reservation: Option<Box<Reservation>>,
     /// The network interface, for `link.*`, and for incidents of kind `orphan-veth`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub link: Option<Box<Link>>,
     /// The route, for `route.*`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub route: Option<Box<Route>>,
     /// The address, for `address.*`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub address: Option<Box<Address>>,
     /// The sysctl, for `sysctl.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub sysctl: Option<Box<Sysctl>>,
     /// The call of a CNI plugin, for `cni.*`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cni: Option<Box<Cni>>,
     /// The sandbox that a container lacks.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub sandbox: Option<Box<Sandbox>>,
     /// The mount and the call that was made on it, for `mount.*`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mount: Option<Box<Mount>>,
     /// Who pins the mount, for `mount.busy`; who still uses it, for `mount.detached`; what keeps the network namespace of the
     /// other end, for incidents of kind `orphan-veth`; who holds the device, for those of kind `rbd-orphan-mapping`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders: Option<Vec<MountHolder>>,
     /// How long before the event its holders were found, milliseconds; absent where they were found for it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders_age_ms: Option<u64>,
     /// Whether all was looked at that could be the reason. Where somebody who sees the mount explains a refusal, who does not see it
     /// is not looked at.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders_complete: Option<bool>,
     /// What the holder scan could not read; a holder may be among it.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub holders_unreadable: Vec<Unreadable>,
     /// What the holder scan concludes.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders_verdict: Option<Verdict>,
     /// Mounts that are left in the mount namespace of the actor, for incidents of kind `mount-leak`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub leaks: Option<Vec<LeakedMount>>,
     /// Sequence number of the event of the same call that this one completes: its holders were not all looked for when
     /// that was emitted.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub completes: Option<u64>,
     /// What a container was made instead of, for `container.recreated`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub recreation: Option<Box<Recreation>>,
     /// The kubelet or runtime, for `component.*`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub component: Option<Box<Component>>,
     /// The Ceph RBD image, for `rbd.*` and incidents of kinds `rbd-orphan-mapping`, `rbd-locked-elsewhere` and `rbd-lock-left`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rbd: Option<Box<Rbd>>,
     /// The line of a log, for `rbd.attach_refused` and `log.quoted`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub log: Option<Box<Log>>,
     /// What was lost or discarded, for `events.lost`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost: Option<Lost>,
     /// What was over a budget, for `events.throttled`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub throttled: Option<Box<Throttled>>,
     /// The diagnosis, for `incident.*`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub incident: Option<Box<Incident>>,
     /// The daemon's own state, for `daemon.*`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub daemon: Option<Daemon>,
 }
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{Details, Object, Role, Visitor};
 
 /// A network interface, for `link.*` and for incidents of kind `orphan-veth`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Link {
     /// Index.
@@ -13,21 +14,16 @@ pub struct Link {
     /// Name.
     pub ifname: String,
     /// `veth`, `bridge`, …
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub kind: Option<String>,
     /// Network namespace, inode number.
     pub netns: u32,
     /// The other end.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub peer: Option<LinkPeer>,
     /// Index of the bridge it belongs to.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub master: Option<u32>,
     /// Hardware address.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mac: Option<String>,
     /// Whether it is administratively up; absent where unknown.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub up: Option<bool>,
     /// What changed: `up`, `down`, `carrier-up`, `carrier-down`, `mac`, `name`, `master`, `peer`, `netns`; of the host's
     /// interfaces, and of all of them (`all`), also what sysctls say: `forwarding-on`, `forwarding-off`, `rp-filter-off`,
@@ -36,20 +32,18 @@ pub struct Link {
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub change: Vec<String>,
     /// Its new namespace, for `link.moved`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub moved_to: Option<LinkPeer>,
 }
 
 /// An interface in another place: the other end of a pair, or where a link was moved to.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkPeer {
     /// Index in its namespace.
     pub ifindex: u32,
     /// Its namespace, inode number.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<u32>,
     /// Its name.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ifname: Option<String>,
 }
 

@@ -9,6 +9,7 @@ use super::file_server;
 use super::{Confidence, Container, Details, MountServer, Object, Pod, Role, Visitor, servers_phrase};
 
 /// A mount and the call that was made on it, for `mount.*`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Mount {
     /// `umount2`; of what something is mounted on: `rmdir`, `unlink`, `unlinkat`, `rename`, `renameat`, `renameat2`.
@@ -18,45 +19,35 @@ pub struct Mount {
     /// Absolute path.
     pub path: String,
     /// `EBUSY`, …; absent on success.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub errno: Option<String>,
     /// Flags of the call, by name.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub flags: Vec<String>,
     /// File system type.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub fstype: Option<String>,
     /// Mount source.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub source: Option<String>,
     /// `major:minor`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub device: Option<String>,
     /// Mount namespace of the caller, inode number; absent where it is not known.
     #[serde(skip_serializing_if = "is_unknown", default)]
     pub mntns: u32,
     /// Which mount it is, once a scan has found it: what is mounted at the same path later is another one.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub identity: Option<MountIdentity>,
     /// `likely` where another mount could have been meant: those of the namespace changed before it was looked up. Absent where
     /// that is certain, and where none was found.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub confidence: Option<Confidence>,
     /// How often this caller was refused on this mount, by this system call, that is, the nearest process above the program that does it; once
     /// it is released or detached, how often all callers were.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub attempts: Option<u64>,
     /// How often each system call was refused on this mount, by all callers, where that was not `syscall` alone.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub refused: Vec<RefusedCall>,
     /// The pod volume that is mounted there.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub volume: Option<Volume>,
     /// The volume that is staged there, for all pods of the node that use it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub staged: Option<StagedVolume>,
     /// The container for which its runtime mounts it, or which has it in its directory, as the runtime tells.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub container_id: Option<String>,
     /// Mount points of file systems mounted below it; first its own, where that is why a name cannot be removed or renamed.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -140,16 +131,15 @@ pub struct Volume {
 
 /// A volume that a kubelet has mounted for all pods of the node that use it, read from the path and from what the kubelet has
 /// written beside it.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StagedVolume {
     /// `kubernetes.io/rbd`, …, or the CSI driver.
     pub plugin: String,
     /// The last name of its directory: of the PersistentVolume, or of what the plugin has attached; absent where that is a
     /// hash.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<String>,
     /// By what its CSI driver knows it (`volumeHandle`), where the kubelet's `vol_data.json` could be read.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub handle: Option<String>,
 }
 
@@ -166,19 +156,19 @@ impl StagedVolume {
 }
 
 /// Something that the holder scan could not read.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Unreadable {
     /// Process id, where it is one process.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pid: Option<u32>,
     /// Its command name.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub comm: Option<String>,
     /// Why.
     pub reason: String,
 }
 
 /// A process that pins a mount, or what the kernel pins it for.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MountHolder {
     /// Process id; absent where there is no process: of a loop device, a swap file, an export, and of a copy in a mount
@@ -186,7 +176,6 @@ pub struct MountHolder {
     #[serde(skip_serializing_if = "is_none", default)]
     pub pid: u32,
     /// Real user id, in the initial user namespace.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uid: Option<u32>,
     /// Whether it is the first process of a pid namespace other than the node's: it ignores every signal that it does not handle,
     /// but for SIGKILL.
@@ -196,42 +185,31 @@ pub struct MountHolder {
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub comm: String,
     /// Masked command line, for host processes.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cmdline: Option<String>,
     /// Executable.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exe: Option<String>,
     /// How it pins the mount.
     pub access: Access,
     /// What it holds.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub path: Option<String>,
     /// Descriptor number.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub fd: Option<u32>,
     /// The thread in whose list of descriptors that is, where `/proc/PID/fd` does not show it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tid: Option<u32>,
     /// systemd unit.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unit: Option<String>,
     /// Mount namespace of the process, inode number; of a copy, that in which it is.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mntns: Option<u32>,
     /// Its container.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub container: Option<Container>,
     /// Its pod.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
     /// The pod volume that it is the file server of: root of the node serves the FUSE mount that its arguments name.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub serves: Option<Serves>,
     /// It only may pin the mount: what it has may be on another one, as nothing shows on which it is.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub possible: bool,
     /// The loop device whose backing file is on the mount, and what uses that.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub loop_device: Option<LoopDevice>,
 }
 
@@ -240,6 +218,7 @@ fn is_none(pid: &u32) -> bool {
 }
 
 /// A pod volume that a process on the host is the file server of.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Serves {
     /// Where the volume is mounted.
@@ -247,7 +226,6 @@ pub struct Serves {
     /// The pod that it belongs to.
     pub pod: Pod,
     /// `certain` where the kernel shows of which file system it is the server, `likely` where only its arguments tell.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub confidence: Option<Confidence>,
 }
 

@@ -8,15 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::{Details, Object, Role, Visitor};
 
 /// A neighbor entry, for `neighbor.*`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Neighbor {
     /// Protocol address.
     pub address: IpAddr,
     /// Link-layer address, before the change.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lladdr: Option<String>,
     /// Link-layer address after the change, when another took its place.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub new_lladdr: Option<String>,
     /// Interface index.
     pub ifindex: u32,
@@ -25,22 +24,17 @@ pub struct Neighbor {
     /// Network namespace, inode number.
     pub netns: u32,
     /// State before the change: `permanent`, …
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub state: Option<String>,
     /// State after the change, when the entry still exists.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub new_state: Option<String>,
     /// Why it changed: `admin`, `replaced`, `link-down`, `link-deleted`, `lladdr-changed`, `noarp`, `last-address-removed`,
     /// `gc`, `netns-exit`, `unknown`.
     pub cause: String,
     /// Whether it is the default gateway of its namespace; absent where unknown.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gateway: Option<bool>,
     /// What is wrong with a gateway: `missing`, `failed`, `wrong-lladdr`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
     /// Network namespace whose end took the link along, inode number: that of the link's peer or lower device.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended_netns: Option<u32>,
     /// Whether it is that of the lower device.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]

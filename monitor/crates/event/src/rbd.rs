@@ -8,43 +8,34 @@ use serde::{Deserialize, Serialize};
 use super::{Details, Object, Role, Visitor};
 
 /// A Ceph RBD image that is or was mapped as a block device, for `rbd.*`, or that is locked.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Rbd {
     /// Pool.
     pub pool: String,
     /// Namespace in the pool; absent for the default one.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rados_namespace: Option<String>,
     /// Name of the image.
     pub image: String,
     /// Id of the image in its pool; absent where the kernel does not tell.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub image_id: Option<String>,
     /// The snapshot that is mapped; absent where it is the image itself.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub snapshot: Option<String>,
     /// The node of the device: `/dev/rbd0`, or `/dev/nbd0` of one that `rbd-nbd` has mapped, as its arguments tell; absent where the image is not mapped, for `rbd-lock-left` and
     /// `rbd-locked-elsewhere`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub device: Option<String>,
     /// Number of the device, `major:minor`; absent with that.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub device_number: Option<String>,
     /// Id of the lock on it, for `rbd-lock-left`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lock: Option<String>,
     /// `client4125`: the kernel's client. It is not the one that a kubelet's lock names, which is that of the program `rbd`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub client_id: Option<String>,
     /// Address of that client, `IP:PORT/NONCE`, as in the watchers of `rbd status`; absent before Linux 4.9, and of `rbd-nbd`, as all
     /// that is known of the client.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub client_addr: Option<String>,
     /// The cluster; absent before Linux 4.9.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cluster_fsid: Option<String>,
     /// Address of the client that a log names as the one that has the image, for `rbd.attach_refused` and `rbd-locked-elsewhere`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub held_by: Option<String>,
     /// Where the host or a kubelet has it mounted outside of pods' directories, for `rbd-orphan-mapping`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Container, Details, Object, Role, Visitor};
 
 /// How a container of a pod was made instead of another one, for `container.recreated`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Recreation {
     /// Name of the container in its pod.
@@ -16,22 +17,16 @@ pub struct Recreation {
     /// The container before.
     pub previous: Container,
     /// How many containers of this name the pod had before: the kubelet's restart count.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub attempt: Option<u32>,
     /// The same of the container before.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub previous_attempt: Option<u32>,
     /// Hash of the specification that it was made by, as the kubelet computed it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub spec_hash: Option<SpecHash>,
     /// The same of the container before.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub previous_spec_hash: Option<SpecHash>,
     /// Container id of the sandbox of the container before, where it is another one.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub previous_sandbox_id: Option<String>,
     /// Whether the sandbox is the same; absent where that is not known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub same_sandbox: Option<bool>,
     /// It happened before the daemon started.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]

@@ -9,6 +9,7 @@ use super::wording::short_id;
 use super::{Details, Object, Pod, Role, Visitor};
 
 /// The reservation of an address that a pod has, in the files of host-local, for incidents of kind `ipam-drift`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Reservation {
     /// The address.
@@ -24,10 +25,8 @@ pub struct Reservation {
     /// Name of that interface.
     pub ifname: String,
     /// The sandbox for which it is reserved now; absent where it is free.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reserved_for: Option<String>,
     /// The pod of that sandbox, as far as it is known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reserved_for_pod: Option<Pod>,
 }
 

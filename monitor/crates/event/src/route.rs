@@ -8,15 +8,14 @@ use serde::{Deserialize, Serialize};
 use super::{Details, Object, Role, Visitor};
 
 /// A route, for `route.*`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Route {
     /// `default`, or a prefix.
     pub destination: String,
     /// Next hop.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gateway: Option<IpAddr>,
     /// Outgoing interface.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ifindex: Option<u32>,
     /// Network namespace, inode number.
     pub netns: u32,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{Details, Object};
 
 /// A sandbox that is gone while a container of it is still there, for incidents of kind `orphan-container`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Sandbox {
     /// Its container id, 64 hex digits.
@@ -13,11 +14,9 @@ pub struct Sandbox {
     pub id: String,
     /// Whether dockershim or cri-dockerd still has a checkpoint of it, with which a kubelet takes it for one that has ended;
     /// absent where that is not known, or the runtime keeps none.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub checkpoint: Option<bool>,
     /// Version of the kubelet that runs, or ran last, which is what it depends on whether it starts again; absent where it
     /// is not known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub kubelet_version: Option<String>,
 }
 

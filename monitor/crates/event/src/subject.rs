@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The process that did it.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Actor {
     /// How the actor was found.
@@ -18,47 +19,36 @@ pub struct Actor {
     /// Thread id.
     pub tid: u32,
     /// User id in the initial user namespace.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uid: Option<u32>,
     /// Effective user id in the initial user namespace, where it is another.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub euid: Option<u32>,
     /// Name of the program: that of its first thread.
     pub comm: String,
     /// Executable, as the root directory of the process shows it; `(unreachable)/…` and `… (deleted)` where it does not.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exe: Option<String>,
     /// Arguments, masked, cut at 4 KiB.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cmdline: Option<String>,
     /// Start on the boot clock, nanoseconds; absent where the kernel does not tell it without BTF.
     #[schemars(regex(pattern = "^[0-9]+$"))]
     #[serde(skip_serializing_if = "is_unknown_start", default)]
     pub start_time_ns: String,
     /// Control group path; behind a doubled slash are names that root did not make.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cgroup: Option<String>,
     /// systemd unit, from the control group.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unit: Option<String>,
     /// Network namespace of the process, inode number.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<u32>,
     /// Mount namespace of the process, inode number.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mntns: Option<u32>,
     /// Its user namespace, where it is not the initial one: user ids and capabilities in it mean nothing to the node.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub userns: Option<UserNamespace>,
     /// Processes above it, nearest first.
     #[schemars(length(max = 5))]
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ancestors: Vec<AncestorRef>,
     /// Its container.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub container: Option<Container>,
     /// Its pod.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
     /// How the join with a container went.
     pub join: Join,
@@ -105,6 +95,7 @@ pub enum Confidence {
 }
 
 /// A process above the actor.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AncestorRef {
     /// Process id.
@@ -113,27 +104,20 @@ pub struct AncestorRef {
     pub comm: String,
     /// Start on the boot clock, nanoseconds: with the process id it tells the process from any later one. Absent where it is not
     /// known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schemars(regex(pattern = "^[0-9]+$"))]
     pub start_time_ns: Option<String>,
     /// Executable.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exe: Option<String>,
     /// Whether it has started the process below it, as the program that it is and without another one in between. Absent
     /// where that is not known: the kernel gives orphans to the init of their pid namespace or to a subreaper.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub started: Option<bool>,
     /// Real user id, where it could still be read.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uid: Option<u32>,
     /// Its own container, where the actor is a tool of this process and that could still be read.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub container: Option<Container>,
     /// Its own pod, likewise.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
     /// How the join with that container went, likewise.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub join: Option<Join>,
 }
 
@@ -165,34 +149,27 @@ impl Join {
 }
 
 /// The container and pod that are affected.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Target {
     /// The container.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub container: Option<Container>,
     /// The pod.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
     /// Name of the network namespace below /run/netns, where no container is known in it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns_name: Option<String>,
     /// Cookie of the network namespace (`SO_NETNS_COOKIE`), where no container is known in it: unlike the inode number
     /// it is never used again.
     #[schemars(regex(pattern = "^[0-9]+$"))]
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns_cookie: Option<String>,
     /// `other` where another user namespace than the host's owns the network namespace and no container is confirmed in
     /// it: its users made it themselves.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub userns: Option<UserNamespace>,
     /// The oldest process in the network namespace, where no container is known in it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub process: Option<TargetProcess>,
     /// systemd unit of that process.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unit: Option<String>,
     /// Control group path of that process.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cgroup: Option<String>,
     /// How the join went.
     pub join: Join,
@@ -235,31 +212,25 @@ pub struct TargetProcess {
 }
 
 /// A container, as far as it is known.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Container {
     /// 64 hex digits.
     #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
     pub id: String,
     /// Name.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<String>,
     /// Runtime: `docker`, …
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub runtime: Option<String>,
     /// Image reference.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub image: Option<String>,
     /// Init process on the host.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pid: Option<u32>,
     /// `running`, `exited`, …
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub state: Option<String>,
     /// Exit code of its first process, once it has exited; 128 and more may be a signal.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exit_code: Option<i32>,
     /// Whether the kernel killed a process of it in its last run for want of memory; absent where that is not known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub oom_killed: Option<bool>,
 }
 
@@ -281,13 +252,12 @@ impl Container {
 }
 
 /// A pod.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Pod {
     /// Namespace.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub namespace: Option<String>,
     /// Name.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<String>,
     /// Uid.
     pub uid: String,
@@ -296,14 +266,12 @@ pub struct Pod {
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub claimed: bool,
     /// Container id of its sandbox.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub sandbox_id: Option<String>,
     /// Its addresses.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ip: Vec<IpAddr>,
     /// Those of its labels that the setting `pod_labels` allows, as they were when its sandbox was made; absent where the
     /// pod is only claimed.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub labels: Option<Box<BTreeMap<String, String>>>,
 }
 

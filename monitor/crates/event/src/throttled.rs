@@ -7,6 +7,7 @@ use super::{Container, Details, Object, Pod, Role, Visitor};
 
 /// What one source did beyond its budget, for `events.throttled`. It was counted; nothing else is kept of it.
 /// Whose namespace it was is in `target`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Throttled {
     /// Whose budget it was: `namespace` (neighbor changes in one namespace, by one control group), `owner` (neighbor changes
@@ -21,7 +22,6 @@ pub struct Throttled {
     /// routes in them: what is in them is not watched).
     pub lane: String,
     /// The kind of the events, for `events`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub kind: Option<String>,
     /// How many.
     pub count: u64,
@@ -32,28 +32,20 @@ pub struct Throttled {
     #[schemars(extend("format" = "date-time"))]
     pub to: String,
     /// The network namespace, for `namespace` and `gateway-set`, and for `events` where it was the same; the last one for `namespaces`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<u32>,
     /// The mount namespace, for `events` where it was the same.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mntns: Option<u32>,
     /// The user in the initial user namespace, for `owner`, `umount` and `remove`, and for `events` where it was the same.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uid: Option<u32>,
     /// The control group of the processes, where it is one and its path is known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cgroup: Option<String>,
     /// Its systemd unit.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unit: Option<String>,
     /// Its container.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub container: Option<Container>,
     /// Its pod.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
     /// The process of the last one; others may have been by others.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub last_pid: Option<u32>,
 }
 

@@ -21,6 +21,7 @@ names! {
 
 /// A plugin that root of the node executed in a mount namespace of the host or of a runtime. Of its environment nothing else
 /// is kept.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniExec {
     /// The process, as the plugin.
@@ -30,16 +31,12 @@ pub struct CniExec {
     /// `CNI_COMMAND`.
     pub command: CniCommand,
     /// `CNI_CONTAINERID`, 64 hex digits: of a pod that of its sandbox. Only `GC` has none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
     /// `CNI_NETNS`, a path; none if it is empty.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
     /// `CNI_IFNAME`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ifname: Option<String>,
     /// By `CNI_ARGS`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<CniPod>,
     /// Whether the environment is longer than what is read of one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -47,6 +44,7 @@ pub struct CniExec {
 }
 
 /// The pod that the caller of a plugin names in `CNI_ARGS`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniPod {
     /// `K8S_POD_NAMESPACE`.
@@ -54,7 +52,6 @@ pub struct CniPod {
     /// `K8S_POD_NAME`.
     pub name: String,
     /// `K8S_POD_UID`; dockershim does not give it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
 }
 

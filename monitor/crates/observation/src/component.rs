@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::BootNs;
 
 /// A process of the node that is a kubelet, a runtime or an adapter of one.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComponentFacts {
     /// `kubelet`, `dockerd`, …
@@ -16,14 +17,11 @@ pub struct ComponentFacts {
     /// Its start, to 10 ms.
     pub started_ns: BootNs,
     /// Its program, as the host's root shows it; none where that has another file there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
     /// Version, by the build information in the program, of a kubelet also by variables in it; none where those tell none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// The socket of the runtime that a kubelet is told to use by `--container-runtime=remote`, empty where that is no
     /// path; none without that: then one of before 1.24 has dockershim, and a later one knows no other way.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_runtime: Option<String>,
     /// Absolute paths of the directories where it is configured to look for CNI plugins.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -39,6 +37,7 @@ impl ComponentFacts {
 }
 
 /// The end of such a process.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComponentExit {
     /// Process id (thread group).
@@ -46,9 +45,7 @@ pub struct ComponentExit {
     /// Its start, to 10 ms.
     pub started_ns: BootNs,
     /// Exit code, where the kernel tells it and no signal ended it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i32>,
     /// The signal that ended it, where the kernel tells that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
 }

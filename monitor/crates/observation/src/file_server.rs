@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A process that has the connection of a FUSE file system open, or is told to serve it by its arguments.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileServer {
     /// Process id (thread group).
@@ -11,15 +12,12 @@ pub struct FileServer {
     pub comm: String,
     pub state: ServerState,
     /// The kind of file systems in whose code of the kernel a thread of it waits, where the kernel shows that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
     /// Whether the kernel shows that it is the one, and no other, rather than its arguments.
     pub is_certain: bool,
     /// Real user id, in the initial user namespace, where it could be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
     /// Control group path, where it could be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
 }
 

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use super::BootNs;
 
 /// How what is written down differs from the look before.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpamFiles {
     /// Since when all that differs has changed; absent where no look was made before, or its result counts no more: `added` is
     /// all there is then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<BootNs>,
     /// What was not there before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -43,13 +43,13 @@ pub struct CniDevice {
 }
 
 /// What a file tells of an address.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct IpamRecord {
     pub address: IpAddr,
     /// The network in which it is reserved.
     pub network: String,
     /// For whom; absent where the file does not tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
     /// Which file tells it.
     #[serde(default, skip_serializing_if = "IpamFile::is_reservation")]

@@ -14,16 +14,17 @@ pub struct KubeletFacts {
 }
 
 /// Whether a kubelet still remembers a sandbox: what dockershim and cri-dockerd keep in a file of their own.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxCheckpoint {
     /// Container id of the sandbox.
     pub sandbox: String,
     /// Whether there is one; none where not every place could be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<bool>,
 }
 
 /// A mount namespace in which a path below a root directory of a kubelet belongs to a pod.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KubeletNamespace {
     pub mntns: NsInum,
@@ -32,6 +33,5 @@ pub struct KubeletNamespace {
     /// It exists only as long as the kubelet in it, so that its number may soon be another namespace's.
     pub of_kubelet: bool,
     /// The process id of that kubelet.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pid: Option<u32>,
 }

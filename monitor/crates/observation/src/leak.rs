@@ -23,12 +23,12 @@ pub struct MountCopies {
 }
 
 /// What a copy in another mount namespace refuses depends on the kernel.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelMounts {
     /// Its release: `6.18.5`.
     pub release: String,
     /// `fs.may_detach_mounts`, which kernels of Red Hat before 3.18 have.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub may_detach: Option<bool>,
 }
 
@@ -43,6 +43,7 @@ impl KernelMounts {
 }
 
 /// A mount in another namespace than the host's whose file system is mounted nowhere on the host.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountCopy {
     /// The mount, as its own namespace shows it.
@@ -52,10 +53,8 @@ pub struct MountCopy {
     /// A process in that namespace.
     pub holder: CopyHolder,
     /// Where the host had its file system mounted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<OriginalMount>,
     /// The mount of a directory of the host by which a container has it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<BindMount>,
     /// No process is in that namespace any more, also not the holder; an open file or a mount keeps it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -87,18 +86,16 @@ impl Propagation {
 }
 
 /// A process in whose mount namespace a copy is.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyHolder {
     pub tgid: u32,
     /// Start of the process on the boot clock, to 10 ms.
     pub start_ns: BootNs,
     pub comm: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
     /// Real user id, in the initial user namespace.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
     /// Whether it is in another user namespace than the initial one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -109,6 +106,7 @@ pub struct CopyHolder {
 }
 
 /// Where the host had a file system mounted, as it was seen last.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OriginalMount {
     pub path: String,
@@ -118,7 +116,6 @@ pub struct OriginalMount {
     /// after the other.
     pub is_certain: bool,
     /// Control group of the container that had it as its root directory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_of: Option<String>,
     /// Other places where the host had the same directory of that file system: the copy may be of any of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -133,6 +130,7 @@ pub struct HostPath {
 }
 
 /// A mount of a directory of the host in a container, by what its runtime was told.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BindMount {
     /// The directory of the host.
@@ -140,7 +138,6 @@ pub struct BindMount {
     /// Where the container has it.
     pub destination: String,
     /// `rprivate`, `rslave`, …; absent where the runtime was told none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub propagation: Option<String>,
 }
 

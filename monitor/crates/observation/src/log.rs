@@ -13,6 +13,7 @@ pub struct LogLine {
 }
 
 /// What a line of a log says.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "of")]
 pub enum LogSays {
@@ -21,10 +22,8 @@ pub enum LogSays {
     /// A plugin of Calico did not find the endpoint of a sandbox whose network it was to remove.
     EndpointMissing {
         /// The sandbox, where the line has an id.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         sandbox: Option<String>,
         /// Namespace and name of the pod, where the line has them.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         pod: Option<(String, String)>,
     },
     /// A kubelet lacks the sandbox of a container, and ends.
@@ -66,18 +65,16 @@ impl LogSays {
 }
 
 /// What a line says of a Ceph RBD image that was refused.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RbdRefusal {
     /// Pool, where the line has it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// Namespace in the pool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Name of the image.
     pub image: String,
     /// Address of the client that has it, where the line has it: `IP:PORT/NONCE`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_by: Option<String>,
     /// Whether the line is written for other failures as well, such as a monitor that does not answer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

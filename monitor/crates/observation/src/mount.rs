@@ -36,15 +36,14 @@ pub struct Share {
 }
 
 /// A mount as /proc/PID/mountinfo shows it (proc_pid_mountinfo(5)).
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountFacts {
     /// Mount id; reused as soon as the mount is gone.
     pub id: u64,
     /// Mount id of the mount that it sits on; absent where a recording does not tell it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<u64>,
     /// The id that is never reused (`STATMOUNT_MNT_BASIC`, since 6.8), where it could be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unique: Option<u64>,
     /// Mount point in the namespace's own view.
     pub mountpoint: String,
@@ -74,10 +73,10 @@ impl MountFacts {
 
 /// What tells a mount from all others of its mount namespace: the unique id where the kernel has one, else all the rest
 /// together, since plain ids are reused at once.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MountIdentity {
     /// The id that is never reused, since 6.8.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unique: Option<u64>,
     /// Mount id.
     pub mount_id: u32,
@@ -296,17 +295,18 @@ pub enum Verdict {
 }
 
 /// Reply to a request for holders.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HolderReport {
     pub id: u64,
     /// Absolute path that was meant.
     pub path: String,
+    #[serialize_always]
     pub mount: Option<MountFacts>,
     /// Whether it is only likely the one that was meant: the mounts may have changed between the call and the look.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mount_is_likely: bool,
     /// When the path had been looked up, where it was.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<BootNs>,
     pub holders: Vec<Holder>,
     /// Holders that were found and not listed, because the list is bounded.
@@ -325,13 +325,11 @@ pub struct HolderReport {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<FileServer>,
     /// What its kubelet has written beside it, where it is staged for a CSI driver.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_data: Option<Box<VolumeData>>,
     /// Whether every process that could pin it was read within the time budget.
     pub complete: bool,
     pub verdict: Verdict,
     /// Type of the file system that the path is in, where nothing is mounted there and only tasks keep it busy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<String>,
     /// How long the scan took.
     pub elapsed_ns: u64,
@@ -364,12 +362,11 @@ pub struct DetachedMount {
 }
 
 /// Something that a scan could not look into.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlindSpot {
     /// Process id, where it is one process.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tgid: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub comm: Option<String>,
     pub reason: String,
 }

@@ -208,6 +208,7 @@ pub enum RuleAction {
 }
 
 /// A rule (`ip rule`, or a VRF) that some packet can match; what it selects them by is not observed.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RuleFacts {
     /// Whether it is a rule of IPv6.
@@ -223,7 +224,6 @@ pub struct RuleFacts {
     #[serde(default, skip_serializing_if = "is_lookup")]
     pub action: RuleAction,
     /// It takes no route whose prefix is not longer than so many bits (`FRA_SUPPRESS_PREFIXLEN`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suppresses: Option<u32>,
 }
 
@@ -324,6 +324,7 @@ mod tests {
 }
 
 /// What a task did to an interface. It happened before the message that tells of it was sent.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkAct {
     /// Namespace that the interface is in, or leaves.
@@ -333,12 +334,12 @@ pub struct LinkAct {
     /// How many acts in that namespace were not reported so far: another number than before tells that some are missing.
     pub missing: u32,
     /// As in `NeighborChange`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u32>,
     pub actor: TaskRef,
 }
 
 /// What a task did to routes and addresses of a namespace. It happened before the message that tells of it was sent.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteAct {
     pub netns: NsInum,
@@ -347,7 +348,6 @@ pub struct RouteAct {
     /// How many acts in that namespace were not reported so far: another number than before tells that some are missing.
     pub missing: u32,
     /// As in `NeighborChange`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u32>,
     pub actor: TaskRef,
 }

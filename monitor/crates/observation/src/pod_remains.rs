@@ -21,6 +21,7 @@ names! {
 }
 
 /// A pod that has a directory below the root directory of a kubelet.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRemains {
     /// Its uid: the name of the directory.
@@ -53,7 +54,6 @@ pub struct PodRemains {
     pub processes: Vec<PodProcess>,
     /// Namespace and name of the pod by the directory of its logs, which the kubelet makes; where it has processes, or something
     /// is left of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<(String, String)>,
 }
 

@@ -20,6 +20,7 @@ pub struct TaskKey {
 }
 
 /// The task that was current when the kernel recorded a fact.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskRef {
     pub key: TaskKey,
@@ -27,7 +28,6 @@ pub struct TaskRef {
     /// The program's name at that moment: that of its first thread, as in the list of processes.
     pub comm: String,
     /// What it was at that moment; where that was not captured, it was what is in [`TaskFacts`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<TaskContext>,
 }
 
@@ -76,6 +76,7 @@ pub struct TaskPlace {
 }
 
 /// An ancestor of a task.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ancestor {
     pub tgid: u32,
@@ -83,16 +84,14 @@ pub struct Ancestor {
     pub start_ns: BootNs,
     pub comm: String,
     /// Executable, where it could still be read.
+    #[serialize_always]
     pub exe: Option<String>,
     /// Whether it has started the process below itself, as the program that it is and without one in between; `None`
     /// where that is not known. It may have adopted the process.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started: Option<bool>,
     /// Real user id in the initial user namespace when these details were captured, where it could be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
     /// Path of the control group that it was in when these details were captured, where that could be found.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
     /// Ids of that control group, in v1 and in v2, as in [`TaskPlace`]; zeros where they are not known.
     #[serde(default, skip_serializing_if = "is_nowhere")]

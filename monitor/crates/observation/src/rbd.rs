@@ -103,6 +103,7 @@ pub struct RbdImages {
 
 /// An image, or a snapshot of one, that is mapped as a block device: by the kernel's client, or by `rbd-nbd`, of whose client nothing
 /// is known.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RbdImage {
     /// Its number: that of its device.
@@ -111,24 +112,18 @@ pub struct RbdImage {
     pub device: String,
     pub pool: String,
     /// Namespace in the pool; absent for the default one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Name of the image.
     pub image: String,
     /// Id of the image in its pool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_id: Option<String>,
     /// The snapshot that is mapped; absent where it is the image itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
     /// `client4125`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
     /// `IP:PORT/NONCE` (since Linux 4.9).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_addr: Option<String>,
     /// The cluster (since Linux 4.9).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_fsid: Option<String>,
 }
 
@@ -152,12 +147,12 @@ impl RbdImage {
 }
 
 /// Who uses the mapped images.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RbdUses {
     /// Of each image that was looked for.
     pub uses: Vec<RbdUse>,
     /// The mount namespace of the host, if its mounts were read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<NsInum>,
     /// Mount namespaces whose mounts could not be read.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -190,11 +185,11 @@ pub struct RbdUse {
 }
 
 /// An image, by what it is called.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageName {
     pub pool: String,
     /// Namespace in the pool; absent for the default one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Name of the image.
     pub image: String,
@@ -218,6 +213,7 @@ names! {
 
 /// A program called `rbd` that root of the node executed with the right to administer it. What it is given is what somebody
 /// wants; whether he gets it is another matter. Of its arguments nothing else is kept.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RbdExec {
     /// The process, as that program.
@@ -227,20 +223,16 @@ pub struct RbdExec {
     /// Pool; `rbd`, the default of that program, where none is named.
     pub pool: String,
     /// Namespace in the pool; absent for the default one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Name of the image.
     pub image: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
     /// Number of the device, of a call that names that instead: then there is no pool and no image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<RbdNumber>,
     /// Whether it is to be mapped, or is mapped, by `rbd-nbd`; where the device is named, that tells.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub nbd: bool,
     /// Id of the lock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock: Option<String>,
     /// Whether others may have the lock, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

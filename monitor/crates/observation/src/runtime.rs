@@ -138,13 +138,12 @@ pub struct ContainerFacts {
 }
 
 /// What a runtime mounts for one container, where it says that itself: in these paths nothing else tells whose they are.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnMounts {
     /// Where its root file system is mounted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rootfs: Option<Box<str>>,
     /// The file on which its network namespace is mounted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<Box<str>>,
 }
 
@@ -162,22 +161,18 @@ impl OwnMounts {
 
 /// What tells one container of a pod from the one that it was made instead of. The kubelet sets attempt and hash, as labels
 /// where the runtime is Docker: they are as good as what confirms the pod.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Incarnation {
     /// How many containers, or sandboxes, of this name the pod had before: the kubelet's restart count.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
     /// Hash of the container's specification as the kubelet that made it computed it. Sandboxes have none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec_hash: Option<u64>,
     /// What the image really is: its id, or its digest. Of one runtime it is always of the same form.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_id: Option<String>,
     /// When it was created, by the runtime: wall clock, whole seconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_s: Option<i64>,
     /// Why the runtime could not start it; of a sandbox only, whose command line is no secret.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
@@ -200,13 +195,12 @@ impl Incarnation {
 }
 
 /// How a run of a container ended, as the runtime tells it.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerExit {
     /// Exit code of its first process; 128 and more may be a signal.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i32>,
     /// Whether the kernel killed a process of it in that run for want of memory; none if that is not known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oom_killed: Option<bool>,
 }
 

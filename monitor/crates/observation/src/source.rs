@@ -27,6 +27,7 @@ pub enum SourceKind {
 }
 
 /// The state of one source or hook.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceStatus {
     /// Unique: `netlink`, `hook.neighbor`, `docker:/run/docker.sock`, …
@@ -34,13 +35,10 @@ pub struct SourceStatus {
     pub kind: SourceKind,
     pub up: bool,
     /// The attach mode of its list of attach modes (`tp_btf`, `tracepoint`, `netlink`, …), where it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attach_mode: Option<String>,
     /// Why it is down or not on its best attach mode, for an operator.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// What it does without, though it is on its best attach mode, and why, for an operator.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lacks: Option<String>,
     /// Whether there is nothing that it could report, rather than something that is out of its reach.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -140,22 +138,20 @@ impl Lane {
 }
 
 /// What one source did beyond its budget: the kernel programs counted it, and wrote no records.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Throttled {
     /// Whose budget it was.
     pub lane: Lane,
     /// The network namespace, where it is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<NsInum>,
     /// The user in the initial user namespace, where it is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
     /// The control groups of the tasks, where they are the same; 0 for none.
     pub cgroup_v1: u32,
     /// In the v2 hierarchy.
     pub cgroup_v2: u32,
     /// The process of the last record.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_tgid: Option<u32>,
     /// Records that were not written.
     pub count: u64,

@@ -6,22 +6,19 @@ use serde::{Deserialize, Serialize};
 use crate::TaskRef;
 
 /// What a message tells of one interface, or of what holds for all: what it does not tell is absent.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceSysctls {
     /// Interface index; `None` of `conf/all`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ifindex: Option<u32>,
     /// Whether it is about IPv6.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ipv6: bool,
     /// `forwarding`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forwarding: Option<bool>,
     /// `proxy_arp`, or `proxy_ndp`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy: Option<bool>,
     /// `rp_filter`, of IPv4.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rp_filter: Option<RpFilter>,
 }
 

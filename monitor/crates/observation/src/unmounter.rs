@@ -6,20 +6,18 @@ use super::{BootNs, FileServer, TaskFacts};
 
 /// A process of root of the node that runs a program which unmounts, or that is in a call of umount2(2), and that waits in the
 /// kernel.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unmounter {
     /// The process; its start is known to 10 ms.
     pub task: TaskFacts,
     pub comm: String,
     /// The kind of file systems in whose code it waits, where the kernel shows that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
     /// What is mounted at the path that its arguments name, or at that of its call, as its own mount namespace shows it. None
     /// where the arguments name several and its call does not tell which.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount: Option<UnmountedMount>,
     /// The call in which it waits, of a program that is not there to unmount.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<UmountCall>,
 }
 
@@ -32,17 +30,18 @@ impl Unmounter {
 }
 
 /// A call of umount2(2) that has not returned.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UmountCall {
     pub tid: u32,
     /// An absolute path that it was given, if that could be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// When it was seen first.
     pub since: BootNs,
 }
 
 /// A mount whose path a process was given to unmount.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnmountedMount {
     /// Where it is mounted.
@@ -51,6 +50,5 @@ pub struct UnmountedMount {
     pub fstype: String,
     pub source: String,
     /// The process that serves it, of FUSE.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<FileServer>,
 }

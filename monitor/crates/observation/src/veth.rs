@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{BlindSpot, BootNs, Holder, NsInum, NudState};
 
 /// The other end of a veth device of the host, and what keeps the network namespace that it is in.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VethPeer {
     /// Index of the host's end.
@@ -15,10 +16,8 @@ pub struct VethPeer {
     /// Whether there is such a device still.
     pub present: bool,
     /// The namespace of the other end; `None` where that was not found.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<NsInum>,
     /// Name of that namespace in the host's directories, if it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// What keeps it: processes in it, open files, mounts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

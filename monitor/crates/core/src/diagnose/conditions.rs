@@ -146,13 +146,13 @@ impl<M: Default> Condition<M> {
 }
 
 /// A condition that was found.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Known<M> {
     since: BootNs,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     found_at_start: bool,
     /// What its incident says, if one is open; nothing yet of one that an earlier run opened.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     told: Option<Reported>,
     pub(super) memory: M,
 }
@@ -173,6 +173,7 @@ impl Reported {
 }
 
 /// The diagnosis of such a kind.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct ByState<K: Conditions> {
@@ -182,7 +183,6 @@ struct ByState<K: Conditions> {
     kind: K,
     #[serde(default = "BTreeMap::new", skip_serializing_if = "BTreeMap::is_empty")]
     known: BTreeMap<String, Known<K::Memory>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     next: Option<BootNs>,
 }
 

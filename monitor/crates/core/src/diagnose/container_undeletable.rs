@@ -63,22 +63,19 @@ thresholds! {
 }
 
 /// A container whose removal may have failed.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Victim {
     /// When the first sign of that was seen.
     first: BootNs,
     found_at_start: bool,
     is_claimed: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     refusal: Option<Box<Refusal>>,
     /// What was refused last was in the way, and is gone: how surely.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     cleared: Option<Confidence>,
     /// When the runtime was asked last, before it is judged.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     asked: Option<BootNs>,
     /// Who still has a mount of it, as it was said last.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     left: Option<String>,
     is_open: bool,
 }

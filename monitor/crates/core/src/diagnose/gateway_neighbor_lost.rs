@@ -105,6 +105,7 @@ thresholds! {
     GATEWAY_STATIC_PERCENT = "gateway_static_percent", default 80, Unit::Percent;
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct GatewayNeighborLost {
     #[serde(skip)]
@@ -114,6 +115,7 @@ pub(super) struct GatewayNeighborLost {
     /// When an open incident becomes critical.
     escalations: Timers<NeighborKey>,
     rereads: RereadSchedule,
+    #[serialize_always]
     check_all_at: Option<BootNs>,
     /// Events in namespaces whose container is not known yet.
     unattributed: VecDeque<UnattributedEvent>,
@@ -125,10 +127,8 @@ pub(super) struct GatewayNeighborLost {
     undecided: Undecided,
     changes: LinkChanges,
     /// When records of the kernel were lost last.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     lost_at: Option<BootNs>,
     /// The same of records of unprivileged users among themselves.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     users_lost_at: Option<BootNs>,
 }
 

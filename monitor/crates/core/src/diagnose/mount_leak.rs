@@ -94,6 +94,7 @@ impl Holder {
 }
 
 /// A call on a mount of the host.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Call {
     path: String,
@@ -101,7 +102,6 @@ struct Call {
     seq: u64,
     refused: bool,
     /// What was mounted there by then: device and path within its file system.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     of: Option<(String, String)>,
 }
 

@@ -57,6 +57,7 @@ thresholds! {
 }
 
 /// A container without its sandbox.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Orphan {
     sandbox: String,
@@ -65,10 +66,8 @@ struct Orphan {
     found_at_start: bool,
     is_claimed: bool,
     /// Whether there is a checkpoint of the sandbox, as last looked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     checkpoint: Option<bool>,
     /// The event of the removal of its sandbox.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     evidence: Option<u64>,
     /// Whether an incident is open.
     is_open: bool,

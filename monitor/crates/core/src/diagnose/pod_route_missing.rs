@@ -63,6 +63,7 @@ const WATCH: BootNs = 5 * SECOND;
 const PATIENCE: BootNs = 10 * SECOND;
 
 /// A route that is missing.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Missing {
     address: IpAddr,
@@ -76,14 +77,12 @@ struct Missing {
     /// Whether a message told that somebody deleted it.
     is_deleted: bool,
     /// The event of that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     deletion_told: Option<Down>,
     /// How it went, if it went with its interface.
+    #[serialize_always]
     went_with: Option<Down>,
     /// Whether the host's end is down; absent where an earlier run of the daemon found the route missing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     is_end_down: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     set_down: Option<Down>,
     is_open: bool,
 }
@@ -120,6 +119,7 @@ struct History {
     netns: NsInum,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct PodRouteMissing {
     #[serde(skip)]
@@ -136,13 +136,11 @@ pub(super) struct PodRouteMissing {
     /// Interfaces of the host that this run of the daemon saw made, and not set up since.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     never_up: BTreeSet<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     asked: Option<Asked>,
     last_id: u64,
     /// Whether a look of this run of the daemon is over.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     has_looked: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     next: Option<BootNs>,
 }
 

@@ -61,13 +61,13 @@ struct Lock {
     opened: Option<BootNs>,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct RbdLockLeft {
     #[serde(skip)]
     thresholds: Thresholds,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     locks: BTreeMap<String, Lock>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     next: Option<BootNs>,
 }
 

@@ -4,6 +4,7 @@ use kevtmon_event::{Confidence, Neighbor, Target};
 use serde::{Deserialize, Serialize};
 
 /// Something that opens an incident if it lasts.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Suspicion {
     /// Kind of that incident.
@@ -19,9 +20,7 @@ pub struct Suspicion {
     /// When it is judged at the earliest, RFC 3339.
     pub due: String,
     /// The owner of what is affected.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub target: Option<Target>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub neighbor: Option<Neighbor>,
     /// Numbers of the events that show it.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]

@@ -52,14 +52,13 @@ pub(super) struct Detached {
     last: u64,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Waiting {
     umount: QueuedUmount,
     /// The event that tells of it, if one does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     seq: Option<u64>,
     /// What was told of who uses it on, while the look went on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     told: Option<Gist>,
 }
 

@@ -29,6 +29,7 @@ pub(super) struct Rechecks {
     last: u64,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Recheck {
     umount: QueuedUmount,
@@ -40,7 +41,6 @@ struct Recheck {
     /// Looks after that one which found nobody either.
     looks: usize,
     /// The request that is to be answered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     request: Option<u64>,
     /// Whether somebody held it before, and let go.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -10,12 +10,12 @@ use super::{Answer, QueuedUmount, SCAN_INTERVAL_NS};
 use crate::Core;
 
 /// A scan that was made.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Scan {
     pub(super) at: BootNs,
     pub(super) report: HolderReport,
     /// When it was looked last whether those still hold the mount, for a refused attempt that is only counted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) checked: Option<BootNs>,
 }
 

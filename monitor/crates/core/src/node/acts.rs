@@ -54,6 +54,7 @@ impl Act for LinkAct {
 }
 
 /// What a task did to one route or address.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RoutedAct {
     pub netns: NsInum,
@@ -61,7 +62,6 @@ pub struct RoutedAct {
     /// As in `RouteAct`.
     pub missing: u32,
     /// As in `RouteAct`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u32>,
     pub actor: TaskRef,
 }

@@ -31,13 +31,12 @@ pub struct Containers {
     by_netns: BTreeSet<(NsInum, String)>,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct KnownContainer {
     facts: ContainerFacts,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     removed: Option<BootNs>,
     /// When its start was observed; `None` if it ran before.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     started: Option<BootNs>,
     /// The sources that report it, the first one first.
     sources: Vec<String>,
@@ -47,7 +46,6 @@ struct KnownContainer {
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     overruled: Vec<Overruled>,
     /// The cookie of its network namespace, once that was read: the number is another one's as soon as that has ended.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     netns_cookie: Option<u64>,
     /// Its network namespace has ended, and no source has told yet that it has exited.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]

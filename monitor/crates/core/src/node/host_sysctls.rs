@@ -6,6 +6,7 @@ use kevtmon_observation::{InterfaceSysctls, RpFilter};
 use serde::{Deserialize, Serialize};
 
 /// What the sysctls of the host's interfaces are; empty until they were read.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HostSysctls {
@@ -14,7 +15,6 @@ pub struct HostSysctls {
     known: BTreeMap<(bool, Option<u32>), InterfaceSysctls>,
     /// IPv4 forwarding as it was just set for all interfaces: the kernel then tells it of each, before anything else
     /// (`inet_forward_change`, net/ipv4/devinet.c).
-    #[serde(skip_serializing_if = "Option::is_none")]
     spreading: Option<bool>,
 }
 

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 const FREED_MAX: usize = 1024;
 
 /// The files, and what they no longer have.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Ipam {
@@ -22,7 +23,6 @@ pub struct Ipam {
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     devices: BTreeSet<CniDevice>,
     /// When they were read last; absent before the first time.
-    #[serde(skip_serializing_if = "Option::is_none")]
     read: Option<BootNs>,
     /// Whether what they tell counts, all of it.
     is_complete: bool,

@@ -76,12 +76,12 @@ pub struct Account {
 pub type BusyId = u64;
 
 /// A mount whose unmount was refused and has not succeeded since.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BusyMount {
     /// The first path by which it was known.
     pub key: MountKey,
     /// What it is, once a scan has found it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<MountIdentity>,
     /// Whether that is only likely the mount that was busy.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -92,7 +92,6 @@ pub struct BusyMount {
     /// Who is charged for it.
     pub account: Account,
     /// The path as a caller gave it, and where that starts from; until a scan has found the mount.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given: Option<Box<GivenPath>>,
     total: u64,
     /// The same by system call.

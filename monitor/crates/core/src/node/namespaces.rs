@@ -47,12 +47,13 @@ pub struct Namespaces {
     known: BTreeMap<NsInum, Namespace>,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Namespace {
     /// Name below /run/netns.
+    #[serialize_always]
     pub name: Option<String>,
     /// `SO_NETNS_COOKIE`, where the kernel has it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cookie: Option<u64>,
     /// Whether another user namespace than the host's owns it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -61,6 +62,7 @@ pub struct Namespace {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     unbounded: bool,
     /// The oldest process in it when it was last read; `None` if none lived in it.
+    #[serialize_always]
     pub owner: Option<NetnsOwner>,
     /// When it was first read.
     pub since: BootNs,
@@ -125,16 +127,13 @@ pub struct Namespace {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     unheard: bool,
     /// When routes first and last changed since the last snapshot in a way that only the next one will show.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     stale: Option<(BootNs, BootNs)>,
     /// The same of what no message has told.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     untold: Option<(BootNs, BootNs)>,
     /// Whether messages of which only a snapshot shows the outcome came while the last one was read.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     outdated: bool,
     /// All messages that were sent until then were observed; `None` in recordings that do not tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     heard: Option<BootNs>,
     /// Gateways that came or went recently, the newest at the end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -23,13 +23,13 @@ const LONGEST_PAUSE: BootNs = 360 * SECOND;
 /// at their end.
 const RECOVERY: BootNs = 300 * SECOND;
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodsOnNode {
     /// Whether they were looked at, and can be.
     is_read: bool,
     /// When a runtime came back last.
-    #[serde(skip_serializing_if = "Option::is_none")]
     recovered: Option<BootNs>,
     known: BTreeMap<String, PodOnNode>,
 }

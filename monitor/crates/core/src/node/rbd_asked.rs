@@ -13,6 +13,7 @@ const TELL_NS: BootNs = 60 * 1_000_000_000;
 /// Images at most; the one that was asked for longest ago goes first.
 const IMAGES_MAX: usize = 64;
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AskedImages {
@@ -25,7 +26,6 @@ pub struct AskedImages {
     #[serde(skip_serializing_if = "is_zero")]
     left_out: u64,
     /// When some were told last.
-    #[serde(skip_serializing_if = "Option::is_none")]
     told: Option<BootNs>,
 }
 

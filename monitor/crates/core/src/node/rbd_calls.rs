@@ -10,13 +10,13 @@ const WINDOW_NS: BootNs = 60 * 1_000_000_000;
 const CALLS_MAX: usize = 64;
 
 /// Those of late, the oldest first.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MapCalls {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     calls: Vec<MapCall>,
     /// When the last of those began that were forgotten before their time.
-    #[serde(skip_serializing_if = "Option::is_none")]
     forgotten: Option<BootNs>,
 }
 

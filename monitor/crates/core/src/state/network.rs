@@ -14,13 +14,13 @@ use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
 
 /// One step of the way: an interface, or a gateway.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hop {
     pub netns: NsInum,
     /// Interface, of a gateway that by which it is reached.
     pub ifname: String,
     /// The address of a gateway.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gateway: Option<IpAddr>,
     /// What is known of it.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]

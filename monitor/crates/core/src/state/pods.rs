@@ -13,6 +13,7 @@ use crate::Core;
 use crate::node::view::RuntimeAvailability;
 
 /// A pod and its network.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodStatus {
     #[serde(flatten)]
@@ -20,7 +21,6 @@ pub struct PodStatus {
     /// What tells of it.
     #[serde(skip_serializing_if = "KnownBy::is_runtime", default)]
     pub known_by: KnownBy,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<NsInum>,
     /// Next hops of its default routes.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -32,7 +32,6 @@ pub struct PodStatus {
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub path: Vec<Hop>,
     /// The call of a CNI plugin that made its network, if it was seen.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub made_by: Option<MadeBy>,
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub incidents: Vec<PodIncident>,

@@ -17,14 +17,13 @@ use super::record::{Record, timestamp};
 const UNSEEING: [&str; 3] = ["configuration", "record", "recorder"];
 
 /// A gap in what could be seen.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unseen {
     #[serde(flatten)]
     pub what: Missing,
     /// Since when, RFC 3339; absent where that is unknown.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub from: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to: Option<String>,
 }
 

@@ -7,6 +7,7 @@ use kevtmon_types::names::names;
 use serde::{Deserialize, Serialize};
 
 /// What a running daemon tells of itself: answer of `/v1/doctor`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonReport {
     /// Version of the program.
@@ -21,16 +22,12 @@ pub struct DaemonReport {
     /// Whether every source has reported its status.
     pub ready: bool,
     /// Its effective capabilities, as `CapEff` of proc_pid_status(5); absent where it cannot read them.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub capabilities: Option<String>,
     /// Those with which it started: it gives up what it needs no more.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub capabilities_at_start: Option<String>,
     /// Whether what it executes can gain no privileges (`NoNewPrivs` of proc_pid_status(5)); absent where that is not known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub no_new_privs: Option<bool>,
     /// Whether its system calls are filtered (`Seccomp` of proc_pid_status(5)); absent where that is not known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub calls_filtered: Option<bool>,
     /// What it pins itself: namespaces, mounts. Scans do so for less than a second.
     pub pins: Vec<String>,
@@ -55,6 +52,7 @@ names! {
 }
 
 /// One thing that kevtmon needs or uses.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// `kernel`, `netlink`, `hook.neighbor`, …
@@ -63,17 +61,12 @@ pub struct Part {
     /// Whether kevtmon cannot run without it.
     pub required: bool,
     /// The attach mode of its list of attach modes, where it has one.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub attach_mode: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub found: Option<String>,
     /// Why it is not better.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost: Option<String>,
     /// How to get it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub remedy: Option<String>,
 }
 
@@ -123,6 +116,7 @@ impl Part {
     }
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorReport {
     /// Whether all required parts work; not yet, while the daemon starts.
@@ -130,7 +124,6 @@ pub struct DoctorReport {
     /// Version of the `kevtmon` that was asked.
     pub version: String,
     /// The daemon, if one runs and answers.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub daemon: Option<DaemonReport>,
     /// Every part, required ones first.
     pub parts: Vec<Part>,
@@ -149,19 +142,17 @@ impl DoctorReport {
 }
 
 /// One thing that the self-test did, and whether the daemon saw it.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     pub what: String,
     /// Whether all went as it is to.
     pub passed: bool,
     /// Number of the event, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seq: Option<u64>,
     /// Whether it named who did it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub named: Option<bool>,
     /// From the act to the answer that had the event, in milliseconds.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ms: Option<u64>,
     /// What came of it, or why nothing.
     pub outcome: String,

@@ -145,13 +145,12 @@ impl Page {
 }
 
 /// How far a history reaches.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// Time of the oldest event it has, RFC 3339.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub from: Option<String>,
     /// Time of the newest.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to: Option<String>,
     /// Number of the newest event.
     pub last_seq: u64,
@@ -161,28 +160,24 @@ pub struct Extent {
 }
 
 /// An incident, with the actor and target of its newest event.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct IncidentView {
     #[serde(flatten)]
     pub incident: Incident,
     /// The process that did it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub actor: Option<Actor>,
     /// The container and pod that are affected.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub target: Option<Target>,
     /// Mounts that are left in the mount namespace of the actor.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub leaks: Option<Vec<LeakedMount>>,
     /// Boot that its evidence numbers belong to.
     pub boot_id: String,
     /// Number of its newest event.
     pub seq: u64,
     /// It is open because it opens again and again, and nothing has been wrong since then, RFC 3339.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub well_since: Option<String>,
     /// It is not known whether it is still so; then it is without advice.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale: Option<Stale>,
 }
 

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::history::{Extent, IncidentView};
 
 /// Why it is not known whether an open incident is still so.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stale {
     /// The newest time up to which it was surely watched, RFC 3339; absent where that is unknown.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub since: Option<String>,
     /// What does not watch it, and why.
     pub reason: String,

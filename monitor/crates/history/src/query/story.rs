@@ -73,6 +73,7 @@ pub struct Story {
     pub unseen: Vec<Unseen>,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StoryIncident {
     pub id: String,
@@ -82,20 +83,15 @@ pub struct StoryIncident {
     /// How sure it is.
     pub confidence: Confidence,
     pub opened: String,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub closed: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
     /// It is open because it opens again and again, and nothing has been wrong since then.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub well_since: Option<String>,
     /// It is not known whether it is still so.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale: Option<Stale>,
     /// How often it was seen.
     pub count: u64,
     /// The same in words, with what was counted and over which time; absent if it was seen once.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub repeated: Option<String>,
     /// Counts how often it opened, from 1.
     pub episode: u32,
@@ -108,16 +104,17 @@ pub struct StoryIncident {
 }
 
 /// A link from effect to cause.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
     /// Id of the incident that caused it.
     pub id: String,
     /// How sure that is: no surer than either end. Absent where that incident is no longer known.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub confidence: Option<Confidence>,
 }
 
 /// An event of a story.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     pub time: String,
@@ -133,10 +130,8 @@ pub struct Step {
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub evidence_of: Vec<String>,
     /// The process that did it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub actor: Option<Actor>,
     /// The same again, of other neighbors or containers perhaps, told once.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub repeated: Option<Repeated>,
     /// When the episodes of the incidents opened that it is evidence of.
     #[serde(skip)]

@@ -12,6 +12,7 @@ use super::story::{Step, StoryIncident};
 const CAUSES: usize = 3;
 
 /// The conclusion of a story.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// One sentence, without a full stop.
@@ -19,24 +20,17 @@ pub struct Verdict {
     /// Whether something is wrong now, as far as is known.
     pub open: bool,
     /// How sure it is.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub confidence: Option<Confidence>,
     /// Since when, RFC 3339.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub since: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub until: Option<String>,
     /// Why it is over.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
     /// It is open because it opens again and again, and nothing has been wrong since then.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub well_since: Option<String>,
     /// It is open as far as is known: it is not watched now.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale: Option<Stale>,
     /// When what is not judged yet is judged at the earliest.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub judged: Option<String>,
     /// Where nothing wrong was seen: what is not watched on this node, so that it would not have been seen.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]

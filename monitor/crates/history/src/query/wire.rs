@@ -247,12 +247,12 @@ impl Query {
 }
 
 /// Answer of `/v1/events`.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Serialize, Deserialize)]
 pub struct EventsAnswer<'a> {
     /// How far the history reaches.
     pub extent: Extent,
     /// Cursor of the next page.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub next: Option<String>,
     /// The events, as they were emitted.
     #[serde(borrow)]

@@ -58,6 +58,7 @@ impl Writer {
 }
 
 /// The first line of a part: all that a core starts with.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Header<'a> {
     /// [`RECORDING`].
@@ -75,7 +76,6 @@ pub struct Header<'a> {
     #[serde(default)]
     pub part: u64,
     /// What is missing between the previous part and this one.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gap: Option<Gap>,
     /// Whether observations were left out of the previous part, which tells how many: whoever caused them had too many.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
@@ -107,6 +107,7 @@ pub struct Gap {
 }
 
 /// The first line of a bundle; the recording of its window follows.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BundleHeader {
     /// [`BUNDLE`].
@@ -124,7 +125,6 @@ pub struct BundleHeader {
     pub doctor: Doctor,
     /// The model at the end of the window, as `kevtmon state --json` shows it; absent where nothing could be
     /// replayed.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub state: Option<Box<NodeState>>,
 }
 

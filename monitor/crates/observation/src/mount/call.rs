@@ -42,6 +42,7 @@ impl MountSyscall {
 
 /// A call that the kernel refuses while a mount is busy, whether it did or not. Of those other than umount(2) only refused
 /// ones are observed.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UmountAttempt {
     pub syscall: MountSyscall,
@@ -51,14 +52,13 @@ pub struct UmountAttempt {
     /// As the caller gave it; may be relative. Empty where it could not be read.
     pub path: String,
     /// Where the path starts from; absent where a recording does not tell it, and then the path is believed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Box<PathOrigin>>,
     /// `MNT_*` and `UMOUNT_*`; `AT_*` of unlinkat(2), `RENAME_*` of renameat2(2).
     pub flags: u32,
     /// The other path of a rename, which may be the one that is busy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub second: Option<Box<SecondPath>>,
     /// Positive errno; `None` when the call succeeded.
+    #[serialize_always]
     pub errno: Option<u16>,
 }
 
@@ -121,25 +121,20 @@ pub struct SecondPath {
 }
 
 /// Where the path of a call starts from, captured during the call: callers end within milliseconds.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathOrigin {
     /// The caller's root directory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<CallerDirectory>,
     /// The caller's current directory, or that of the descriptor that it gave; only for a relative path.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<CallerDirectory>,
     /// Why the path may not be the one that the kernel used.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doubt: Option<PathDoubt>,
     /// The mounts that the call has seen; `None` where they changed during the call.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<TableMark>,
     /// The mount that the kernel found there itself, where it shows that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<MeantMount>,
     /// When the call began, if its start was seen.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began: Option<CallStart>,
 }
 
@@ -152,16 +147,17 @@ pub struct CallStart {
 }
 
 /// The mount that a call meant.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeantMount {
     /// Mount id; reused as soon as the mount is gone.
     pub id: u64,
     /// The id that is never reused, since 6.8.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unique: Option<u64>,
 }
 
 /// What tells the mount table of a namespace, as a call has seen it, from what it becomes.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableMark {
     /// Stands for the namespace; means something to the programs of this run of the daemon only.
@@ -171,17 +167,16 @@ pub struct TableMark {
     /// Number of the last change of the table.
     pub event: u64,
     /// Highest unique id of a mount in it, since 6.8.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub newest: Option<u64>,
 }
 
 /// A directory as the kernel names it.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallerDirectory {
     pub mount_id: u32,
     /// Its path, across mounts, from the topmost mount of its mount namespace; `None` for a directory that was removed,
     /// or is too deep or has too long a name to be captured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
 }
 

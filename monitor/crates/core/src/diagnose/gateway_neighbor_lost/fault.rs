@@ -118,6 +118,7 @@ pub(super) enum FaultPhase {
 }
 
 /// The fault of one gateway.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Fault {
     pub(super) owner: GatewayOwner,
@@ -138,10 +139,8 @@ pub(super) struct Fault {
     /// Whether the entry was not static.
     pub(super) learned: bool,
     /// Since when the entry is seen to be gone that was wrong before; the event that names who removed it may still come.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) gone_since: Option<BootNs>,
     /// What is known of the host's side.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) explanation: Option<Explanation>,
 }
 

@@ -62,6 +62,7 @@ struct LinkChange {
 pub(super) struct LinkChanges(BTreeMap<NsInum, Vec<LinkChange>>);
 
 /// What is known of the host's side, as the end of a summary.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Explanation {
     /// Empty where what happened to the entry says it.
@@ -69,7 +70,6 @@ pub(super) struct Explanation {
     /// The event of the change; 0 if it has no number.
     pub(super) seq: u64,
     /// What was done, and to which interface; absent where an earlier run of the daemon said it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     cause: Option<Cause>,
     /// When the model showed it last.
     seen: BootNs,

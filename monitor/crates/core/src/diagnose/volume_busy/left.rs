@@ -63,9 +63,9 @@ impl Mounted {
 }
 
 /// What the state shows of an open one.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct StillMounted {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     identity: Option<MountIdentity>,
     /// The newest request for who uses it, and when that was made.
     scan: u64,

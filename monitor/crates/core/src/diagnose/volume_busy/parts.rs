@@ -9,6 +9,7 @@ use super::left::StillMounted;
 use super::seen::Said;
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct BusyVolume {
     pub(super) first: BootNs,
@@ -25,25 +26,22 @@ pub(super) struct BusyVolume {
     /// As in the newest report.
     pub(super) summary: String,
     /// What that is made of, where it tells of a refused call.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) said: Option<Said>,
     /// What its state shows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) left: Option<StillMounted>,
 }
 
 /// A busy mount of a volume.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct BusyPart {
     pub(super) place: MountKey,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) identity: Option<MountIdentity>,
     /// Attempts that an earlier incident counted.
     pub(super) before: u64,
     /// The unmounts among them.
     pub(super) before_unmounts: u64,
     /// Who holds it, as the last scan that found out saw it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) known: Option<Known>,
 }
 

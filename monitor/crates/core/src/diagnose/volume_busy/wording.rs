@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::known::Known;
 
 /// A sentence about a busy volume, in parts.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sentence {
     /// What is refused to whom.
@@ -19,7 +20,6 @@ pub(super) struct Sentence {
     /// Who holds it, and what is to be said of its file server.
     held: String,
     /// When that was seen; `None` where it names nobody.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     seen: Option<BootNs>,
     /// Who was seen before, where that was not found out.
     #[serde(default, skip_serializing_if = "String::is_empty")]
