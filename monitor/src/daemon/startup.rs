@@ -165,8 +165,8 @@ impl Sources {
         let host_netns = self.host_netns();
         let reading = daemon.start_hooks(self.hooks, host_netns, &tx);
         let netlink = tokio::spawn(self.netlink.run(netns, barriers, tx.clone()));
-        tokio::spawn(follow_host_neighbors(tx.clone()));
-        tokio::spawn(follow_host_sysctls(tx.clone()));
+        follow_host_neighbors(tx.clone());
+        follow_host_sysctls(tx.clone());
         if let Some(logs) = self.logs {
             logs.start(tx.clone());
         }

@@ -15,7 +15,7 @@ use kevtmon_sources::procfs::dir::{Buffer, Dir};
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable};
 use kevtmon_sources::procfs::readers::{Answer, Job, Readers};
 use kevtmon_sources::procfs::root::is_initial_userns;
-use kevtmon_sources::{Sender, observed_now, rbd};
+use kevtmon_sources::{Sender, rbd, spawn_until_closed, tell};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::sleep_until;
@@ -56,7 +56,7 @@ pub fn follow(wanted: Option<&Wanted>, images: Vec<RbdImage>) {
 /// Follows uses of images until the receiver of observations is gone. `sysfs`: where that is.
 pub fn start(readers: Readers, sysfs: PathBuf, tx: Sender) -> Wanted {
     let (wanted, images) = watch::channel(Vec::new());
-    tokio::spawn(look_again(readers, sysfs, images, tx));
+    spawn_until_closed(tx.clone(), look_again(readers, sysfs, images, tx));
     Wanted(wanted)
 }
 
@@ -71,19 +71,15 @@ async fn look_again(
         let devices: Vec<Device> =
             images.borrow_and_update().iter().map(|image| Device::of(&sysfs, image)).collect();
         let (number, mut is_all_used) = (devices.len(), true);
-        if number > 0 {
-            match readers.ask(Look { devices, budget: BUDGET }, PATIENCE).await {
-                Ok(Answer { reply, .. }) => {
-                    let used = reply.uses.iter().filter(|found| is_in_pod(&found.holders)).count();
-                    is_all_used = used == number;
-                    if told.as_ref() != Some(&reply) {
-                        told = Some(reply.clone());
-                        if tx.send(observed_now(Fact::RbdUses(reply))).await.is_err() {
-                            return;
-                        }
-                    }
-                }
-                Err(error) => tracing::debug!(%error, "cannot look for uses of RBD images"),
+        let look = Look { devices, budget: BUDGET };
+        if number > 0
+            && let Some(found) = readers.reply(look, PATIENCE, "cannot look for uses of RBD images").await
+        {
+            let used = found.uses.iter().filter(|found| is_in_pod(&found.holders)).count();
+            is_all_used = used == number;
+            if told.as_ref() != Some(&found) {
+                told = Some(found.clone());
+                tell(&tx, Fact::RbdUses(found)).await;
             }
         }
         let pause = if is_all_used { INTERVAL } else { OFTEN };
@@ -96,7 +92,6 @@ async fn look_again(
                 // What was told is of other images.
                 told = None;
             }
-            () = tx.closed() => return,
         }
     }
 }

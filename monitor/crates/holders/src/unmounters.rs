@@ -17,7 +17,7 @@ use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 use kevtmon_sources::procfs::readers::{Answer, Job, Readers, WAITS, Waits};
 use kevtmon_sources::procfs::root::is_root_of_node;
 use kevtmon_sources::programs::named;
-use kevtmon_sources::{Sender, observed_now};
+use kevtmon_sources::{Sender, spawn_until_closed, tell};
 use kevtmon_types::clock::boot_now;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep_until};
@@ -45,7 +45,7 @@ const SEARCH: Duration = Duration::from_millis(200);
 
 /// Follows such processes until the receiver of observations is gone.
 pub fn start(readers: Readers, tx: Sender) {
-    tokio::spawn(follow(readers, tx));
+    spawn_until_closed(tx.clone(), follow(readers, tx));
 }
 
 async fn follow(readers: Readers, tx: Sender) {
@@ -55,27 +55,21 @@ async fn follow(readers: Readers, tx: Sender) {
     loop {
         let is_due = looked.is_none_or(|at| at.elapsed() >= CALLS_INTERVAL);
         let known = || calls.iter().map(|call| (call.unmounter.task.key.tgid, call.tid)).collect();
-        match readers.ask(Look { only: (!is_due).then(known) }, PATIENCE).await {
-            Ok(Answer { reply: Found { programs, calls: found }, .. }) => {
-                if is_due {
-                    looked = Some(Instant::now());
-                }
-                calls = going_on(&calls, found);
-                let unmounters = all(programs, &calls);
-                if told.as_ref() != Some(&unmounters) {
-                    told = Some(unmounters.clone());
-                    if tx.send(observed_now(Fact::Unmounters { unmounters })).await.is_err() {
-                        return;
-                    }
-                }
+        let look = Look { only: (!is_due).then(known) };
+        let found = readers.reply(look, PATIENCE, "cannot look for processes that unmount").await;
+        if let Some(Found { programs, calls: found }) = found {
+            if is_due {
+                looked = Some(Instant::now());
             }
-            Err(error) => tracing::debug!(%error, "cannot look for processes that unmount"),
+            calls = going_on(&calls, found);
+            let unmounters = all(programs, &calls);
+            if told.as_ref() != Some(&unmounters) {
+                told = Some(unmounters.clone());
+                tell(&tx, Fact::Unmounters { unmounters }).await;
+            }
         }
         let pause = if told.as_ref().is_some_and(|told| !told.is_empty()) { OFTEN } else { INTERVAL };
-        tokio::select! {
-            () = sleep_until(at_beat(pause)) => {}
-            () = tx.closed() => return,
-        }
+        sleep_until(at_beat(pause)).await;
     }
 }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::kubelet::{below, is_plain};
 use super::procfs::Proc;
 use super::procfs::readers::{Answer, Job, Readers, reading_none};
-use super::{Sender, observed_now};
+use super::{Sender, tell};
 
 /// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -111,15 +111,10 @@ pub fn find_netns_and_send(
 ) {
     let (readers, tx) = (readers.clone(), tx.clone());
     tokio::spawn(async move {
-        let (netns, started_ns) = match readers.ask(FindNetns { path, within }, PATIENCE).await {
-            Ok(Answer { reply, .. }) => reply,
-            Err(error) => {
-                tracing::debug!(%error, "the network namespace of a CNI call is not found");
-                (None, None)
-            }
-        };
-        // The receiver is gone when the daemon ends.
-        let _ = tx.send(observed_now(Fact::CniNetns(CniNetns { id, netns, started_ns }))).await;
+        let failure = "the network namespace of a CNI call is not found";
+        let found = readers.reply(FindNetns { path, within }, PATIENCE, failure).await;
+        let (netns, started_ns) = found.unwrap_or_default();
+        tell(&tx, Fact::CniNetns(CniNetns { id, netns, started_ns })).await;
     });
 }
 

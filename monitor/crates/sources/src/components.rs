@@ -20,7 +20,7 @@ use super::procfs::pidfd::{PidFd, is_running};
 use super::procfs::readers::{Answer, Job, Readers};
 use super::procfs::{Proc, pidfd};
 use super::programs::{Buffers, Program};
-use super::{Sender, observed_now};
+use super::{Sender, spawn_until_closed, tell};
 use crate::beat::at_beat;
 
 mod as_daemon;
@@ -69,7 +69,7 @@ const RESTS: u32 = 19;
 /// have executed a program with the name of one: they are looked at at once.
 pub fn start(readers: Readers, tx: Sender) -> mpsc::Sender<u32> {
     let (executed_tx, executed) = mpsc::channel(EXECUTED_MAX);
-    tokio::spawn(follow(readers, executed, tx));
+    spawn_until_closed(tx.clone(), follow(readers, executed, tx));
     executed_tx
 }
 
@@ -84,9 +84,7 @@ async fn follow(readers: Readers, mut executed: mpsc::Receiver<u32>, tx: Sender)
     let mut looks = LOOKS;
     let mut next_look = Instant::now();
     loop {
-        if follower.look(None).await.is_err() {
-            return;
-        }
+        follower.look(None).await;
         let next = match PAUSES_MS.get(looks).or(PAUSES_MS.last()) {
             Some(ms) if looks < LOOKS => Instant::now() + Duration::from_millis(*ms),
             _ => at_beat(INTERVAL),
@@ -97,11 +95,8 @@ async fn follow(readers: Readers, mut executed: mpsc::Receiver<u32>, tx: Sender)
             let mut processes = Vec::new();
             tokio::select! {
                 () = &mut rest => break,
-                () = follower.tx.closed() => return,
                 Some(exit) = ended.recv() => {
-                    if follower.ended(exit).await.is_err() {
-                        return;
-                    }
+                    follower.ended(exit).await;
                     // Its successor may run already.
                     looks = 0;
                     rest.set(sleep_until(Instant::now() + Duration::from_millis(PAUSES_MS[0])));
@@ -112,9 +107,7 @@ async fn follow(readers: Readers, mut executed: mpsc::Receiver<u32>, tx: Sender)
                     executed.recv_many(&mut processes, EXECUTED_MAX).await
                 }, if follower.is_told => {
                     let began = Instant::now();
-                    if follower.look(which(processes)).await.is_err() {
-                        return;
-                    }
+                    follower.look(which(processes)).await;
                     next_look = after_rest(began, Instant::now());
                 }
             }
@@ -142,20 +135,12 @@ struct Follower {
     is_told: bool,
 }
 
-/// The receiver of observations is gone.
-struct Closed;
-
 impl Follower {
     /// Looks at these processes, or at all, and sends the list if it has grown.
-    async fn look(&mut self, processes: Option<Vec<u32>>) -> Result<(), Closed> {
-        let known = self.known.values().cloned().collect();
-        let found = match self.readers.ask(Look { known, processes }, PATIENCE).await {
-            Ok(Answer { reply, .. }) => reply,
-            Err(error) => {
-                tracing::debug!(%error, "cannot look for the kubelet and runtimes");
-                return Ok(());
-            }
-        };
+    async fn look(&mut self, processes: Option<Vec<u32>>) {
+        let look = Look { known: self.known.values().cloned().collect(), processes };
+        let found = self.readers.reply(look, PATIENCE, "cannot look for the kubelet and runtimes").await;
+        let Some(found) = found else { return };
         let before = self.known.len();
         for facts in found {
             if self.known.len() < FOLLOWED_MAX && !self.known.contains_key(&facts.key()) {
@@ -164,20 +149,16 @@ impl Follower {
             }
         }
         if self.is_told && self.known.len() == before {
-            return Ok(());
+            return;
         }
         self.is_told = true;
         let components = self.known.values().cloned().collect();
-        self.send(Fact::Components { components }).await
+        tell(&self.tx, Fact::Components { components }).await;
     }
 
-    async fn ended(&mut self, exit: ComponentExit) -> Result<(), Closed> {
+    async fn ended(&mut self, exit: ComponentExit) {
         self.known.remove(&(exit.tgid, exit.started_ns));
-        self.send(Fact::ComponentExited(exit)).await
-    }
-
-    async fn send(&self, fact: Fact) -> Result<(), Closed> {
-        self.tx.send(observed_now(fact)).await.map_err(|_| Closed)
+        tell(&self.tx, Fact::ComponentExited(exit)).await;
     }
 }
 

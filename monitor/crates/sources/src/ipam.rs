@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::kubelet::is_plain;
 use super::procfs::readers::{Answer, Readers};
-use super::{Sender, observed_now};
+use super::{Sender, spawn_until_closed, tell};
 use crate::beat::at_beat;
 
 mod files;
@@ -75,7 +75,7 @@ impl<'de> Deserialize<'de> for Directory {
 /// Follows the files until the receiver of observations is gone.
 pub fn start(directory: PathBuf, readers: Readers, tx: Sender) {
     let told = LastLook::default();
-    tokio::spawn(Follower { directory, readers, tx, told, failures: 0 }.run());
+    spawn_until_closed(tx.clone(), Follower { directory, readers, tx, told, failures: 0 }.run());
 }
 
 struct Follower {
@@ -86,44 +86,36 @@ struct Follower {
     failures: u32,
 }
 
-/// The receiver of observations is gone.
-struct Closed;
-
 impl Follower {
     async fn run(mut self) {
         // When the kernel told of a change; before that, when was looked.
         let mut since = boot_now();
         loop {
             let looked = (boot_now(), Instant::now());
-            let Ok(watch) = self.look(since).await else { return };
+            let watch = self.look(since).await;
             since = looked.0;
             let pause = if watch.is_some() { INTERVAL } else { UNWATCHED };
             tokio::select! {
                 () = sleep_until(at_beat(pause)) => {}
-                () = self.tx.closed() => return,
                 () = changed(watch.as_ref()) => {
                     since = boot_now();
-                    let next = (Instant::now() + SETTLE).max(looked.1 + REST);
-                    tokio::select! {
-                        () = sleep_until(next) => {}
-                        () = self.tx.closed() => return,
-                    }
+                    sleep_until((Instant::now() + SETTLE).max(looked.1 + REST)).await;
                 }
             }
         }
     }
 
     /// Looks once, and tells what has changed; what tells of the next change, if anything does.
-    async fn look(&mut self, since: BootNs) -> Result<Option<AsyncFd<OwnedFd>>, Closed> {
+    async fn look(&mut self, since: BootNs) -> Option<AsyncFd<OwnedFd>> {
         let (found, opened) = match self.readers.ask(Look::at(self.directory.clone()), PATIENCE).await {
             Ok(Answer { reply, opened }) => (reply, opened),
             Err(error) => {
                 tracing::debug!(%error, "cannot read what host-local has reserved");
                 self.failures += 1;
                 if self.failures == FAILURES_MAX && self.told.forget() {
-                    self.send(Fact::IpamUnread).await?;
+                    tell(&self.tx, Fact::IpamUnread).await;
                 }
-                return Ok(None);
+                return None;
             }
         };
         self.failures = 0;
@@ -134,18 +126,13 @@ impl Follower {
         }
         if !problems.is_empty() {
             let count = problems.len().try_into().unwrap_or(u64::MAX);
-            self.send(Fact::Malformed { source: NAME.to_owned(), count }).await?;
+            tell(&self.tx, Fact::Malformed { source: NAME.to_owned(), count }).await;
         }
         if let Some(files) = files {
-            self.send(Fact::Ipam(files)).await?;
+            tell(&self.tx, Fact::Ipam(files)).await;
         }
         // SAFETY: an `OwnedFd` owns its descriptor, which nobody replaces or closes while it is registered.
-        Ok(opened
-            .and_then(|watch| unsafe { AsyncFd::register_with_interest(watch, Interest::READABLE) }.ok()))
-    }
-
-    async fn send(&self, fact: Fact) -> Result<(), Closed> {
-        self.tx.send(observed_now(fact)).await.map_err(|_| Closed)
+        opened.and_then(|watch| unsafe { AsyncFd::register_with_interest(watch, Interest::READABLE) }.ok())
     }
 }
 

@@ -20,7 +20,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::procfs::Proc;
 use super::procfs::readers::{Answer, Job, Readers, reading_none};
 use super::programs::{Buffers, Program, flag};
-use super::{Sender, observed_now};
+use super::{Sender, tell};
 
 settings! { "kubelet":
     /// Root directories of kubelets (`--root-dir`), besides /var/lib/kubelet and those of the kubelets that run. A path
@@ -195,8 +195,7 @@ impl KubeletFinder {
         let (finder, readers, tx) = (self.clone(), readers.clone(), tx.clone());
         tokio::spawn(async move {
             if let Some(facts) = finder.look(&readers).await {
-                // The receiver is gone when the daemon ends.
-                let _ = tx.send(observed_now(Fact::Kubelet(facts))).await;
+                tell(&tx, Fact::Kubelet(facts)).await;
             }
         });
     }

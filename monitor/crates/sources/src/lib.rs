@@ -50,6 +50,21 @@ pub type Sender = tokio::sync::mpsc::Sender<Observation>;
 /// programs come by different ways.
 pub type Barrier = tokio::sync::oneshot::Sender<()>;
 
+/// Runs a task until the receiver of observations is gone: it need not look for that, nor whether it is heard.
+pub fn spawn_until_closed(tx: Sender, task: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(async move {
+        tokio::select! {
+            () = task => {}
+            () = tx.closed() => {}
+        }
+    });
+}
+
+/// Observes a fact now, unless the receiver is gone, as it is when the daemon ends.
+pub async fn tell(tx: &Sender, fact: Fact) {
+    let _ = tx.send(observed_now(fact)).await;
+}
+
 /// An observation of the daemon itself, with the current time.
 #[must_use]
 pub fn observed_now(fact: Fact) -> Observation {

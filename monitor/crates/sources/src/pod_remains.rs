@@ -15,7 +15,7 @@ use tokio::time::sleep_until;
 use super::kubelet::KubeletFinder;
 use super::procfs::Proc;
 use super::procfs::readers::{Answer, Job, Readers};
-use super::{Sender, observed_now};
+use super::{Sender, spawn_until_closed, tell};
 use crate::beat::at_beat;
 
 mod cgroups;
@@ -52,7 +52,7 @@ pub fn list_of(wanted: Option<&Wanted>, pods: Vec<String>) {
 /// Follows the pods until the receiver of observations is gone.
 pub fn start(readers: Readers, kubelets: KubeletFinder, tx: Sender) -> Wanted {
     let (wanted, changes) = watch::channel(Vec::new());
-    tokio::spawn(follow(readers, kubelets, changes, tx));
+    spawn_until_closed(tx.clone(), follow(readers, kubelets, changes, tx));
     Wanted(wanted)
 }
 
@@ -71,17 +71,10 @@ async fn follow(
             daemon: std::process::id(),
             wanted: wanted.borrow_and_update().clone(),
         };
-        let found = match readers.ask(look, PATIENCE).await {
-            Ok(Answer { reply, .. }) => reply,
-            Err(error) => {
-                tracing::debug!(%error, "cannot look for what there is of pods");
-                None
-            }
-        };
+        let found = readers.reply(look, PATIENCE, "cannot look for what there is of pods").await.flatten();
         failures = if found.is_some() { 0 } else { failures + 1 };
-        let is_outdated = failures >= FAILURES_MAX && told.take().is_some();
-        if is_outdated && tx.send(observed_now(Fact::PodRemainsUnread)).await.is_err() {
-            return;
+        if failures >= FAILURES_MAX && told.take().is_some() {
+            tell(&tx, Fact::PodRemainsUnread).await;
         }
         // What could not be read is no news.
         if looks >= if found.is_none() { KUBELETS_AFTER_FAILURES } else { KUBELETS_AFTER } {
@@ -90,15 +83,12 @@ async fn follow(
         }
         if let Some(pods) = found.filter(|pods| told.as_ref() != Some(pods)) {
             told = Some(pods.clone());
-            if tx.send(observed_now(Fact::PodRemains { pods })).await.is_err() {
-                return;
-            }
+            tell(&tx, Fact::PodRemains { pods }).await;
         }
         let pause = if told.iter().flatten().any(is_unfinished) { OFTEN } else { INTERVAL };
         tokio::select! {
             () = sleep_until(at_beat(pause)) => {}
             Ok(()) = wanted.changed() => {}
-            () = tx.closed() => return,
         }
     }
 }

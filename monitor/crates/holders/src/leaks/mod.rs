@@ -13,7 +13,7 @@ use kevtmon_metrics::Metrics;
 use kevtmon_observation::{Fact, KernelMounts, MountCopies, SourceKind, SourceStatus};
 use kevtmon_sources::beat::at_beat;
 use kevtmon_sources::procfs::readers::{Answer, Readers, Unread};
-use kevtmon_sources::{Sender, observed_now};
+use kevtmon_sources::{Sender, spawn_until_closed, tell};
 use kevtmon_types::clock::boot_now;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -83,7 +83,7 @@ pub fn start(
         partial,
         calm,
     };
-    tokio::spawn(follower.run(asked));
+    spawn_until_closed(follower.tx.clone(), follower.run(asked));
     asked_tx
 }
 
@@ -111,9 +111,6 @@ struct Follower {
     calm: Duration,
 }
 
-/// The receiver of observations is gone.
-struct Closed;
-
 impl Follower {
     async fn run(mut self, mut asked: mpsc::Receiver<()>) {
         let mut table = OwnTable::open();
@@ -121,7 +118,7 @@ impl Follower {
         let mut is_asked = true;
         let mut had_any = false;
         loop {
-            let Ok(rest) = self.look(is_asked || had_any).await else { return };
+            let rest = self.look(is_asked || had_any).await;
             (is_asked, had_any) = (self.is_restored, self.memory.has_any());
             let now = Instant::now();
             let (rest, calm) = (now + rest, now + rest.max(self.calm));
@@ -129,12 +126,8 @@ impl Follower {
                 () = sleep_until(self.next(calm)) => continue,
                 () = table.changed() => {}
                 Some(()) = asked.recv() => is_asked = true,
-                () = self.tx.closed() => return,
             }
-            tokio::select! {
-                () = sleep_until(rest.max(Instant::now() + SETTLE)) => {}
-                () = self.tx.closed() => return,
-            }
+            sleep_until(rest.max(Instant::now() + SETTLE)).await;
             table.forget();
             is_asked |= asked.try_recv().is_ok();
         }
@@ -147,7 +140,7 @@ impl Follower {
 
     /// Looks once, and tells what it found if that is anything, or if it is to be `told` anyway; how long to rest
     /// after it.
-    async fn look(&mut self, told: bool) -> Result<Duration, Closed> {
+    async fn look(&mut self, told: bool) -> Duration {
         let wanted = self.memory.wanted();
         let inventory = Inventory { budget: self.budget, in_background: true, wanted };
         let mut found = match self.readers.ask(inventory, self.patience).await {
@@ -159,11 +152,11 @@ impl Follower {
                 );
                 tracing::warn!("{reason}");
                 self.is_degraded = true;
-                self.report(SourceStatus::down(SourceKind::Processes, SOURCE, reason)).await?;
-                return Ok(AFTER_FAILURE);
+                self.report(SourceStatus::down(SourceKind::Processes, SOURCE, reason)).await;
+                return AFTER_FAILURE;
             }
         };
-        self.tell_whether_whole(&found).await?;
+        self.tell_whether_whole(&found).await;
         self.attached.update(std::mem::take(&mut found.attached));
         self.metrics.mount_inventory();
         let rest = (found.took * RESTS).clamp(PAUSE, REST_MAX);
@@ -172,18 +165,17 @@ impl Follower {
         let (kernel, is_partial) = (self.kernel.clone(), self.is_restored);
         let copies = MountCopies { kernel, is_partial, ..self.memory.apply(boot_now(), found) };
         if told || self.memory.has_any() {
-            let fact = Fact::MountCopies(Box::new(copies));
-            self.tx.send(observed_now(fact)).await.map_err(|_| Closed)?;
+            tell(&self.tx, Fact::MountCopies(Box::new(copies))).await;
         }
-        Ok(rest)
+        rest
     }
 
     /// Once may be by chance, and a user who has more mounts than his share conceals his own alone.
-    async fn tell_whether_whole(&mut self, found: &Found) -> Result<(), Closed> {
+    async fn tell_whether_whole(&mut self, found: &Found) {
         self.partial = if found.is_complete() { 0 } else { self.partial.saturating_add(1) };
         let is_degraded = self.partial >= PARTIAL_LOOKS;
         if is_degraded == std::mem::replace(&mut self.is_degraded, is_degraded) {
-            return Ok(());
+            return;
         }
         let status = match is_degraded {
             true => {
@@ -194,11 +186,11 @@ impl Follower {
             }
             false => SourceStatus::up(SourceKind::Processes, SOURCE),
         };
-        self.report(status).await
+        self.report(status).await;
     }
 
-    async fn report(&self, status: SourceStatus) -> Result<(), Closed> {
-        self.tx.send(observed_now(Fact::Source(status))).await.map_err(|_| Closed)
+    async fn report(&self, status: SourceStatus) {
+        tell(&self.tx, Fact::Source(status)).await;
     }
 }
 

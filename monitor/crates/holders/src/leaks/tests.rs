@@ -43,7 +43,7 @@ async fn looks_that_are_not_at_all_are_told_unless_it_was_one() {
         (&whole, Some(true)),
         (&whole, None),
     ] {
-        assert!(follower.tell_whether_whole(found).await.is_ok());
+        follower.tell_whether_whole(found).await;
         let told = observations.try_recv().ok().map(|observation| match observation.fact {
             Fact::Source(status) => status.up,
             other => panic!("{other:?}"),
@@ -58,7 +58,7 @@ async fn while_no_reader_answers_the_source_is_down_and_then_up_again() {
     let mut states = Vec::new();
     for patience in [Duration::ZERO, PATIENCE, PATIENCE] {
         follower.patience = patience;
-        assert!(follower.look(false).await.is_ok());
+        follower.look(false).await;
         while let Ok(observation) = observations.try_recv() {
             if let Fact::Source(status) = observation.fact {
                 states.push((status.source, status.up, status.reason.is_some()));
@@ -75,7 +75,7 @@ async fn what_an_earlier_run_had_found_is_not_gone_before_a_look_had_time_for_al
     let mut told = Vec::new();
     for budget in [Duration::ZERO, PATIENCE] {
         follower.budget = budget;
-        assert!(follower.look(true).await.is_ok());
+        follower.look(true).await;
         let observed = std::iter::from_fn(|| observations.try_recv().ok());
         told.extend(observed.filter_map(|observation| match observation.fact {
             Fact::MountCopies(copies) => Some(copies.is_partial),

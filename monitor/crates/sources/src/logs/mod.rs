@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::kubelet::is_plain;
-use super::{Sender, observed_now};
+use super::{Sender, observed_now, spawn_until_closed};
 
 mod follow;
 mod journal;
@@ -174,12 +174,9 @@ impl Logs {
         let (ticks, due) = mpsc::channel(1);
         let progress = Arc::new(Progress::default());
         let mut pace = Pace { ticks, tx: tx.clone(), progress: Arc::clone(&progress), missed: 0 };
-        tokio::spawn(async move {
+        spawn_until_closed(tx.clone(), async move {
             loop {
-                tokio::select! {
-                    () = pace.tx.closed() => return,
-                    () = sleep(INTERVAL) => {}
-                }
+                sleep(INTERVAL).await;
                 if !pace.tick() {
                     return;
                 }

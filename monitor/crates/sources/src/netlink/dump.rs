@@ -116,6 +116,18 @@ pub(super) fn on_thread<T: Send + 'static>(
     Ok(result)
 }
 
+/// What is read on a thread of its own; none where it cannot be, which is logged as this failure.
+pub(super) async fn read_on_thread<T: Send + 'static>(
+    failure: &str,
+    read: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
+) -> Option<T> {
+    let read = match on_thread(read) {
+        Ok(reading) => reading.await.ok()?.map_err(ReadError::Tables),
+        Err(error) => Err(error),
+    };
+    read.inspect_err(|error| tracing::debug!(error = error as &dyn std::error::Error, "{failure}")).ok()
+}
+
 /// Reads the namespace of this thread.
 pub(super) fn read_host(host: NsInum) -> Result<Reading, ReadError> {
     Ok(read_tables(&mut RequestSocket::open(BUDGET)?, host, Most::ALL)?)

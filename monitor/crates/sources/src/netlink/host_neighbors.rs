@@ -17,7 +17,7 @@ use super::dump::{self, BUDGET};
 use super::message;
 use super::socket::{RequestError, RequestSocket};
 use crate::beat::at_beat;
-use crate::{Sender, observed_now};
+use crate::{Sender, spawn_until_closed, tell};
 
 /// How often is looked.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -26,38 +26,24 @@ const MOST: usize = 256;
 
 /// Follows them until the receiver of observations is gone. To be called where the host's network namespace is that of the
 /// process.
-pub async fn follow_host_neighbors(tx: Sender) {
+pub fn follow_host_neighbors(tx: Sender) {
+    spawn_until_closed(tx.clone(), follow(tx));
+}
+
+async fn follow(tx: Sender) {
     let mut told = HashSet::new();
     loop {
-        tokio::select! {
-            () = sleep_until(at_beat(INTERVAL)) => {}
-            () = tx.closed() => return,
-        }
+        sleep_until(at_beat(INTERVAL)).await;
         let before = told.clone();
-        let entries = match dump::on_thread(move || read(&before)) {
-            Ok(reading) => reading.await.ok(),
-            Err(error) => {
-                tracing::debug!(%error, "cannot read the neighbor entries of the host");
-                None
-            }
-        };
-        let entries = match entries {
-            Some(Ok(entries)) => entries,
-            Some(Err(error)) => {
-                tracing::debug!(%error, "cannot read the neighbor entries of the host");
-                continue;
-            }
-            None => continue,
-        };
+        let failure = "cannot read the neighbor entries of the host";
+        let Some(entries) = dump::read_on_thread(failure, move || read(&before)).await else { continue };
         // That there is still none is no news.
         if entries.is_empty() && told.is_empty() {
             continue;
         }
         let unresolved = entries.iter().filter(|entry| entry.state.is_unresolved());
         told = unresolved.map(|entry| (entry.ifindex, entry.address)).collect();
-        if tx.send(observed_now(Fact::HostNeighbors(entries))).await.is_err() {
-            return;
-        }
+        tell(&tx, Fact::HostNeighbors(entries)).await;
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use super::dump::{self, BUDGET};
 use super::message::{self, Decoded, attributes};
 use super::socket::{DATAGRAM, RequestError, RequestSocket, SetupError, Subscription};
-use crate::{Sender, observed_now_by};
+use crate::{Sender, observed_now_by, spawn_until_closed};
 
 /// `struct netconfmsg` with its padding, and attributes of include/uapi/linux/netconf.h.
 const NETCONF_HEADER: usize = 4;
@@ -40,11 +40,11 @@ enum FollowError {
 
 /// Follows them until the receiver of observations is gone. To be called where the host's network namespace is that of the
 /// process.
-pub async fn follow_host_sysctls(tx: Sender) {
+pub fn follow_host_sysctls(tx: Sender) {
     let groups = [libc::RTNLGRP_IPV4_NETCONF, libc::RTNLGRP_IPV6_NETCONF];
     let socket = Subscription::of_host(&groups).map_err(FollowError::Socket);
     match socket.and_then(|socket| socket.watch().map_err(FollowError::Watch)) {
-        Ok(socket) => follow(&socket, &tx).await,
+        Ok(socket) => spawn_until_closed(tx.clone(), follow(socket, tx)),
         Err(error) => tracing::debug!(
             error = &error as &dyn std::error::Error,
             "the sysctls of interfaces are not followed"
@@ -52,32 +52,23 @@ pub async fn follow_host_sysctls(tx: Sender) {
     }
 }
 
-async fn follow(socket: &AsyncFd<Subscription>, tx: &Sender) {
+async fn follow(socket: AsyncFd<Subscription>, tx: Sender) {
     let mut buffer = vec![0; DATAGRAM];
     let mut is_read = false;
     loop {
         if !is_read {
             // What changes meanwhile waits in the socket.
-            let Some(sysctls) = read_on_thread().await else {
-                tokio::select! {
-                    () = tx.closed() => return,
-                    () = sleep(RETRY) => continue,
-                }
+            let Some(sysctls) = dump::read_on_thread("cannot read the sysctls of interfaces", read).await
+            else {
+                sleep(RETRY).await;
+                continue;
             };
             let fact = Fact::HostSysctls { sysctls, all: true };
-            if tx.send(observed_now_by(Source::Netlink, fact)).await.is_err() {
-                return;
-            }
+            let _ = tx.send(observed_now_by(Source::Netlink, fact)).await;
             is_read = true;
         }
-        let received = tokio::select! {
-            () = tx.closed() => return,
-            ready = socket.readable() => match ready {
-                Ok(mut guard) => guard.try_io(|socket| socket.get_ref().receive(&mut buffer)),
-                Err(_) => return,
-            },
-        };
-        let length = match received {
+        let Ok(mut ready) = socket.readable().await else { return };
+        let length = match ready.try_io(|socket| socket.get_ref().receive(&mut buffer)) {
             Ok(Ok(datagram)) if datagram.from_kernel && !datagram.truncated => datagram.length,
             // Messages were lost.
             Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => {
@@ -89,23 +80,7 @@ async fn follow(socket: &AsyncFd<Subscription>, tx: &Sender) {
         let messages = message::messages(&buffer[..length]).filter_map(Result::ok);
         for told in messages.filter_map(|message| told(&message)) {
             let fact = Fact::HostSysctls { sysctls: vec![told], all: false };
-            if tx.send(observed_now_by(Source::Netlink, fact)).await.is_err() {
-                return;
-            }
-        }
-    }
-}
-
-async fn read_on_thread() -> Option<Vec<InterfaceSysctls>> {
-    match dump::on_thread(read) {
-        Ok(reading) => reading
-            .await
-            .ok()?
-            .inspect_err(|error| tracing::debug!(%error, "cannot read the sysctls of interfaces"))
-            .ok(),
-        Err(error) => {
-            tracing::debug!(%error, "cannot read the sysctls of interfaces");
-            None
+            let _ = tx.send(observed_now_by(Source::Netlink, fact)).await;
         }
     }
 }

@@ -14,7 +14,7 @@ use super::dump::{self, BUDGET};
 use super::message::{Decoded, attributes};
 use super::route::{ROUTE_HEADER, RTA_NH_ID, next_hops};
 use super::socket::{RequestError, RequestSocket};
-use crate::{Sender, observed_now};
+use crate::{Sender, tell};
 
 /// A route that the kernel finds.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,18 +31,9 @@ struct Found {
 pub fn look_up_and_send(tx: &Sender, id: u64, addresses: Vec<PodAddress>) {
     let tx = tx.clone();
     tokio::spawn(async move {
-        let found = match dump::on_thread(move || look_up(&addresses)) {
-            Ok(looking) => looking.await.ok(),
-            Err(error) => {
-                tracing::debug!(%error, "cannot look for the routes to pods");
-                None
-            }
-        };
-        match found {
-            // The receiver is gone when the daemon ends.
-            Some(Ok(elsewhere)) => drop(tx.send(observed_now(Fact::PodRoutes { id, elsewhere })).await),
-            Some(Err(error)) => tracing::debug!(%error, "cannot ask for the routes to pods"),
-            None => {}
+        let failure = "cannot ask for the routes to pods";
+        if let Some(elsewhere) = dump::read_on_thread(failure, move || look_up(&addresses)).await {
+            tell(&tx, Fact::PodRoutes { id, elsewhere }).await;
         }
     });
 }

@@ -27,7 +27,7 @@ use super::socket::{RequestError, RequestSocket};
 use crate::procfs::dir::{Buffer, Dir, NumberName, is_gone};
 use crate::procfs::readers::{Answer, Job, Readers, reading_none};
 use crate::procfs::{Proc, parse_ns};
-use crate::{Sender, observed_now};
+use crate::{Sender, tell};
 
 /// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,10 +69,9 @@ impl Job for FindPeers {
 pub fn find_and_send(readers: &Readers, tx: &Sender, links: Vec<u32>) {
     let (readers, tx) = (readers.clone(), tx.clone());
     tokio::spawn(async move {
-        match readers.ask(FindPeers { links }, PATIENCE).await {
-            // The receiver is gone when the daemon ends.
-            Ok(Answer { reply, .. }) => drop(tx.send(observed_now(Fact::VethPeers(reply))).await),
-            Err(error) => tracing::debug!(%error, "cannot look for the other ends of veth devices"),
+        let failure = "cannot look for the other ends of veth devices";
+        if let Some(peers) = readers.reply(FindPeers { links }, PATIENCE, failure).await {
+            tell(&tx, Fact::VethPeers(peers)).await;
         }
     });
 }

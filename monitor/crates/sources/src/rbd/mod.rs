@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tokio::time::{Instant, sleep_until};
 
 use super::procfs::readers::Readers;
-use super::{Sender, observed_now};
+use super::{Sender, spawn_until_closed, tell};
 use crate::beat::at_beat;
 
 pub mod command_line;
@@ -69,10 +69,8 @@ pub fn start(readers: Readers, sysfs: PathBuf, tx: Sender) {
     let uevents = Uevents::open().inspect_err(|error| {
         tracing::warn!(%error, "the kernel's device events cannot be read: mapped images are read every 30 s");
     });
-    tokio::spawn(
-        Follower { readers, sysfs, tx, told: None, problems: BTreeSet::new(), is_full: false }
-            .run(uevents.ok()),
-    );
+    let follower = Follower { readers, sysfs, tx, told: None, problems: BTreeSet::new(), is_full: false };
+    spawn_until_closed(follower.tx.clone(), follower.run(uevents.ok()));
 }
 
 struct Follower {
@@ -86,22 +84,16 @@ struct Follower {
     is_full: bool,
 }
 
-/// The receiver of observations is gone.
-struct Closed;
-
 impl Follower {
     async fn run(mut self, mut uevents: Option<Uevents>) {
         let mut after = Vec::new();
         loop {
-            if self.look().await.is_err() {
-                return;
-            }
+            self.look().await;
             let next = after.pop().unwrap_or_else(|| at_beat(INTERVAL));
             let mut rest = std::pin::pin!(sleep_until(next));
             loop {
                 tokio::select! {
                     () = &mut rest => break,
-                    () = self.tx.closed() => return,
                     heard = heard(uevents.as_mut()) => match heard {
                         Heard::Rbd => {
                             let now = Instant::now();
@@ -110,9 +102,7 @@ impl Follower {
                         // What was lost may have been of an image.
                         Heard::Lost => {
                             let lost = Fact::Resync { source: NAME.to_owned(), reason: "overrun".to_owned() };
-                            if self.tx.send(observed_now(lost)).await.is_err() {
-                                return;
-                            }
+                            tell(&self.tx, lost).await;
                             after = vec![Instant::now()];
                         }
                         Heard::Refused | Heard::Other => continue,
@@ -132,14 +122,14 @@ impl Follower {
     }
 
     /// Looks once, and tells what has changed.
-    async fn look(&mut self) -> Result<(), Closed> {
+    async fn look(&mut self) {
         let found = match self.find().await {
             Ok(found) => found,
             Err(error) => {
                 if self.problems.insert((None, "the list of images cannot be read")) {
                     tracing::warn!(%error, "cannot read which RBD images are mapped");
                 }
-                return Ok(());
+                return;
             }
         };
         let new = found.problems.difference(&self.problems).count();
@@ -160,13 +150,12 @@ impl Follower {
         }
         if new > 0 {
             let count = new.try_into().unwrap_or(u64::MAX);
-            self.send(Fact::Malformed { source: NAME.to_owned(), count }).await?;
+            tell(&self.tx, Fact::Malformed { source: NAME.to_owned(), count }).await;
         }
         if self.told.as_ref() != Some(&found.images) {
             self.told = Some(found.images.clone());
-            self.send(Fact::RbdImages(found.images)).await?;
+            tell(&self.tx, Fact::RbdImages(found.images)).await;
         }
-        Ok(())
     }
 
     /// All that are mapped.
@@ -176,11 +165,8 @@ impl Follower {
         if connected.is_empty() {
             return Ok(found);
         }
-        let looked = self.readers.ask(Look::at(&connected), PATIENCE).await;
-        let mappers = looked.map(|looked| looked.reply).unwrap_or_else(|error| {
-            tracing::debug!(%error, "cannot read which processes connected network block devices");
-            Vec::new()
-        });
+        let failure = "cannot read which processes connected network block devices";
+        let mappers = self.readers.reply(Look::at(&connected), PATIENCE, failure).await.unwrap_or_default();
         let told = self.told.as_ref();
         let was_image = |number: RbdNumber| {
             told.is_some_and(|told| {
@@ -189,10 +175,6 @@ impl Follower {
         };
         nbd::add(connected, &mappers, was_image, &mut found);
         Ok(found)
-    }
-
-    async fn send(&self, fact: Fact) -> Result<(), Closed> {
-        self.tx.send(observed_now(fact)).await.map_err(|_| Closed)
     }
 }
 

@@ -16,7 +16,7 @@ use super::is_container_id;
 use crate::kubelet::{below, roots_of_running};
 use crate::procfs::Proc;
 use crate::procfs::readers::{Answer, Job, Readers, reading_none};
-use crate::{Sender, observed_now};
+use crate::{Sender, tell};
 
 /// Where they are, under the id of the sandbox.
 pub(super) const CHECKPOINTS: [&str; 2] = ["var/lib/dockershim/sandbox", "var/lib/cri-dockerd/sandbox"];
@@ -67,15 +67,10 @@ pub fn look_and_send(readers: &Readers, tx: &Sender, sandboxes: Vec<String>) {
     let (readers, tx) = (readers.clone(), tx.clone());
     tokio::spawn(async move {
         let job = FindCheckpoints { sandboxes: sandboxes.clone() };
-        let found = readers.ask(job, PATIENCE).await.map_or_else(
-            |error| {
-                tracing::debug!(%error, "cannot look for the checkpoints of sandboxes");
-                sandboxes.into_iter().map(|sandbox| SandboxCheckpoint { sandbox, found: None }).collect()
-            },
-            |Answer { reply, .. }| reply,
-        );
-        // The receiver is gone when the daemon ends.
-        let _ = tx.send(observed_now(Fact::SandboxCheckpoints(found))).await;
+        let found = readers.reply(job, PATIENCE, "cannot look for the checkpoints of sandboxes").await;
+        let unknown = |sandbox| SandboxCheckpoint { sandbox, found: None };
+        let found = found.unwrap_or_else(|| sandboxes.into_iter().map(unknown).collect());
+        tell(&tx, Fact::SandboxCheckpoints(found)).await;
     });
 }
 

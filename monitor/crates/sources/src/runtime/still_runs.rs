@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::procfs::readers::{Answer, Job, Readers};
 use crate::procfs::{Proc, pidfd};
-use crate::{Sender, observed_now};
+use crate::{Sender, tell};
 
 /// Longest wait for a reader; an event waits for the answer.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -42,16 +42,9 @@ pub fn at_once(tgid: u32, started_ns: Option<BootNs>) -> Option<ProcessState> {
 pub fn look_and_send(readers: &Readers, tx: &Sender, tgid: u32, started_ns: BootNs) {
     let (readers, tx) = (readers.clone(), tx.clone());
     tokio::spawn(async move {
-        let answer = readers.ask(StillRuns { tgid, started_ns }, PATIENCE).await;
-        let alive = answer.map_or_else(
-            |error| {
-                tracing::debug!(tgid, %error, "cannot see whether a process is the same");
-                true
-            },
-            |Answer { reply, .. }| reply,
-        );
-        // The receiver is gone when the daemon ends.
-        let _ = tx.send(observed_now(Fact::ProcessState(ProcessState { tgid, alive }))).await;
+        let failure = "cannot see whether a process is the same";
+        let alive = readers.reply(StillRuns { tgid, started_ns }, PATIENCE, failure).await.unwrap_or(true);
+        tell(&tx, Fact::ProcessState(ProcessState { tgid, alive })).await;
     });
 }
 

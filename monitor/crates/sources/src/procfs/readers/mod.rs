@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Proc;
 use crate::beat::at_beat;
-use crate::{Sender, observed_now};
+use crate::{Sender, tell};
 
 mod apart;
 mod child;
@@ -209,6 +209,12 @@ impl Readers {
             Ok(Err(_)) => Err(Unread::Busy),
             Err(_) => Err(Unread::Late),
         }
+    }
+
+    /// The reply to a job; none where no reader answered in time. `failure`: what is logged then.
+    pub async fn reply<J: Job>(&self, job: J, patience: Duration, failure: &str) -> Option<J::Reply> {
+        let answer = self.ask(job, patience).await.inspect_err(|error| tracing::debug!(%error, "{failure}"));
+        Some(answer.ok()?.reply)
     }
 }
 
@@ -449,8 +455,7 @@ impl Inner {
             (state.skipped.len(), state.skipped.status(state.missing, READERS))
         };
         report.metrics.proc_readers_stuck(count);
-        // Sending fails only during shutdown, when the core's queue is closed.
-        let _ = report.tx.send(observed_now(Fact::Source(status))).await;
+        tell(&report.tx, Fact::Source(status)).await;
     }
 }
 
