@@ -198,15 +198,13 @@ impl HoldersArgs {
                 return Err(Failure::Relative { path: name(&path).into_owned() });
             }
             let request = ScanRequest {
-                id: 0,
                 mntns,
                 tgid,
                 path,
-                origin: None,
                 follow: true,
-                mount_only: false,
                 on_demand: true,
                 near_suffices: self.near,
+                ..ScanRequest::default()
             };
             let iterators = lister.and_then(|lister| lister.join().ok().flatten());
             let mut report = kevtmon_holders::ask((&readers, iterators.as_ref()), request, SCAN).await;

@@ -198,21 +198,18 @@ fn is_act(observation: &Observation) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use kevtmon_observation::{TaskFacts, TaskKey, TaskPlace};
+    use kevtmon_observation::{TaskFacts, TaskKey};
 
     use super::*;
 
     fn held(bytes: usize) -> Held {
         let task = TaskFacts {
             key: TaskKey { tgid: 1, start_ns: 1, exec_id: 1 },
-            place: TaskPlace::default(),
             uid: 1000,
             exe: Some("x".repeat(bytes)),
-            cmdline: None,
             netns: 1,
             mntns: 1,
-            cgroup: None,
-            ancestors: Vec::new(),
+            ..TaskFacts::default()
         };
         let mut held = Held::default();
         while held.has_room() {

@@ -139,10 +139,8 @@ impl Core {
                 namespace: Some(named.namespace.clone()),
                 name: Some(named.name.clone()),
                 uid: named.uid.clone()?,
-                claimed: false,
                 sandbox_id: Some(id.to_owned()),
-                ip: Vec::new(),
-                labels: None,
+                ..Pod::default()
             })
         });
         let join = if self.runtimes().is_any() { Join::Missed } else { Join::Ok };

@@ -140,7 +140,7 @@ pub struct Held {
 }
 
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct HeldMount {
     /// Where it is mounted.
     pub path: String,
@@ -240,10 +240,8 @@ impl HeldMount {
             source: facts.source,
             device: facts.device,
             mntns: facts.mntns,
-            volume: None,
             child_mounts,
-            unserved: false,
-            servers: Vec::new(),
+            ..Self::default()
         }
     }
 }
@@ -266,15 +264,7 @@ impl Names for Known<'_> {
     fn pod(&self, uid: String) -> Pod {
         let mut pods = self.node.into_iter().flat_map(|node| &node.pods).map(|known| &known.pod);
         let known = pods.find(|pod| pod.uid == uid).cloned();
-        known.unwrap_or(Pod {
-            namespace: None,
-            name: None,
-            uid,
-            claimed: false,
-            sandbox_id: None,
-            ip: Vec::new(),
-            labels: None,
-        })
+        known.unwrap_or(Pod { uid, ..Pod::default() })
     }
 
     fn runtimes(&self) -> RuntimeAvailability {

@@ -20,7 +20,7 @@ pub use network::{Hop, MadeBy, PodIncident};
 pub use pods::{KnownBy, PodStatus};
 
 /// The model at one moment.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeState {
     /// Time of the snapshot, RFC 3339.
     pub time: String,
@@ -72,7 +72,7 @@ pub struct Counts {
 
 /// A container with its pod and namespaces.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ContainerStatus {
     #[serde(flatten)]
     pub container: Container,

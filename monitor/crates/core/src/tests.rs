@@ -92,11 +92,7 @@ fn container(state: ContainerState) -> Fact {
             labels: None,
         }),
         sandbox: true,
-        joined_netns: false,
-        exit: None,
-        incarnation: Incarnation::default(),
-        own_mounts: Default::default(),
-        removal_error: None,
+        ..ContainerFacts::default()
     }))
 }
 
@@ -472,10 +468,8 @@ fn the_state_names_the_owner_of_each_namespace_and_deserializes_to_itself() {
         ifname: ifname.into(),
         kind: Some("veth".into()),
         flags: iff::UP,
-        mac: None,
-        master: None,
         peer: Some(peer),
-        lower: None,
+        ..LinkFacts::default()
     };
     core.observe(at(2, status("netlink", true)));
     core.observe(at(

@@ -66,15 +66,7 @@ impl Object for Cni {
         if self.namespace.is_some() {
             visitor.pod(
                 Role::Target,
-                &Pod {
-                    namespace: self.namespace.clone(),
-                    name: self.pod.clone(),
-                    uid: String::new(),
-                    claimed: false,
-                    sandbox_id: None,
-                    ip: Vec::new(),
-                    labels: None,
-                },
+                &Pod { namespace: self.namespace.clone(), name: self.pod.clone(), ..Pod::default() },
             );
         }
     }

@@ -9,7 +9,7 @@ use super::{Details, Object, Role, Visitor};
 
 /// The kubelet, a runtime or an adapter of one, for `component.*`.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Component {
     /// `kubelet`, `dockerd`, `containerd`, `crio`, `cri-dockerd` or `podman`.
     pub name: String,
@@ -61,10 +61,7 @@ impl From<&ComponentFacts> for Component {
             start_time_ns: facts.started_ns.to_string(),
             exe: facts.exe.clone(),
             version: facts.version.clone(),
-            previous_version: None,
-            exit_code: None,
-            signal: None,
-            lifetime_s: None,
+            ..Self::default()
         }
     }
 }

@@ -7,7 +7,7 @@ use super::{Details, Object, Role, Visitor};
 
 /// A network interface, for `link.*` and for incidents of kind `orphan-veth`.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Link {
     /// Index.
     pub ifindex: u32,

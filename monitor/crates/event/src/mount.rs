@@ -10,7 +10,7 @@ use super::{Confidence, Container, Details, MountServer, Object, Pod, Role, Visi
 
 /// A mount and the call that was made on it, for `mount.*`.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Mount {
     /// `umount2`; of what something is mounted on: `rmdir`, `unlink`, `unlinkat`, `rename`, `renameat`, `renameat2`.
     /// Absent where no call was seen: a volume that is mounted though no container of its pod runs.

@@ -9,7 +9,7 @@ use super::{Details, Object, Role, Visitor};
 
 /// A Ceph RBD image that is or was mapped as a block device, for `rbd.*`, or that is locked.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Rbd {
     /// Pool.
     pub pool: String,
@@ -111,16 +111,7 @@ impl From<&ImageName> for Rbd {
             pool: name.pool.clone(),
             rados_namespace: name.namespace.clone(),
             image: name.image.clone(),
-            image_id: None,
-            snapshot: None,
-            device: None,
-            device_number: None,
-            lock: None,
-            client_id: None,
-            client_addr: None,
-            cluster_fsid: None,
-            held_by: None,
-            mounted_at: Vec::new(),
+            ..Self::default()
         }
     }
 }
@@ -142,12 +133,10 @@ impl From<&RbdImage> for Rbd {
             snapshot: image.snapshot.clone(),
             device: Some(image.path()),
             device_number: Some(image.device.clone()),
-            lock: None,
             client_id: image.client_id.clone(),
             client_addr: image.client_addr.clone(),
             cluster_fsid: image.cluster_fsid.clone(),
-            held_by: None,
-            mounted_at: Vec::new(),
+            ..Self::default()
         }
     }
 }

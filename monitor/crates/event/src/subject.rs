@@ -213,7 +213,7 @@ pub struct TargetProcess {
 
 /// A container, as far as it is known.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Container {
     /// 64 hex digits.
     #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
@@ -238,22 +238,13 @@ impl Container {
     /// One of which only the id is known.
     #[must_use]
     pub fn of_id(id: String) -> Self {
-        Self {
-            id,
-            name: None,
-            runtime: None,
-            image: None,
-            pid: None,
-            state: None,
-            exit_code: None,
-            oom_killed: None,
-        }
+        Self { id, ..Self::default() }
     }
 }
 
 /// A pod.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Pod {
     /// Namespace.
     pub namespace: Option<String>,

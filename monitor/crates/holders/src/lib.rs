@@ -74,7 +74,7 @@ const TOO_LONG: &str = "its mount namespace has more mounts, or longer names, th
 /// looked for.
 const FILES_OF_ONE: Duration = Duration::from_millis(10);
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanRequest {
     /// Returned in the report.
     pub id: u64,

@@ -181,11 +181,9 @@ impl Look {
         };
         let new = |device: &Device| RbdUse {
             number: device.number,
-            holders: Vec::new(),
-            omitted: 0,
             devices: device.users.clone(),
             swap: is_swap(device),
-            unlocated: false,
+            ..RbdUse::default()
         };
         let mut found = RbdUses { uses: self.devices.iter().map(new).collect(), ..RbdUses::default() };
         let Ok(index) = MntnsIndex::build(proc, &deadline) else { return found };

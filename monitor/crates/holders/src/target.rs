@@ -121,11 +121,8 @@ mod tests {
             mntns: 1,
             tgid: 42,
             path: path.to_owned(),
-            origin: None,
             follow: true,
-            mount_only: false,
-            on_demand: false,
-            near_suffices: false,
+            ..ScanRequest::default()
         }
     }
 

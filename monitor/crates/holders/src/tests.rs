@@ -315,17 +315,7 @@ fn fake_table() -> String {
 const VOL: u64 = 900_002;
 
 fn fake_request() -> ScanRequest {
-    ScanRequest {
-        id: 1,
-        mntns: 1,
-        tgid: 99,
-        path: "/vol".to_owned(),
-        origin: None,
-        follow: true,
-        mount_only: false,
-        on_demand: false,
-        near_suffices: false,
-    }
+    ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), follow: true, ..ScanRequest::default() }
 }
 
 impl FakeProc {

@@ -256,14 +256,9 @@ mod tests {
     fn call(tgid: u32, switches: u64, since: u64) -> Call {
         let task = TaskFacts {
             key: TaskKey { tgid, start_ns: 1, exec_id: 0 },
-            place: TaskPlace::default(),
-            uid: 0,
-            exe: None,
-            cmdline: None,
             netns: 1,
             mntns: 2,
-            cgroup: None,
-            ancestors: Vec::new(),
+            ..TaskFacts::default()
         };
         let call = Some(UmountCall { tid: tgid + 1, path: None, since });
         let unmounter = Unmounter { task, comm: "csi".into(), waits_for: None, mount: None, call };

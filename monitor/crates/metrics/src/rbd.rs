@@ -168,10 +168,7 @@ mod tests {
         let used = |number: &u32| RbdUse {
             number: (*number).into(),
             holders: vec![holder.clone()],
-            omitted: 0,
-            devices: Vec::new(),
-            swap: false,
-            unlocated: false,
+            ..RbdUse::default()
         };
         Fact::RbdUses(RbdUses { uses: numbers.iter().map(used).collect(), ..RbdUses::default() })
     }

@@ -269,7 +269,7 @@ impl Holder {
 }
 
 /// What a holder scan concludes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// Processes hold it.
@@ -289,6 +289,7 @@ pub enum Verdict {
     /// Nothing is mounted at the path.
     NotAMount,
     /// The scan was not made.
+    #[default]
     Skipped,
     /// No holder was found for certain: the scan was incomplete, or there is something that only may hold it.
     Incomplete,
@@ -296,7 +297,7 @@ pub enum Verdict {
 
 /// Reply to a request for holders.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct HolderReport {
     pub id: u64,
     /// Absolute path that was meant.
@@ -436,27 +437,7 @@ impl HolderReport {
     /// The reply to a request for which no scan is made.
     #[must_use]
     pub fn skipped(id: u64, path: impl Into<String>) -> Self {
-        Self {
-            id,
-            path: path.into(),
-            mount: None,
-            mount_is_likely: false,
-            resolved: None,
-            holders: Vec::new(),
-            holders_omitted: 0,
-            child_mounts: Vec::new(),
-            unreadable: 0,
-            blind_spots: Vec::new(),
-            complete: false,
-            verdict: Verdict::Skipped,
-            inside: None,
-            elapsed_ns: 0,
-            goes_on: false,
-            cut: false,
-            unserved: false,
-            servers: Vec::new(),
-            volume_data: None,
-        }
+        Self { id, path: path.into(), ..Self::default() }
     }
 }
 

@@ -92,7 +92,7 @@ pub const TABLE_LOCAL: u32 = 255;
 
 /// One next hop of a route. Of tables other than the main one only default routes are observed, and of default routes also
 /// those that lead nowhere.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteFacts {
     pub netns: NsInum,
     /// Destination and prefix length; `None` is the default route.
@@ -156,19 +156,11 @@ impl RouteFacts {
     pub fn default_via(netns: NsInum, gateway: IpAddr, ifindex: u32) -> Self {
         Self {
             netns,
-            destination: None,
             gateway: Some(gateway),
             ifindex: Some(ifindex),
             table: TABLE_MAIN,
-            metric: 0,
             ipv6: gateway.is_ipv6(),
-            hop: 0,
-            tos: 0,
-            source: None,
-            preference: 0,
-            unshared: false,
-            throws: false,
-            refuses: false,
+            ..Self::default()
         }
     }
 }
@@ -240,7 +232,7 @@ pub struct NetnsOwner {
 }
 
 /// All that a namespace holds.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct NetnsSnapshot {
     pub netns: NsInum,
     /// Name below /run/netns, if it has one.
@@ -281,22 +273,7 @@ impl NetnsSnapshot {
     /// A namespace without anything in it.
     #[must_use]
     pub fn empty(netns: NsInum) -> Self {
-        Self {
-            netns,
-            name: None,
-            cookie: None,
-            foreign_userns: false,
-            unheard: false,
-            is_outdated: false,
-            omitted: 0,
-            owner: None,
-            links: Vec::new(),
-            addresses: Vec::new(),
-            routes: Vec::new(),
-            dead_gateways: Vec::new(),
-            rules: Vec::new(),
-            neighbors: Vec::new(),
-        }
+        Self { netns, ..Self::default() }
     }
 }
 

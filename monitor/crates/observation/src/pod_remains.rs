@@ -8,8 +8,10 @@ use super::{BootNs, MountFacts, NsInum};
 
 names! {
     /// The control group of a pod, in every form in which a kubelet names it.
+    #[derive(Default)]
     PodCgroup {
         /// Whether there is one could not be found out.
+        #[default]
         Unknown = "unknown",
         /// There is none.
         Absent = "absent",
@@ -22,7 +24,7 @@ names! {
 
 /// A pod that has a directory below the root directory of a kubelet.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRemains {
     /// Its uid: the name of the directory.
     pub uid: String,

@@ -9,7 +9,7 @@ use super::{BootNs, NsInum};
 pub const RESEND_AFTER: usize = 448;
 
 /// Identity of a program in execution: process ids are reused, and exec makes another program of one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TaskKey {
     /// Thread group id, what user space calls pid.
     pub tgid: u32,
@@ -21,7 +21,7 @@ pub struct TaskKey {
 
 /// The task that was current when the kernel recorded a fact.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskRef {
     pub key: TaskKey,
     pub tid: u32,
@@ -104,7 +104,7 @@ fn is_nowhere(groups: &(u32, u32)) -> bool {
 }
 
 /// The details of a task: captured in the kernel, completed from /proc if it still exists.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskFacts {
     pub key: TaskKey,
     /// Where they were captured: the path of the executable and the control group belong to it.

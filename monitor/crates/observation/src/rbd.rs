@@ -161,7 +161,7 @@ pub struct RbdUses {
     pub complete: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RbdUse {
     pub number: RbdNumber,
     /// Mounts of the device or a partition, of which each mount namespace has one holder ([`Access::Mount`]), and, where no pod's

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{BootNs, NsInum};
 
 /// Lifecycle state, one set for all runtimes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContainerState {
     /// Not started yet.
@@ -21,6 +21,7 @@ pub enum ContainerState {
     Exited,
     /// Removal failed half-way.
     Dead,
+    #[default]
     Unknown,
 }
 
@@ -44,8 +45,10 @@ impl ContainerState {
 names! {
     /// Why it is believed that a container is of the pod that its labels or its name tell. Whoever makes an image
     /// chooses its labels, so by themselves they are a claim.
+    #[derive(Default)]
     PodProof {
         /// Nothing confirms it.
+        #[default]
         Claimed = "claimed",
         /// The control group of its process is below the pod's, which root made.
         Cgroup = "cgroup",
@@ -59,7 +62,7 @@ names! {
 }
 
 /// The pod a container belongs to, by the kubelet's labels.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodIdentity {
     /// `io.kubernetes.pod.namespace`.
     pub namespace: String,
@@ -92,7 +95,7 @@ impl PodIdentity {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerFacts {
     /// 64 hex digits.
     pub id: String,

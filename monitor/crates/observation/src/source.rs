@@ -67,16 +67,7 @@ impl SourceStatus {
     /// A source that does not deliver.
     #[must_use]
     pub fn down(kind: SourceKind, source: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self {
-            source: source.into(),
-            kind,
-            up: false,
-            attach_mode: None,
-            reason: Some(reason.into()),
-            lacks: None,
-            absent: false,
-            vacant: false,
-        }
+        Self { up: false, reason: Some(reason.into()), ..Self::up(kind, source) }
     }
 }
 

@@ -9,7 +9,7 @@ use super::{BlindSpot, BootNs, Holder, NsInum, NudState};
 
 /// The other end of a veth device of the host, and what keeps the network namespace that it is in.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VethPeer {
     /// Index of the host's end.
     pub ifindex: u32,

@@ -290,11 +290,7 @@ mod tests {
                 source: "none".to_owned(),
                 device: "0:9".to_owned(),
                 mntns: 7,
-                identity: None,
-                volume: None,
-                child_mounts: Vec::new(),
-                unserved: false,
-                servers: Vec::new(),
+                ..HeldMount::default()
             }),
             pod: None,
             holders,

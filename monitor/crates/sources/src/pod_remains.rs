@@ -153,13 +153,9 @@ impl Look {
                     mntns: namespace.mntns,
                     cgroup: found.state,
                     containers: found.containers.into_iter().collect(),
-                    started: false,
-                    mounts: Vec::new(),
-                    mounts_omitted: 0,
-                    filled: Vec::new(),
                     processes,
-                    name: None,
                     uid,
+                    ..PodRemains::default()
                 };
                 if pod.cgroup != PodCgroup::Populated || is_wanted {
                     pod.started = place.has_started(&pod.uid);

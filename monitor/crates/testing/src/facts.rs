@@ -1,6 +1,6 @@
 //! Facts for tests: a pod, a container, a mount.
 
-use kevtmon_observation::{ContainerFacts, ContainerState, Incarnation, MountFacts, PodIdentity, PodProof};
+use kevtmon_observation::{ContainerFacts, ContainerState, MountFacts, PodIdentity, PodProof};
 
 /// A pod as its container's control group confirms it.
 pub fn pod() -> PodIdentity {
@@ -8,10 +8,8 @@ pub fn pod() -> PodIdentity {
         namespace: "lijiaob".into(),
         name: "etcd1-0".into(),
         uid: "u".into(),
-        sandbox_id: None,
-        container_name: None,
         proof: PodProof::Cgroup,
-        labels: None,
+        ..PodIdentity::default()
     }
 }
 
@@ -25,17 +23,7 @@ pub fn container(id: &str) -> ContainerFacts {
         image: "nginx".into(),
         state: ContainerState::Running,
         tgid: Some(7),
-        started_ns: None,
-        netns: None,
-        mntns: None,
-        addresses: Vec::new(),
-        pod: None,
-        sandbox: false,
-        joined_netns: false,
-        exit: None,
-        incarnation: Incarnation::default(),
-        own_mounts: Default::default(),
-        removal_error: None,
+        ..ContainerFacts::default()
     }
 }
 

@@ -147,19 +147,13 @@ fn volume_mount(path: &str) -> Mount {
             root: "/".into(),
             mount_point: path.into(),
         }),
-        confidence: None,
         attempts: Some(4),
-        refused: Vec::new(),
         volume: Some(Volume {
             pod_uid: "3f0f".into(),
             plugin: "kubernetes.io/glusterfs".into(),
             name: "data".into(),
         }),
-        staged: None,
-        container_id: None,
-        child_mounts: Vec::new(),
-        unserved: false,
-        servers: Vec::new(),
+        ..Mount::default()
     }
 }
 

@@ -133,11 +133,9 @@ fn the_state_reads_well() {
             id: "593d8a89ee37".repeat(6)[..64].into(),
             name: Some("etcd\u{1b}[2J".into()),
             runtime: Some("docker".into()),
-            image: None,
             pid: Some(4100),
             state: Some("running".into()),
-            exit_code: None,
-            oom_killed: None,
+            ..Container::default()
         },
         pod: Some(state.pods[0].pod.clone()),
         sandbox: false,

@@ -64,7 +64,7 @@ thresholds! {
 
 /// A container whose removal may have failed.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Victim {
     /// When the first sign of that was seen.
     first: BootNs,
@@ -151,16 +151,7 @@ impl ContainerUndeletable {
         let delay =
             if found_at_start { START_DELAY } else { seconds(self.thresholds.get(&UNDELETABLE_AFTER)) };
         self.timers.set(&id.to_owned(), context.now + delay);
-        let victim = Victim {
-            first: context.now,
-            found_at_start,
-            is_claimed,
-            refusal: None,
-            cleared: None,
-            asked: None,
-            left: None,
-            is_open: false,
-        };
+        let victim = Victim { first: context.now, found_at_start, is_claimed, ..Victim::default() };
         self.victims.insert(id.to_owned(), victim);
         true
     }
@@ -402,11 +393,9 @@ impl Diagnosis for ContainerUndeletable {
             first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
             found_at_start: incident.found_at_start,
             is_claimed: event.target.as_ref().is_some_and(|target| target.is_claimed()),
-            cleared: None,
             refusal: Refusal::resume(event, context.clock.boot_ns(&incident.last_seen)).map(Box::new),
-            asked: None,
-            left: None,
             is_open: true,
+            ..Victim::default()
         };
         self.victims.insert(id.clone(), victim);
         self.timers.set(&id, context.now + LOOK);

@@ -106,7 +106,7 @@ thresholds! {
 }
 
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct GatewayNeighborLost {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -134,19 +134,7 @@ pub(super) struct GatewayNeighborLost {
 
 impl GatewayNeighborLost {
     pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self {
-            thresholds: thresholds.clone(),
-            faults: BTreeMap::new(),
-            escalations: Timers::default(),
-            rereads: RereadSchedule::default(),
-            check_all_at: None,
-            unattributed: VecDeque::new(),
-            left: BTreeSet::new(),
-            undecided: Undecided::default(),
-            changes: LinkChanges::default(),
-            lost_at: None,
-            users_lost_at: None,
-        }
+        Self { thresholds: thresholds.clone(), ..Self::default() }
     }
 
     /// An event of a gateway's entry.

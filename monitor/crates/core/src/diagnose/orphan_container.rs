@@ -58,7 +58,7 @@ thresholds! {
 
 /// A container without its sandbox.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Orphan {
     sandbox: String,
     /// When its sandbox was found missing.
@@ -151,15 +151,7 @@ impl OrphanContainer {
         self.timers.set(&id.to_owned(), context.now + delay);
         // Together with those that are found at this time: each look is one at all processes.
         self.look_at.get_or_insert(context.now);
-        let orphan = Orphan {
-            sandbox,
-            first: context.now,
-            found_at_start,
-            is_claimed,
-            checkpoint: None,
-            evidence: None,
-            is_open: false,
-        };
+        let orphan = Orphan { sandbox, first: context.now, found_at_start, is_claimed, ..Orphan::default() };
         self.orphans.insert(id.to_owned(), orphan);
     }
 

@@ -297,15 +297,7 @@ impl OrphanVeth {
         let made_for = || living::former_by_result(node, &link.ifname);
         let called = || living::former_by_name(node, &link.ifname);
         let Former { namespace, name, uid, .. } = seen.or_else(made_for).or_else(called)?;
-        Some(Pod {
-            namespace: Some(namespace),
-            name: Some(name),
-            uid,
-            claimed: false,
-            sandbox_id: None,
-            ip: Vec::new(),
-            labels: None,
-        })
+        Some(Pod { namespace: Some(namespace), name: Some(name), uid, ..Pod::default() })
     }
 
     fn end(&mut self, node: &NodeView<'_>, ifindex: u32, findings: &mut Findings) {

@@ -120,7 +120,7 @@ struct History {
 }
 
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct PodRouteMissing {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -146,17 +146,7 @@ pub(super) struct PodRouteMissing {
 
 impl PodRouteMissing {
     pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self {
-            thresholds: thresholds.clone(),
-            missing: BTreeMap::new(),
-            histories: BTreeMap::new(),
-            downs: BTreeMap::new(),
-            never_up: BTreeSet::new(),
-            asked: None,
-            last_id: 0,
-            has_looked: false,
-            next: None,
-        }
+        Self { thresholds: thresholds.clone(), ..Self::default() }
     }
 
     fn wake(&mut self, at: BootNs) {

@@ -63,7 +63,7 @@ struct Recreated {
     found_at_start: bool,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Storm {
     component: Component,
     first: BootNs,
@@ -129,15 +129,7 @@ impl SpecHashStorm {
         let Some(first) = new.iter().map(|one| one.at).min() else { return };
         let index = self.storms.iter().position(|storm| is_same(&storm.component, &component));
         let index = index.unwrap_or_else(|| {
-            self.storms.push(Storm {
-                component,
-                first,
-                last: first,
-                containers: 0,
-                pods: BTreeSet::new(),
-                resumed: false,
-                quiet_at: 0,
-            });
+            self.storms.push(Storm { component, first, last: first, ..Storm::default() });
             self.storms.len() - 1
         });
         let storm = &mut self.storms[index];

@@ -65,7 +65,7 @@ thresholds! {
     HARM_WINDOW = "stale_cni_del_seconds", default 60, Unit::Seconds;
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct StaleCniDel {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -115,12 +115,7 @@ impl Deletions {
 
 impl StaleCniDel {
     pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self {
-            thresholds: thresholds.clone(),
-            deletions: BTreeMap::new(),
-            timers: Timers::default(),
-            harms: VecDeque::new(),
-        }
+        Self { thresholds: thresholds.clone(), ..Self::default() }
     }
 
     fn deleted(&mut self, context: &Context<'_>, event: &Event, cni: &Cni, findings: &mut Findings) {

@@ -70,7 +70,7 @@ thresholds! {
     LEFT_AFTER = "volume_busy_mounted_seconds", default 180, Unit::Seconds;
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct VolumeBusy {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -86,13 +86,7 @@ pub(super) struct VolumeBusy {
 
 impl VolumeBusy {
     pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self {
-            thresholds: thresholds.clone(),
-            busy: BTreeMap::new(),
-            by_mount: BTreeMap::new(),
-            timers: Timers::default(),
-            mounted: Mounted::default(),
-        }
+        Self { thresholds: thresholds.clone(), ..Self::default() }
     }
 
     fn refused(&mut self, context: &Context<'_>, event: &Event, mount: &Mount, findings: &mut Findings) {

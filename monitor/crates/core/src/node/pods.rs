@@ -85,10 +85,8 @@ mod tests {
             namespace: "cam".into(),
             name: format!("pod-{uid}"),
             uid: uid.into(),
-            sandbox_id: None,
-            container_name: None,
             proof: PodProof::Cgroup,
-            labels: None,
+            ..PodIdentity::default()
         }
     }
 

@@ -220,14 +220,9 @@ mod tests {
     fn task(tgid: u32) -> TaskFacts {
         TaskFacts {
             key: TaskKey { tgid, start_ns: 1, exec_id: 1 },
-            place: TaskPlace::default(),
-            uid: 0,
-            exe: None,
-            cmdline: None,
             netns: 1,
             mntns: 1,
-            cgroup: None,
-            ancestors: Vec::new(),
+            ..TaskFacts::default()
         }
     }
 

@@ -14,7 +14,7 @@ use crate::node::view::RuntimeAvailability;
 
 /// A pod and its network.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodStatus {
     #[serde(flatten)]
     pub pod: Pod,
@@ -125,17 +125,7 @@ impl Core {
 
     fn pod_status(&self, pod: Pod) -> PodStatus {
         let (made_by, incidents) = (self.made_by(&pod), self.open_incidents(&pod.uid));
-        PodStatus {
-            pod,
-            known_by: KnownBy::Runtime,
-            netns: None,
-            gateways: Vec::new(),
-            host_links: Vec::new(),
-            path: Vec::new(),
-            made_by,
-            incidents,
-            containers: Vec::new(),
-        }
+        PodStatus { pod, known_by: KnownBy::Runtime, made_by, incidents, ..PodStatus::default() }
     }
 
     /// Adds the pods in whose control group a process of a network namespace is.

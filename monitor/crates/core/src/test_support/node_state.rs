@@ -1,6 +1,6 @@
 //! A state of a node for tests: two pods of one name.
 
-use kevtmon_core::state::{ContainerStatus, Counts, KnownBy, NetnsStatus, NodeState, PodStatus};
+use kevtmon_core::state::{ContainerStatus, KnownBy, NetnsStatus, NodeState, PodStatus};
 use kevtmon_event::{Container, Join, Link, LinkPeer, Pod, Target};
 use kevtmon_testing::numbered::time;
 use kevtmon_testing::sample;
@@ -14,11 +14,8 @@ pub fn link(netns: u32, ifindex: u32, ifname: &str, peer: (u32, u32)) -> Link {
         kind: Some("veth".into()),
         netns,
         peer: Some(LinkPeer { ifindex: peer.1, netns: Some(peer.0), ifname: None }),
-        master: None,
-        mac: None,
         up: Some(true),
-        change: Vec::new(),
-        moved_to: None,
+        ..Link::default()
     }
 }
 
@@ -27,22 +24,10 @@ pub fn pod(namespace: &str, name: &str, uid: &str, ip: &str, netns: u32) -> PodS
         namespace: Some(namespace.into()),
         name: Some(name.into()),
         uid: uid.into(),
-        claimed: false,
-        sandbox_id: None,
         ip: vec![ip.parse().unwrap()],
-        labels: None,
+        ..Pod::default()
     };
-    PodStatus {
-        pod,
-        known_by: KnownBy::Runtime,
-        netns: Some(netns),
-        gateways: Vec::new(),
-        host_links: Vec::new(),
-        path: Vec::new(),
-        made_by: None,
-        incidents: Vec::new(),
-        containers: Vec::new(),
-    }
+    PodStatus { pod, known_by: KnownBy::Runtime, netns: Some(netns), ..PodStatus::default() }
 }
 
 pub fn namespace(netns: u32, owner: Option<Pod>, links: Vec<Link>) -> NetnsStatus {
@@ -70,42 +55,23 @@ pub fn state() -> NodeState {
         namespace(netns, Some(pods[index].pod.clone()), vec![link(netns, 2, "eth0", (HOST, host))])
     };
     NodeState {
-        components: Vec::new(),
-        uplinks: Vec::new(),
         time: time(0),
         node: "slave-197".into(),
         boot_id: sample::deletion().boot_id,
         version: "0".into(),
-        seq: 0,
         ready: true,
         host_netns: HOST,
-        sources: Vec::new(),
-        counts: Counts::default(),
-        containers: Vec::new(),
         namespaces: vec![
             inner(0, 71, 8),
             inner(1, 72, 9),
             namespace(HOST, None, vec![link(HOST, 8, "cali-a", (71, 2)), link(HOST, 9, "cali-b", (72, 2))]),
         ],
-        suspected: Vec::new(),
-        lulls: Vec::new(),
-        recounts: Vec::new(),
         pods,
+        ..NodeState::default()
     }
 }
 
 /// A container of which nothing else is known.
 pub fn alone(container: Container) -> ContainerStatus {
-    ContainerStatus {
-        container,
-        pod: None,
-        sandbox: false,
-        attempt: None,
-        spec_hash: None,
-        netns: None,
-        mntns: None,
-        ip: Vec::new(),
-        sources: Vec::new(),
-        stale: false,
-    }
+    ContainerStatus { container, ..ContainerStatus::default() }
 }

@@ -440,10 +440,7 @@ fn what_a_container_does_to_its_own_network_beyond_its_budget_is_summed_up_and_s
         ifname: "br0".into(),
         kind: Some("bridge".into()),
         flags,
-        mac: None,
-        master: None,
-        peer: None,
-        lower: None,
+        ..LinkFacts::default()
     };
     let (mut told, mut folded) = (Vec::new(), 0);
     for number in 0..10_000_u64 {

@@ -11,10 +11,8 @@ fn a_snapshot_emits_changes_of_which_no_message_was_received() {
         ifname: ifname.into(),
         kind: Some("veth".into()),
         flags,
-        mac: None,
-        master: None,
         peer: Some(PeerLink { ifindex: 9, netns: Some(HOST) }),
-        lower: None,
+        ..LinkFacts::default()
     };
     let with = |links: Vec<LinkFacts>| {
         let Fact::Netns(bare) = snapshot(POD) else { unreachable!() };
@@ -48,11 +46,7 @@ fn a_link_moved_to_another_namespace_is_a_move() {
         ifindex: 2,
         ifname: "tmp0".into(),
         kind: Some("veth".into()),
-        flags: 0,
-        mac: None,
-        master: None,
-        peer: None,
-        lower: None,
+        ..LinkFacts::default()
     };
     core.observe(at(1, Fact::Netns(Box::new(NetnsSnapshot { links: vec![link], ..*bare }))));
     let moved_to = Some(PeerLink { ifindex: 3, netns: Some(POD) });
@@ -70,10 +64,8 @@ fn a_link_that_went_with_one_of_another_namespace_is_said_to_have_gone_with_it()
         ifname: "eth0".into(),
         kind: Some("veth".into()),
         flags: iff::UP,
-        mac: None,
-        master: None,
         peer: Some(PeerLink { ifindex: 9, netns }),
-        lower: None,
+        ..LinkFacts::default()
     };
     let said = |link: LinkFacts, actor: Option<TaskRef>| {
         let mut core = settled();
@@ -114,9 +106,7 @@ fn a_cause_that_was_there_long_before_is_none() {
             kind: Some("veth".into()),
             flags,
             mac: lladdr(1),
-            master: None,
-            peer: None,
-            lower: None,
+            ..LinkFacts::default()
         };
         core.observe(at(2, Fact::Link(Box::new(link))));
         events(&mut core);
@@ -153,9 +143,7 @@ fn the_hardware_address_of_a_link_that_is_not_known_is_not_said_to_have_changed(
                 kind: Some("veth".into()),
                 flags: iff::UP,
                 mac: Some(mac),
-                master: None,
-                peer: None,
-                lower: None,
+                ..LinkFacts::default()
             };
             core.observe(at(2, Fact::Link(Box::new(link))));
         }
@@ -180,10 +168,7 @@ fn an_unchanged_link_emits_nothing_and_a_changed_one_lists_the_changes() {
             ifname: "eth0".into(),
             kind: Some("veth".into()),
             flags,
-            mac: None,
-            master: None,
-            peer: None,
-            lower: None,
+            ..LinkFacts::default()
         }))
     };
     core.observe(at(1, link(iff::UP)));

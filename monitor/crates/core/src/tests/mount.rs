@@ -113,14 +113,12 @@ pub(super) fn attempt_of(core: &mut Core, pid: u32, parent: (u32, &str)) -> Fact
     };
     let facts = TaskFacts {
         key,
-        uid: 0,
         exe: Some("/usr/bin/umount".into()),
-        cmdline: None,
         netns: HOST,
         mntns: 2,
         cgroup: Some("/system.slice/kubelet.service".into()),
-        place: TaskPlace::default(),
         ancestors: vec![above((pid - 1, "nsenter")), above(parent), above((1, "systemd"))],
+        ..TaskFacts::default()
     };
     core.observe(at(9, Fact::Task(Box::new(facts))));
     let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
@@ -198,14 +196,7 @@ fn refused_unmounts_are_emitted_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds
 pub(super) fn attempt_below(root: &str, path: &str) -> Fact {
     let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
     let root = CallerDirectory { mount_id: 29, path: Some(root.into()) };
-    let origin = Some(Box::new(PathOrigin {
-        root: Some(root),
-        cwd: None,
-        doubt: None,
-        table: None,
-        target: None,
-        began: None,
-    }));
+    let origin = Some(Box::new(PathOrigin { root: Some(root), ..PathOrigin::default() }));
     Fact::Umount(Box::new(UmountAttempt { path: path.into(), origin, ..*attempt }))
 }
 
@@ -259,14 +250,7 @@ fn one_relative_path_in_two_directories_is_two_mounts() {
     let from = |cwd: &str| {
         let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
         let cwd = CallerDirectory { mount_id: 29, path: Some(cwd.into()) };
-        let origin = Some(Box::new(PathOrigin {
-            root: None,
-            cwd: Some(cwd),
-            doubt: None,
-            table: None,
-            target: None,
-            began: None,
-        }));
+        let origin = Some(Box::new(PathOrigin { cwd: Some(cwd), ..PathOrigin::default() }));
         Fact::Umount(Box::new(UmountAttempt { path: "x".into(), origin, ..*attempt }))
     };
     core.observe(at(10, from("/mnt")));

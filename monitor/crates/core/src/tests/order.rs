@@ -9,17 +9,7 @@ fn deleted(last: u8) -> Fact {
 }
 
 fn link() -> LinkFacts {
-    LinkFacts {
-        netns: POD,
-        ifindex: 2,
-        ifname: "eth0".into(),
-        kind: None,
-        flags: iff::UP,
-        mac: None,
-        master: None,
-        peer: None,
-        lower: None,
-    }
+    LinkFacts { netns: POD, ifindex: 2, ifname: "eth0".into(), flags: iff::UP, ..LinkFacts::default() }
 }
 
 #[test]

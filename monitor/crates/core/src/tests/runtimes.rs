@@ -342,13 +342,8 @@ fn directory_of(uid: &str) -> PodRemains {
         directory: format!("/var/lib/kubelet/pods/{uid}"),
         mntns: 2,
         cgroup: PodCgroup::Populated,
-        containers: Vec::new(),
-        started: false,
-        mounts: Vec::new(),
-        mounts_omitted: 0,
-        filled: Vec::new(),
-        processes: Vec::new(),
         name: Some(("lijiaob".into(), "web-0".into())),
+        ..PodRemains::default()
     }
 }
 

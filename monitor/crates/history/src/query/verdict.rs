@@ -13,7 +13,7 @@ const CAUSES: usize = 3;
 
 /// The conclusion of a story.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// One sentence, without a full stop.
     pub sentence: String,
@@ -73,13 +73,7 @@ pub fn conclude(
             sentence: format!("{}{known}", down.join("; ")),
             open: true,
             confidence: Some(Confidence::Certain),
-            since: None,
-            until: None,
-            close_reason: None,
-            well_since: None,
-            stale: None,
-            judged: None,
-            unwatched: Vec::new(),
+            ..Verdict::default()
         };
     }
     let mut verdict = of_events(incidents, suspected, steps);
@@ -95,15 +89,10 @@ fn of_events(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[Step
     if let Some(first) = suspected.first().filter(|_| !main.is_some_and(is_wrong)) {
         return Verdict {
             sentence: format!("{}; not judged yet: {}", without_stop(&first.summary), first.reason),
-            open: false,
             confidence: Some(first.confidence),
             since: Some(first.since.clone()),
-            until: None,
-            close_reason: None,
-            well_since: None,
-            stale: None,
             judged: Some(first.due.clone()),
-            unwatched: Vec::new(),
+            ..Verdict::default()
         };
     }
     if let Some(incident) = main {
@@ -122,18 +111,7 @@ fn of_events(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[Step
     }
     let worst =
         steps.iter().filter(|step| step.severity >= Severity::Warning).max_by_key(|step| step.severity);
-    let harmless = |sentence| Verdict {
-        sentence,
-        open: false,
-        confidence: None,
-        since: None,
-        until: None,
-        close_reason: None,
-        well_since: None,
-        stale: None,
-        judged: None,
-        unwatched: Vec::new(),
-    };
+    let harmless = |sentence| Verdict { sentence, ..Verdict::default() };
     match (worst, steps) {
         (Some(step), _) => Verdict {
             // The confidence of the actor, where the sentence names it.

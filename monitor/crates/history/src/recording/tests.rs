@@ -202,14 +202,12 @@ fn of_user(key: TaskKey) -> Fact {
 fn task() -> Fact {
     Fact::Task(Box::new(TaskFacts {
         key: key(),
-        place: TaskPlace::default(),
-        uid: 0,
         exe: Some("/usr/bin/umount".into()),
         cmdline: Some("umount".into()),
         netns: 1,
         mntns: 2,
         cgroup: Some("/system.slice/kubelet.service".into()),
-        ancestors: Vec::new(),
+        ..TaskFacts::default()
     }))
 }
 
@@ -224,10 +222,7 @@ fn link(netns: NsInum, ifindex: u32, flags: u32) -> Fact {
         ifname: "eth0".into(),
         kind: Some("veth".into()),
         flags,
-        mac: None,
-        master: None,
-        peer: None,
-        lower: None,
+        ..LinkFacts::default()
     }))
 }
 

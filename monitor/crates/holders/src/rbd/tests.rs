@@ -138,14 +138,7 @@ fn what_is_open_on_a_server_s_file_system_or_on_none_that_is_known_may_be_a_devi
 
 #[test]
 fn what_there_is_no_room_for_is_counted() {
-    let mut used = RbdUse {
-        number: 0.into(),
-        holders: Vec::new(),
-        omitted: 0,
-        devices: Vec::new(),
-        swap: false,
-        unlocated: false,
-    };
+    let mut used = RbdUse { number: 0.into(), ..RbdUse::default() };
     let pin = Pin::of(Access::Mount, "/a".to_owned());
     add(&mut used, vec![alone(7, pin); HOLDERS_MAX + 2]);
     assert_eq!((used.holders.len(), used.omitted), (HOLDERS_MAX, 2));

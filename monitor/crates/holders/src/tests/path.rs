@@ -59,14 +59,7 @@ pub(super) fn captured(path: &Path) -> Option<CallerDirectory> {
 
 /// A scan for a caller that has ended.
 fn scan_captured(root: &Path, cwd: &Path, path: &str) -> HolderReport {
-    let origin = PathOrigin {
-        root: captured(root),
-        cwd: captured(cwd),
-        doubt: None,
-        table: None,
-        target: None,
-        began: None,
-    };
+    let origin = PathOrigin { root: captured(root), cwd: captured(cwd), ..PathOrigin::default() };
     let (path, origin) = (path.to_owned(), Some(Box::new(origin)));
     let request = ScanRequest { tgid: u32::MAX, path, origin, ..request(root) };
     scan(&Proc::default(), &request, AMPLE)
@@ -115,14 +108,8 @@ fn an_absolute_link_below_a_root_that_is_not_known_leads_nowhere_rather_than_els
         assert_eq!((found.path.as_str(), found.complete), (target.to_str().unwrap(), true), "{found:?}");
     }
     // Of one whose root was captured it is known whether anything is there.
-    let origin = PathOrigin {
-        root: captured(&jail),
-        cwd: captured(&jail.join("in")),
-        doubt: None,
-        table: None,
-        target: None,
-        began: None,
-    };
+    let origin =
+        PathOrigin { root: captured(&jail), cwd: captured(&jail.join("in")), ..PathOrigin::default() };
     let with_root = || {
         let (path, origin) = ("absolute".to_owned(), Some(Box::new(origin.clone())));
         scan(
@@ -145,14 +132,7 @@ fn a_directory_that_is_on_another_mount_by_now_is_not_taken_for_the_callers() {
     sandbox.mount("a");
     let above = sandbox.mount("a/vol");
     let _holder = Child::spawn(vec![Step::Chdir(c_path(&above))]);
-    let origin = PathOrigin {
-        root: captured(Path::new("/")),
-        cwd,
-        doubt: None,
-        table: None,
-        target: None,
-        began: None,
-    };
+    let origin = PathOrigin { root: captured(Path::new("/")), cwd, ..PathOrigin::default() };
     let request = ScanRequest { path: "vol".to_owned(), origin: Some(Box::new(origin)), ..request(&above) };
     let report = scan(&Proc::default(), &request, AMPLE);
     assert_eq!((report.verdict, report.complete, &report.mount), (Verdict::Incomplete, false, &None));
@@ -165,14 +145,8 @@ fn a_path_that_may_not_be_the_one_of_the_call_is_not_resolved() {
     let target = sandbox.mount("vol");
     let _holder = Child::spawn(vec![Step::Chdir(c_path(&target))]);
     let with = |doubt| {
-        let origin = PathOrigin {
-            root: captured(Path::new("/")),
-            cwd: None,
-            doubt: Some(doubt),
-            table: None,
-            target: None,
-            began: None,
-        };
+        let origin =
+            PathOrigin { root: captured(Path::new("/")), doubt: Some(doubt), ..PathOrigin::default() };
         let request = ScanRequest { origin: Some(Box::new(origin)), ..request(&target) };
         let report = scan(&Proc::default(), &request, AMPLE);
         assert!(!report.complete && report.blind_spots[0].reason == doubt.reason(), "{report:?}");

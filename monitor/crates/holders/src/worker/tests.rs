@@ -12,17 +12,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 fn request(id: u64) -> ScanRequest {
     let (path, origin) = ("/vol".to_owned(), None);
-    ScanRequest {
-        id,
-        mntns: 1,
-        tgid: 1,
-        path,
-        origin,
-        follow: true,
-        mount_only: false,
-        on_demand: false,
-        near_suffices: false,
-    }
+    ScanRequest { id, mntns: 1, tgid: 1, path, origin, follow: true, ..ScanRequest::default() }
 }
 
 fn presence(id: u64) -> PresenceRequest {

@@ -122,7 +122,7 @@ pub struct SecondPath {
 
 /// Where the path of a call starts from, captured during the call: callers end within milliseconds.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathOrigin {
     /// The caller's root directory.
     pub root: Option<CallerDirectory>,

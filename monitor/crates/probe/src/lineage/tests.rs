@@ -13,12 +13,10 @@ fn act(parent: &Ancestor, uid: u32, mntns: NsInum, place: TaskPlace) -> Observat
         key: TaskKey { tgid: u32::MAX, start_ns: parent.start_ns, exec_id: 1 },
         place: TaskPlace { mntns, ..place },
         uid,
-        exe: None,
-        cmdline: None,
         netns: 1,
         mntns,
-        cgroup: None,
         ancestors: vec![parent.clone()],
+        ..TaskFacts::default()
     };
     Observation { at: 1, source: Source::Bpf, fact: Fact::Task(Box::new(task)) }
 }

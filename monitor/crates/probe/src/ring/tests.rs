@@ -2,7 +2,7 @@ use std::future::Future as _;
 use std::pin::pin;
 use std::task::{Context, Waker};
 
-use kevtmon_observation::{Source, TaskFacts, TaskKey, TaskPlace};
+use kevtmon_observation::{Source, TaskFacts, TaskKey};
 
 use super::*;
 
@@ -10,14 +10,11 @@ use super::*;
 fn task(bytes: usize) -> Observation {
     let task = TaskFacts {
         key: TaskKey { tgid: 1, start_ns: 1, exec_id: 1 },
-        place: TaskPlace::default(),
         uid: 1000,
-        exe: None,
         cmdline: Some("x".repeat(bytes)),
         netns: 1,
         mntns: 1,
-        cgroup: None,
-        ancestors: Vec::new(),
+        ..TaskFacts::default()
     };
     Observation { at: 1, source: Source::Bpf, fact: Fact::Task(Box::new(task)) }
 }

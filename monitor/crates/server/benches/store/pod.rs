@@ -110,20 +110,13 @@ impl Instance {
             source: Some("10.0.0.5:vol1".to_owned()),
             device: Some("0:48".to_owned()),
             mntns: HOST_MNTNS,
-            identity: None,
-            confidence: None,
             attempts: Some(attempt),
-            refused: Vec::new(),
             volume: Some(Volume {
                 pod_uid: self.pod.uid.clone(),
                 plugin: "kubernetes.io/glusterfs".to_owned(),
                 name: "data".to_owned(),
             }),
-            child_mounts: Vec::new(),
-            unserved: false,
-            servers: Vec::new(),
-            staged: None,
-            container_id: None,
+            ..Mount::default()
         }));
         let holder = |number: u32| MountHolder {
             pid: self.main.pid.unwrap_or_default() + number,

@@ -27,7 +27,7 @@ const PROCESSES: usize = 4;
 const BUDGET: Duration = Duration::from_secs(1);
 
 /// A namespace other than the host's.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiscoveredNetns {
     pub(super) netns: NsInum,
     /// Name below the first bind directory.
@@ -190,13 +190,7 @@ pub(super) fn open_namespace(path: &Path, netns: NsInum) -> io::Result<File> {
 }
 
 fn entry(found: &mut HashMap<NsInum, DiscoveredNetns>, netns: NsInum) -> &mut DiscoveredNetns {
-    found.entry(netns).or_insert_with(|| DiscoveredNetns {
-        netns,
-        name: None,
-        nsid: None,
-        paths: Vec::new(),
-        processes: Vec::new(),
-    })
+    found.entry(netns).or_insert_with(|| DiscoveredNetns { netns, ..DiscoveredNetns::default() })
 }
 
 /// One pass over all processes; start times are read only outside the host's namespace.

@@ -298,20 +298,16 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: Most) -> Resul
     let routes = routes.filter(|(_, object)| object.is_none()).map(|(route, _)| route).collect();
     Ok(Reading {
         snapshot: NetnsSnapshot {
-            is_outdated: false,
             omitted: tables.omitted,
             netns,
-            name: None,
             cookie: requests.netns_cookie(),
-            foreign_userns: false,
-            unheard: false,
-            owner: None,
             links: tables.links,
             addresses: tables.addresses,
             routes,
             dead_gateways: tables.dead_gateways,
             rules,
             neighbors: tables.neighbors,
+            ..NetnsSnapshot::default()
         },
         peers: tables.peers,
         names: HashMap::new(),

@@ -201,17 +201,7 @@ fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
         return Ok(Change::Other);
     }
     let flags = header.flags.bits();
-    let mut facts = LinkFacts {
-        netns,
-        ifindex: header.index,
-        ifname: String::new(),
-        kind: None,
-        flags,
-        mac: None,
-        master: None,
-        peer: None,
-        lower: None,
-    };
+    let mut facts = LinkFacts { netns, ifindex: header.index, flags, ..LinkFacts::default() };
     let (mut other, mut other_nsid, mut vrf_table) = (None, None, None);
     for attribute in attributes(payload, LINK_HEADER) {
         match attribute? {

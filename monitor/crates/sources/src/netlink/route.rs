@@ -108,19 +108,13 @@ pub(super) fn routes(netns: NsInum, payload: &[u8], usable: bool) -> Decoded<Rou
     let ipv6 = header.address_family == AddressFamily::Inet6;
     let mut route = RouteFacts {
         netns,
-        destination: None,
-        gateway: None,
-        ifindex: None,
         table: u32::from(header.table),
-        metric: 0,
         ipv6,
-        hop: 0,
         tos: if ipv6 { 0 } else { header.tos },
-        source: None,
-        preference: 0,
         unshared: ipv6 && header.protocol == RouteProtocol::Ra,
         throws: header.kind == RouteType::Throw,
         refuses: matches!(header.kind, RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit),
+        ..RouteFacts::default()
     };
     let (mut destination, mut object) = (None, None);
     let mut hop = NextHop::default();

@@ -35,7 +35,7 @@ pub(super) enum FullRead {
     Resync(BTreeSet<&'static str>),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ReadSchedule {
     full_read: Option<FullRead>,
     /// When the discovery of the running full read is due, if it has not started.
@@ -55,19 +55,7 @@ pub(super) struct ReadSchedule {
 impl ReadSchedule {
     /// Everything is to be read.
     pub(super) fn new(now: Instant) -> Self {
-        Self {
-            full_read: Some(FullRead::Start),
-            full_discovery: Some(now),
-            gap: None,
-            last_full_read: None,
-            discovery: None,
-            discovery_not_before: None,
-            last_discovery: None,
-            queue: VecDeque::new(),
-            stale: HashMap::new(),
-            last_read: HashMap::new(),
-            failures: HashMap::new(),
-        }
+        Self { full_read: Some(FullRead::Start), full_discovery: Some(now), ..Self::default() }
     }
 
     /// Messages were lost. True if this reason is new: the same loss is not reported twice before it is repaired.

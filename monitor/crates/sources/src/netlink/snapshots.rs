@@ -299,22 +299,7 @@ mod tests {
 
     fn reading(links: Vec<LinkFacts>) -> Reading {
         let peers = links.iter().map(|link| (link.ifindex, NSID)).collect();
-        let snapshot = NetnsSnapshot {
-            netns: HOST,
-            name: None,
-            cookie: None,
-            foreign_userns: false,
-            unheard: false,
-            is_outdated: false,
-            omitted: 0,
-            owner: None,
-            links,
-            addresses: Vec::new(),
-            routes: Vec::new(),
-            dead_gateways: Vec::new(),
-            rules: Vec::new(),
-            neighbors: Vec::new(),
-        };
+        let snapshot = NetnsSnapshot { netns: HOST, links, ..NetnsSnapshot::default() };
         let names = HashMap::new();
         Reading { snapshot, peers, names, nsid: None, interrupted: false, undecoded: 0 }
     }

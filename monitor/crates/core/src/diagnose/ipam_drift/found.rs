@@ -184,10 +184,8 @@ fn pod_of(node: &NodeView<'_>, sandbox: &str) -> Option<Pod> {
             namespace: Some(of_call.namespace.clone()),
             name: Some(of_call.name.clone()),
             uid: of_call.uid.clone().unwrap_or_default(),
-            claimed: false,
             sandbox_id: Some(sandbox.to_owned()),
-            ip: Vec::new(),
-            labels: None,
+            ..Pod::default()
         })
     })
 }

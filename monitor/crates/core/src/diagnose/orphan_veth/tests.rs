@@ -38,15 +38,7 @@ fn keeper(tgid: u32, comm: &str, access: Access) -> Holder {
 }
 
 fn found(keepers: Vec<Holder>) -> VethPeer {
-    VethPeer {
-        ifindex: END,
-        present: true,
-        netns: Some(ETCD),
-        name: None,
-        keepers,
-        omitted: 0,
-        blind_spots: Vec::new(),
-    }
+    VethPeer { ifindex: END, present: true, netns: Some(ETCD), keepers, ..VethPeer::default() }
 }
 
 fn of_kind(node: &TestNode) -> Vec<String> {
@@ -293,13 +285,9 @@ fn without_a_runtime_a_pod_lives_as_long_as_it_has_a_directory() {
         directory: format!("/var/lib/kubelet/pods/{CAM_UID}"),
         mntns: MNTNS,
         cgroup: PodCgroup::Empty,
-        containers: Vec::new(),
         started: true,
-        mounts: Vec::new(),
-        mounts_omitted: 0,
-        filled: Vec::new(),
-        processes: Vec::new(),
         name: Some(("lijiaob".into(), "etcd1-0".into())),
+        ..PodRemains::default()
     };
     let mut node = alone(Vec::new());
     node.observe(Fact::PodRemains { pods: vec![etcd] });

@@ -66,14 +66,7 @@ fn mapped(is_mapped: bool) -> Fact {
 }
 
 fn used_by(holders: &[Holder]) -> RbdUses {
-    let used = RbdUse {
-        number: 0.into(),
-        holders: holders.to_vec(),
-        omitted: 0,
-        devices: Vec::new(),
-        swap: false,
-        unlocated: false,
-    };
+    let used = RbdUse { number: 0.into(), holders: holders.to_vec(), ..RbdUse::default() };
     RbdUses { uses: vec![used], host: Some(NODE), unread: Default::default(), complete: true }
 }
 

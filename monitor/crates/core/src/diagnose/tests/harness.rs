@@ -412,7 +412,6 @@ pub(in crate::diagnose) fn sandbox(
         image: "pause".into(),
         state: ContainerState::Running,
         tgid: Some(16_707),
-        started_ns: None,
         netns: Some(netns),
         mntns: Some(8),
         addresses: vec!["192.168.252.66".parse().unwrap()],
@@ -426,11 +425,7 @@ pub(in crate::diagnose) fn sandbox(
             labels: None,
         }),
         sandbox: true,
-        joined_netns: false,
-        exit: None,
-        incarnation: Incarnation::default(),
-        own_mounts: Default::default(),
-        removal_error: None,
+        ..ContainerFacts::default()
     }
 }
 
@@ -450,14 +445,12 @@ pub(in crate::diagnose) fn task_key(tgid: u32) -> TaskKey {
 pub(in crate::diagnose) fn task(tgid: u32, exe: &str) -> Fact {
     Fact::Task(Box::new(TaskFacts {
         key: task_key(tgid),
-        place: TaskPlace::default(),
-        uid: 0,
         exe: Some(exe.into()),
         cmdline: Some(exe.into()),
         netns: HOST,
         mntns: 2,
         cgroup: Some("/system.slice/kubelet.service".into()),
-        ancestors: Vec::new(),
+        ..TaskFacts::default()
     }))
 }
 

@@ -12,10 +12,7 @@ impl TestNode {
             ifindex,
             present: link.is_some(),
             netns: link.and_then(|link| link.peer.as_ref()?.netns),
-            name: None,
-            keepers: Vec::new(),
-            omitted: 0,
-            blind_spots: Vec::new(),
+            ..VethPeer::default()
         };
         self.peers.get(&ifindex).cloned().unwrap_or(shown)
     }

@@ -79,13 +79,9 @@ pub(in crate::diagnose) fn cam_remains(is_mounted: bool) -> PodRemains {
         directory: format!("{KUBELET}pods/{CAM_UID}"),
         mntns: MNTNS,
         cgroup: PodCgroup::Empty,
-        containers: Vec::new(),
         started: true,
         mounts: is_mounted.then(|| holders(0, &volume_path()).mount).flatten().into_iter().collect(),
-        mounts_omitted: 0,
-        filled: Vec::new(),
-        processes: Vec::new(),
-        name: None,
+        ..PodRemains::default()
     }
 }
 

@@ -316,23 +316,13 @@ fn ruled_out(pod: &PodOnNode) -> Vec<String> {
 /// A volume that is mounted; nobody was seen to call anything about it.
 pub(in crate::diagnose) fn mount_object(facts: &MountFacts, volume: Volume) -> Mount {
     Mount {
-        syscall: String::new(),
         path: facts.mountpoint.clone(),
-        errno: None,
-        flags: Vec::new(),
         fstype: Some(facts.fstype.clone()),
         source: Some(facts.source.clone()),
         device: Some(facts.device.clone()),
         mntns: facts.mntns,
         identity: facts.identity(),
-        confidence: None,
-        attempts: None,
-        refused: Vec::new(),
         volume: Some(volume),
-        staged: None,
-        child_mounts: Vec::new(),
-        unserved: false,
-        servers: Vec::new(),
-        container_id: None,
+        ..Mount::default()
     }
 }

@@ -1,4 +1,3 @@
-use kevtmon_observation::Incarnation;
 #[cfg(target_env = "gnu")]
 use kevtmon_testing::{alone::alone, heap::assert_stays};
 
@@ -12,18 +11,9 @@ fn container(id: &str, state: ContainerState, netns: Option<NsInum>, sandbox: bo
         source: "docker".into(),
         image: "busybox".into(),
         state,
-        tgid: None,
-        started_ns: None,
         netns,
-        mntns: None,
-        addresses: Vec::new(),
-        pod: None,
         sandbox,
-        joined_netns: false,
-        exit: None,
-        incarnation: Incarnation::default(),
-        own_mounts: Default::default(),
-        removal_error: None,
+        ..ContainerFacts::default()
     }
 }
 

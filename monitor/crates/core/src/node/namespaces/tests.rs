@@ -181,12 +181,8 @@ fn lived_in(routes: Vec<RouteFacts>) -> NetnsSnapshot {
         netns: 7,
         ifindex,
         ifname: format!("eth{ifindex}"),
-        kind: None,
         flags: iff::UP,
-        mac: None,
-        master: None,
-        peer: None,
-        lower: None,
+        ..LinkFacts::default()
     };
     let address = |address: &str| AddressFacts {
         netns: 7,
@@ -315,11 +311,8 @@ fn what_a_user_does_in_a_namespace_of_his_own_leaves_little_behind() {
         ifindex,
         ifname: "eth0".into(),
         kind: Some("veth".into()),
-        flags: 0,
-        mac: None,
-        master: None,
         peer: Some(kevtmon_observation::PeerLink { ifindex: 1, netns: Some(8) }),
-        lower: None,
+        ..LinkFacts::default()
     };
     for number in 0..20_000_u32 {
         let at = BootNs::from(number);

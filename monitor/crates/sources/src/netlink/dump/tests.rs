@@ -11,10 +11,7 @@ fn a_vrf_that_is_down_selects_no_table() {
             ifname: format!("vrf{ifindex}"),
             kind: Some("vrf".into()),
             flags,
-            mac: None,
-            master: None,
-            peer: None,
-            lower: None,
+            ..LinkFacts::default()
         };
         LinkChange { facts, other_nsid: None, toggled: false, vrf_table: Some(ifindex) }
     };

@@ -136,26 +136,7 @@ fn seconds(ns: i64) -> Option<i64> {
 }
 
 fn unnamed(id: String) -> ContainerFacts {
-    ContainerFacts {
-        id,
-        name: String::new(),
-        runtime: String::new(),
-        source: String::new(),
-        image: String::new(),
-        state: ContainerState::Unknown,
-        tgid: None,
-        started_ns: None,
-        netns: None,
-        mntns: None,
-        addresses: Vec::new(),
-        pod: None,
-        sandbox: false,
-        joined_netns: false,
-        exit: None,
-        incarnation: Incarnation::default(),
-        own_mounts: OwnMounts::default(),
-        removal_error: None,
-    }
+    ContainerFacts { id, state: ContainerState::Unknown, ..ContainerFacts::default() }
 }
 
 fn identity(

@@ -158,22 +158,14 @@ impl Described {
         Some(ContainerFacts {
             id,
             name: self.name,
-            runtime: String::new(),
-            source: String::new(),
             image: self.image,
             state,
-            tgid: None,
-            started_ns: None,
-            netns: None,
-            mntns: None,
             addresses: addresses(networks.unwrap_or_default()),
             joined_netns: shared.is_some(),
-            exit: None,
             incarnation: incarnation.unwrap_or_default(),
-            own_mounts: OwnMounts::default(),
-            removal_error: None,
             sandbox,
             pod: member.map(|member| member.pod),
+            ..ContainerFacts::default()
         })
     }
 }

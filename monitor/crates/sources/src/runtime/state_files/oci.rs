@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use kevtmon_observation::{ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof};
+use kevtmon_observation::{ContainerFacts, ContainerState, PodIdentity, PodProof};
 use serde::Deserialize;
 
 use super::{ENTRIES_MAX, Entry, Found, Written, file_of_root, in_directories};
@@ -117,16 +117,7 @@ fn container(id: &str, bundle: &Path, pid_file: &str, names: &Annotations) -> En
         pod,
         sandbox,
         joined_netns: !sandbox,
-        runtime: String::new(),
-        source: String::new(),
-        started_ns: None,
-        netns: None,
-        mntns: None,
-        addresses: Vec::new(),
-        exit: None,
-        incarnation: Incarnation::default(),
-        own_mounts: OwnMounts::default(),
-        removal_error: None,
+        ..ContainerFacts::default()
     };
     Entry::Container(Box::new(Written { facts, since: process.map(|(_, written)| written) }))
 }

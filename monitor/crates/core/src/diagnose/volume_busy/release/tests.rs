@@ -38,16 +38,7 @@ fn command(runtime: Option<&str>, source: &str, pod: Option<Pod>) -> String {
         model.containers.put(1, facts);
     }
     let runtime = runtime.map(str::to_owned);
-    let container = Container {
-        id: ID.into(),
-        runtime,
-        name: None,
-        image: None,
-        pid: None,
-        state: None,
-        exit_code: None,
-        oom_killed: None,
-    };
+    let container = Container { id: ID.into(), runtime, ..Container::default() };
     let event = sample::busy();
     let mut holder = event.holders.as_ref().unwrap()[0].clone();
     (holder.pid, holder.container, holder.pod) = (7, Some(container), pod);
@@ -57,15 +48,7 @@ fn command(runtime: Option<&str>, source: &str, pod: Option<Pod>) -> String {
 }
 
 fn unnamed(uid: &str) -> Option<Pod> {
-    Some(Pod {
-        namespace: None,
-        name: None,
-        uid: uid.into(),
-        claimed: false,
-        sandbox_id: None,
-        ip: Vec::new(),
-        labels: None,
-    })
+    Some(Pod { uid: uid.into(), ..Pod::default() })
 }
 
 #[test]
@@ -103,16 +86,7 @@ fn a_daemon_that_does_not_answer_is_not_asked_to_restart_anything() {
         model.containers.put(1, ContainerFacts { source: source.into(), ..container(ID) });
         let status = SourceStatus { up, ..SourceStatus::up(SourceKind::Runtime, source) };
         model.statuses.insert(source.into(), status);
-        let container = Container {
-            id: ID.into(),
-            runtime: Some(runtime.into()),
-            name: None,
-            image: None,
-            pid: None,
-            state: None,
-            exit_code: None,
-            oom_killed: None,
-        };
+        let container = Container { id: ID.into(), runtime: Some(runtime.into()), ..Container::default() };
         restart(&model.view(), &container).is_some()
     };
     assert!(restart("docker", true));
