@@ -27,10 +27,11 @@ fn a_route_that_is_deleted_and_added_again_and_again_is_one_incident() {
         daemon.wait_for("the incident", |event| event.is_incident("incident.opened", "route-flapping"));
     opened.expect("/target/pod/uid", sandbox.uid());
     opened.expect("/route/destination", "default");
-    assert!(opened.text("/message").contains(": 3 times in "), "{opened}");
+    assert!(opened.text("/message").contains(" again and again, about every "), "{opened}");
+    opened.expect("/incident/count", 3);
     let id = opened.text("/incident/id").to_owned();
     carry_out(&daemon, &id, "route-flapping/tell-pod");
     let incidents = daemon.find(&["incidents"]);
-    let of_it = incidents.iter().filter(|event| event.text("/incident/kind") == "route-flapping");
+    let of_it = incidents.iter().filter(|event| event.kind() == "route-flapping");
     assert_eq!(of_it.count(), 1, "{incidents:?}");
 }

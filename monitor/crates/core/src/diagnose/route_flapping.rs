@@ -194,28 +194,25 @@ fn tell(pod: &str) -> Advice {
     advice(form::TELL_POD, "show what is known of the pod", &["kevtmon", "why", pod])
 }
 
-/// `NetworkManager (pid 812) removes and calico-node (pid 950) restores the default route of pod a/b: 3 times in 6 min, every 120 s`
+/// `NetworkManager (pid 812) removes and calico-node (pid 950) restores the default route of pod a/b, about every 120 s`
 fn summary(flap: &Flap, what: &str, removers: &Parties<'_>, restorers: &Parties<'_>) -> String {
     let first = flap.cycles.front().map_or(0, |cycle| cycle.removed);
-    let last = flap.cycles.back().map_or(0, |cycle| cycle.restored);
-    let times = u64::try_from(flap.cycles.len()).unwrap_or(u64::MAX);
-    let starts = flap.cycles.back().map_or(0, |cycle| cycle.removed).saturating_sub(first);
-    let period = rounded(starts / times.saturating_sub(1).max(1));
-    let span = rounded(last.saturating_sub(first));
-    let pace = format!("{times} times in {span} s, about every {period} s");
+    let last = flap.cycles.back().map_or(0, |cycle| cycle.removed);
+    let gaps = u64::try_from(flap.cycles.len()).unwrap_or(u64::MAX).saturating_sub(1).max(1);
+    let pace = format!("about every {} s", rounded(last.saturating_sub(first) / gaps));
     match (removers.phrase(), restorers.phrase()) {
         (Some(one), Some(_)) if removers.is_same_as(restorers) => {
-            format!("{one} removes and restores {what} itself: {pace}")
+            format!("{one} removes and restores {what} itself, {pace}")
         }
-        (Some(one), Some(other)) => format!("{one} removes and {other} restores {what}: {pace}"),
+        (Some(one), Some(other)) => format!("{one} removes and {other} restores {what}, {pace}"),
         (Some(one), None) => {
-            format!("{one} removes {what} again and again: {pace}; who restores it was not seen")
+            format!("{one} removes {what} again and again, {pace}; who restores it was not seen")
         }
         (None, Some(other)) => {
-            format!("{other} restores {what} again and again: {pace}; who removes it was not seen")
+            format!("{other} restores {what} again and again, {pace}; who removes it was not seen")
         }
         (None, None) => {
-            format!("{what} is removed and restored again and again: {pace}; by whom was not seen")
+            format!("{what} is removed and restored again and again, {pace}; by whom was not seen")
         }
     }
 }

@@ -375,7 +375,6 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
     if connection.is_readonly(MAIN_DB)? {
         return connect_alone(path);
     }
-    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     set_up(connection)
 }
 
@@ -393,6 +392,8 @@ fn connect_alone(path: &Path) -> rusqlite::Result<Connection> {
 }
 
 fn set_up(connection: Connection) -> rusqlite::Result<Connection> {
+    // Without locks it takes itself for the last connection, and would remove a log of which all is copied.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.busy_timeout(BUSY)?;
     connection.set_prepared_statement_cache_capacity(open::STATEMENTS);
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
@@ -427,6 +428,21 @@ mod tests {
     use std::ffi::OsStr;
 
     use super::*;
+
+    #[test]
+    fn a_reader_beside_the_daemon_leaves_a_log_alone_that_is_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        let daemon = Connection::open_with_flags_and_vfs(&path, OpenFlags::default(), VFS).unwrap();
+        daemon.pragma_update_and_check(None, "journal_mode", "WAL", |_row| Ok(())).unwrap();
+        daemon.pragma_update(None, "user_version", VERSION).unwrap();
+        daemon.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_row| Ok(())).unwrap();
+        let log = with_suffix(&path, "-wal");
+        assert_eq!(fs::metadata(&log).unwrap().len(), 0);
+        let reader = Reader::open_beside_daemon(dir.path()).unwrap();
+        drop(reader);
+        assert!(log.exists());
+    }
 
     #[test]
     fn any_path_can_be_opened_without_a_log() {
