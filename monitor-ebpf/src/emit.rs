@@ -42,7 +42,17 @@ pub(crate) fn count(counter: Counter) {
 #[inline(always)]
 pub(crate) unsafe fn add_one(counter: *mut u64) {
     // SAFETY: by the caller's promise.
-    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1_u64, options(nostack)) };
+    unsafe { add(counter, 1) };
+}
+
+/// The same with any number; one that wraps takes away.
+///
+/// # Safety
+/// As [`add_one`].
+#[inline(always)]
+pub(crate) unsafe fn add(counter: *mut u64, number: u64) {
+    // SAFETY: by the caller's promise.
+    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) number, options(nostack)) };
 }
 
 /// Bytes that were ever written to the ring.

@@ -8,7 +8,8 @@ use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_kernel}
 use aya_ebpf::macros::fentry;
 use aya_ebpf::programs::FEntryContext;
 use kevtmon_ebpf::Header;
-use kevtmon_ebpf::route::{KIND_ROUTE, MESSAGE_CAPACITY, RouteRecord, counter};
+use kevtmon_ebpf::link::counter;
+use kevtmon_ebpf::route::{KIND_ROUTE, MESSAGE_CAPACITY, RouteRecord};
 
 use crate::link::{self, OFFSETS};
 use crate::memory::{Kernel, Structure as _, Typed, offset};

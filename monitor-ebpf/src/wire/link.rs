@@ -14,7 +14,7 @@ pub const KIND_LINK: u32 = HOOK.kind(0);
 pub mod counter {
     use super::{Counter, HOOK};
 
-    /// Records for which the ring had no room.
+    /// Records for which the ring had no room: of interfaces, routes, addresses and sysctls.
     pub const RING_FULL: Counter = HOOK.counter(0);
 }
 

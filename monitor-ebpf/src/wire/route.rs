@@ -9,15 +9,6 @@ use super::task::TaskId;
 /// `Header::kind` of a [`RouteRecord`].
 pub const KIND_ROUTE: u32 = HOOK.kind(1);
 
-/// What the programs count.
-pub mod counter {
-    use super::HOOK;
-    use crate::Counter;
-
-    /// Records for which the ring had no room.
-    pub const RING_FULL: Counter = HOOK.counter(1);
-}
-
 /// Bytes of a message at most: a route of IPv6 with one next hop has 136. Nobody is named for a longer one.
 pub const MESSAGE_CAPACITY: usize = 192;
 

@@ -3,20 +3,12 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::task::TaskId;
-use super::{Counter, Header, HookId};
+use super::{Header, HookId};
 
 const HOOK: HookId = HookId::new(6);
 
 /// `Header::kind` of a [`SysctlRecord`].
 pub const KIND_SYSCTL: u32 = HOOK.kind(0);
-
-/// What the programs count.
-pub mod counter {
-    use super::{Counter, HOOK};
-
-    /// Records for which the ring had no room.
-    pub const RING_FULL: Counter = HOOK.counter(0);
-}
 
 /// Bytes of a name: `net/ipv6/neigh/`, an interface and `/base_reachable_time_ms` take 53.
 pub const NAME_CAPACITY: usize = 64;

@@ -138,13 +138,14 @@ fn who_switched_proxy_arp_off_is_named_and_the_advice_has_the_host_answer() {
             && event.text("/link/ifname") == end
             && event.list("/link/change").iter().any(|change| change == "proxy-arp-off")
     });
-    changed.expect_actor(culprit.pid, "busybox");
+    changed.expect("/actor/pid", culprit.pid);
     changed.expect("/target/pod/uid", learned.sandbox.uid());
     // What was learned lasts.
     learned.pod.ip("neigh flush dev eth0");
     let opened = learned.opened(&mut daemon);
-    opened.expect_actor(culprit.pid, "busybox");
-    let expected = format!("and proxy_arp is off on its host end {end}; it was switched off by ");
+    opened.expect("/actor/pid", culprit.pid);
+    opened.expect("/actor/confidence", "likely");
+    let expected = format!("and proxy_arp is off on its host end {end}; it was switched off, likely by ");
     assert!(opened.text("/incident/summary").contains(&expected), "{opened}");
     let id = opened.text("/incident/id").to_owned();
     carry_out(&daemon, &id, "gateway-neighbor-lost/set-sysctl");

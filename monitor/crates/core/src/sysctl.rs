@@ -3,6 +3,7 @@
 use kevtmon_event::wording::place_phrase;
 use kevtmon_event::{Actor, Confidence, Event, Kind, Link, Severity, Shared, Sysctl};
 use kevtmon_observation::{BootNs, InterfaceSysctls, LinkFacts, RpFilter, SysctlWrite};
+use kevtmon_types::escape::name as shown;
 
 use super::Core;
 use super::route::by;
@@ -35,7 +36,14 @@ impl Core {
             return;
         }
         self.emit_sysctl(at, &write);
-        if write.netns == self.settings.host_netns {
+        // Of others no message tells that they changed.
+        let is_told =
+            |last: &str| ["ip_forward", "forwarding", "proxy_arp", "proxy_ndp", "rp_filter"].contains(&last);
+        let is_default = write.name.contains("/conf/default/");
+        if write.netns == self.settings.host_netns
+            && !is_default
+            && write.name.rsplit('/').next().is_some_and(is_told)
+        {
             self.link_acts.sysctls.put(at, write);
         }
     }
@@ -56,7 +64,8 @@ impl Core {
             false => Severity::Debug,
         };
         let by = by(Some(&actor));
-        let message = format!("sysctl {name}{place}: {new} written (before: {old}){by}");
+        let message =
+            format!("sysctl {}{place}: {} written (before: {}){by}", shown(&name), shown(new), shown(old));
         self.emit(Event {
             actor: Some(Shared::new(actor)),
             target: Some(Shared::new(target)),
@@ -77,6 +86,10 @@ impl Core {
             let actor = self.sysctl_actor(at, &one).filter(|_| !all);
             self.emit_sysctls(at, &one, actor.as_ref());
         }
+        if all {
+            // Their messages were lost.
+            self.link_acts.sysctls.forget(self.settings.host_netns);
+        }
     }
 
     fn sysctl_actor(&mut self, at: BootNs, changed: &InterfaceSysctls) -> Option<Actor> {
@@ -88,8 +101,9 @@ impl Core {
         };
         let cookie = self.namespaces.cookie(host);
         let is_it = |write: &SysctlWrite| is_of(write, changed, ifname);
-        let (task, confidence) = self.link_acts.sysctls.take(at, cookie, is_it)?;
-        Some(Actor { confidence, ..self.actor(&task, false) })
+        let (task, _) = self.link_acts.sysctls.take(at, cookie, is_it)?;
+        // Its file may have been opened in another namespace, while one that nobody saw changed this.
+        Some(Actor { confidence: Confidence::Likely, ..self.actor(&task, false) })
     }
 
     fn emit_sysctls(&mut self, at: BootNs, changed: &InterfaceSysctls, actor: Option<&Actor>) {
@@ -151,7 +165,7 @@ fn is_of(write: &SysctlWrite, changed: &InterfaceSysctls, ifname: &str) -> bool 
             None => return false,
         },
     };
-    let Ok(value) = write.new.parse::<i32>() else { return false };
+    let Ok(value) = write.new.trim().parse::<i32>() else { return false };
     directory == ifname
         && match name {
             "forwarding" => changed.forwarding == Some(value != 0),

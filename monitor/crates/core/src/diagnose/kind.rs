@@ -23,7 +23,8 @@ pub struct IncidentKind {
     pub thresholds: &'static [&'static Threshold],
     /// What shows that it is over.
     pub watched_by: Watch,
-    /// Whether it takes a source that is off unless the configuration names it: then there is no series before the first one.
+    /// Whether there is no series before the first one: few nodes have such a one, or it takes a source that is off unless the
+    /// configuration names it.
     pub is_optional: bool,
     /// Makes the diagnosis that finds it.
     pub(super) start: fn(&Thresholds) -> Box<dyn Diagnosis>,

@@ -37,7 +37,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     counted: "times",
     thresholds: THRESHOLDS,
     watched_by: Watch::Netlink,
-    is_optional: false,
+    is_optional: true,
     start: |thresholds| Box::new(RouteFlapping::new(thresholds)),
 };
 
@@ -112,12 +112,17 @@ impl RouteFlapping {
         let Change { subject, netns, what, is_removal } = change;
         let window = self.window();
         if !self.flaps.contains_key(&subject) {
-            if !is_removal {
+            // Of an entry that was removed unseen nobody is told.
+            if !is_removal || event.neighbor.is_some() && event.actor.is_none() {
                 return;
             }
-            let most = if netns == context.node.host_netns { CAPACITY } else { OF_NETNS_MAX };
+            // Containers leave half of it to the host.
+            let (in_all, in_one) = match netns == context.node.host_netns {
+                true => (CAPACITY, CAPACITY),
+                false => (CAPACITY / 2, OF_NETNS_MAX),
+            };
             let is_full = |flaps: &BTreeMap<String, Flap>| {
-                flaps.len() >= CAPACITY || flaps.values().filter(|flap| flap.netns == netns).count() >= most
+                flaps.len() >= in_all || flaps.values().filter(|flap| flap.netns == netns).count() >= in_one
             };
             if is_full(&self.flaps) {
                 self.flaps.retain(|_, flap| flap.is_open || flap.last().saturating_add(window) >= event.at);
@@ -133,9 +138,6 @@ impl RouteFlapping {
             cycles: VecDeque::new(),
             is_open: false,
         });
-        if flap.is_open {
-            self.timers.set(&subject, context.now.saturating_add(window));
-        }
         if is_removal {
             flap.removed = Some((event.at, event.actor.clone(), event.seq));
             return;
@@ -151,6 +153,7 @@ impl RouteFlapping {
         let (restored, restored_by, events) = (event.at, event.actor.clone(), [seq, event.seq]);
         flap.cycles.push_back(Cycle { removed, restored, removed_by, restored_by, events });
         if flap.is_open {
+            self.timers.set(&subject, context.now.saturating_add(window));
             let (evidence, count) = (Some(event.seq), Count::More(1));
             return findings.repeat(Repeat { subject, last: event.at, evidence, count, severity: None });
         }
@@ -159,6 +162,11 @@ impl RouteFlapping {
             self.timers.set(&subject, context.now.saturating_add(window));
             findings.report(report(context, subject, flap, &what, event));
         }
+    }
+
+    fn gone(&mut self, subject: &str, findings: &mut Findings) {
+        self.timers.cancel(&subject.to_owned());
+        self.close(subject, CloseReason::SubjectGone, findings);
     }
 
     fn close(&mut self, subject: &str, reason: CloseReason, findings: &mut Findings) {
@@ -173,8 +181,8 @@ fn report(context: &Context<'_>, subject: String, flap: &Flap, what: &str, event
     let removers = Parties::of(flap.cycles.iter().map(|cycle| cycle.removed_by.as_deref()));
     let restorers = Parties::of(flap.cycles.iter().map(|cycle| cycle.restored_by.as_deref()));
     let is_own = target.is_some_and(|target| {
-        let actors = flap.cycles.iter().filter_map(|cycle| cycle.removed_by.as_deref());
-        let mut own = actors.map(|actor| is_by_itself(actor, target)).peekable();
+        let parties = flap.cycles.iter().flat_map(|cycle| [&cycle.removed_by, &cycle.restored_by]);
+        let mut own = parties.flatten().map(|actor| is_by_itself(actor, target)).peekable();
         own.peek().is_some() && own.all(|own| own)
     });
     let severity = if is_own { Severity::Notice } else { Severity::Warning };
@@ -206,13 +214,13 @@ fn summary(flap: &Flap, what: &str, removers: &Parties<'_>, restorers: &Parties<
         }
         (Some(one), Some(other)) => format!("{one} removes and {other} restores {what}, {pace}"),
         (Some(one), None) => {
-            format!("{one} removes {what} again and again, {pace}; who restores it was not seen")
+            format!("{one} removes {what} again and again, {pace}; who restores it was not seen each time")
         }
         (None, Some(other)) => {
-            format!("{other} restores {what} again and again, {pace}; who removes it was not seen")
+            format!("{other} restores {what} again and again, {pace}; who removes it was not seen each time")
         }
         (None, None) => {
-            format!("{what} is removed and restored again and again, {pace}; by whom was not seen")
+            format!("{what} is removed and restored again and again, {pace}; by whom was not seen each time")
         }
     }
 }
@@ -236,17 +244,23 @@ impl<'a> Parties<'a> {
         self.actors.iter().flatten().copied()
     }
 
-    /// The newest, if all that are known are one.
+    /// The newest, if each time it was one, who was seen.
     fn newest(&self) -> Option<&'a Actor> {
-        let newest = self.known().last()?;
-        self.known().all(|one| !are_two(Some(one), Some(newest))).then_some(newest)
+        let newest = (*self.actors.last()?)?;
+        self.actors.iter().all(|one| one.is_some() && !are_two(*one, Some(newest))).then_some(newest)
     }
 
     fn one(&self) -> Option<Shared<Actor>> {
-        self.newest().map(|actor| Shared::new(actor.clone()))
+        let confidence = self.confidence();
+        self.newest()
+            .map(|actor| Shared::new(Actor { confidence: actor.confidence.min(confidence), ..actor.clone() }))
     }
 
+    /// `None` if it was not seen each time.
     fn phrase(&self) -> Option<String> {
+        if self.actors.iter().any(Option::is_none) {
+            return None;
+        }
         let first = self.known().next()?;
         Some(match self.newest() {
             Some(newest) if newest.pid == first.pid => actor_phrase(newest),
@@ -310,7 +324,10 @@ fn thing(kind: Kind, event: &Event) -> Option<(NsInum, String, String, bool)> {
                 "default" => "the default route".to_owned(),
                 to => format!("the route to {to}"),
             };
-            Some((route.netns, format!("route/{}", route.destination), what, is_removal))
+            // There may be several to one destination.
+            let gateway = route.gateway.map_or_else(String::new, |gateway| gateway.to_string());
+            let key = format!("route/{}/{gateway}/{}", route.destination, route.ifindex.unwrap_or(0));
+            Some((route.netns, key, what, is_removal))
         }
         Kind::NeighborDeleted | Kind::NeighborAdded => {
             let entry = event.neighbor.as_deref()?;
@@ -344,20 +361,28 @@ impl Diagnosis for RouteFlapping {
         if let Some(change) = change(context.node.host_netns, event) {
             self.note(context, event, change, findings);
         }
+        let link = event.link.as_deref();
+        if let Some(link) = link.filter(|_| matches!(event.kind, Kind::LinkDeleted | Kind::LinkMoved)) {
+            for what in ["link", "forwarding", "proxy-arp"] {
+                self.gone(&format!("{}/{what}/{}", link.netns, link.ifindex), findings);
+            }
+        }
     }
 
     fn change(&mut self, _: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         let ModelChange::NetnsGone(netns) = change else { return };
         let of_it = self.flaps.iter().filter(|(_, flap)| flap.netns == *netns);
         for subject in of_it.map(|(subject, _)| subject.clone()).collect::<Vec<_>>() {
-            self.timers.cancel(&subject);
-            self.close(&subject, CloseReason::SubjectGone, findings);
+            self.gone(&subject, findings);
         }
     }
 
     fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
         while let Some(subject) = self.timers.take_due(context.now) {
-            self.close(&subject, CloseReason::Resolved, findings);
+            // What is not there has come to rest, and is not as it should be.
+            let is_there = self.flaps.get(&subject).is_none_or(|flap| flap.removed.is_none());
+            let reason = if is_there { CloseReason::Resolved } else { CloseReason::Expired };
+            self.close(&subject, reason, findings);
         }
     }
 

@@ -89,7 +89,8 @@ pub fn budget(event: &Event, charge: &Charge) -> Option<Budget> {
 }
 
 fn is_of_own_network(event: &Event) -> bool {
-    let is_network = event.link.is_some() || event.route.is_some() || event.neighbor.is_some();
+    let is_network =
+        event.link.is_some() || event.route.is_some() || event.neighbor.is_some() || event.sysctl.is_some();
     if !is_network || event.incident.is_some() {
         return false;
     }

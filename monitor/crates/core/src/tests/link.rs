@@ -249,7 +249,7 @@ fn write(tgid: u32, name: &str, old: &str, new: &str) -> Fact {
 }
 
 #[test]
-fn who_wrote_a_sysctl_is_named_and_for_certain_once_the_kernel_tells_the_change() {
+fn who_wrote_a_sysctl_is_named_for_what_the_kernel_tells_to_have_changed() {
     let mut core = settled();
     core.observe(at(2, Fact::Link(Box::new(end(iff::UP)))));
     let told = |ifindex, forwarding| InterfaceSysctls { ifindex, forwarding, ..InterfaceSysctls::default() };
@@ -268,7 +268,7 @@ fn who_wrote_a_sysctl_is_named_and_for_certain_once_the_kernel_tells_the_change(
         let actor = |event: Event| event.actor.map(|actor| (actor.pid, actor.confidence));
         events(&mut core).into_iter().map(actor).collect::<Vec<_>>()
     };
-    assert_eq!(change(5, told(None, Some(false))), [Some((7, Confidence::Certain))]);
+    assert_eq!(change(5, told(None, Some(false))), [Some((7, Confidence::Likely))]);
     assert_eq!(change(6, told(None, Some(true))), [None], "it was seen to write something else");
     core.observe(at(7, write(8, "net/ipv4/conf/cali91/forwarding", "1", "0")));
     core.observe(at(8, write(9, "net/ipv4/conf/all/forwarding", "1", "0")));

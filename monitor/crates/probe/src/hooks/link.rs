@@ -2,7 +2,7 @@
 //! allows it. What happened, netlink tells.
 
 use kevtmon_ebpf::link::{KIND_LINK, LinkOffsets, LinkRecord, counter, operation};
-use kevtmon_ebpf::route::{KIND_ROUTE, counter as route_counter};
+use kevtmon_ebpf::route::KIND_ROUTE;
 use kevtmon_observation::{Fact, LinkAct, LinkOp};
 use kevtmon_types::namespace::NsInum;
 use zerocopy::IntoBytes as _;
@@ -32,10 +32,7 @@ pub(super) const HOOK: Hook = Hook {
     records: Records {
         kinds: &[(KIND_LINK, Decode::Fact(decode)), (KIND_ROUTE, Decode::Fact(route::decode))],
         counts: &[],
-        losses: &[
-            LossCount { counter: counter::RING_FULL, reason: "link-ring-full" },
-            LossCount { counter: route_counter::RING_FULL, reason: "route-ring-full" },
-        ],
+        losses: &[LossCount { counter: counter::RING_FULL, reason: "link-ring-full" }],
     },
     skipped: "link-run-skipped",
 };

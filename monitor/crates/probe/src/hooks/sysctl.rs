@@ -1,11 +1,11 @@
 //! Sysctls of the network: who writes one.
 
-use kevtmon_ebpf::sysctl::{KIND_SYSCTL, SysctlOffsets, SysctlRecord, counter};
+use kevtmon_ebpf::sysctl::{KIND_SYSCTL, SysctlOffsets, SysctlRecord};
 use kevtmon_observation::{Fact, SysctlWrite};
 use kevtmon_types::namespace::NsInum;
 use zerocopy::IntoBytes as _;
 
-use super::{Attach, AttachMode, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records};
+use super::{Attach, AttachMode, Decode, Hook, Mechanism, Offsets, Program, Records};
 use crate::btf::{Btf, BtfError};
 use crate::decode::{DecodeError, cookie_half, layout, short, text};
 use crate::objects;
@@ -29,9 +29,10 @@ pub(super) const HOOK: Hook = Hook {
     records: Records {
         kinds: &[(KIND_SYSCTL, Decode::Fact(decode))],
         counts: &[],
-        losses: &[LossCount { counter: counter::RING_FULL, reason: "sysctl-ring-full" }],
+        // Counted with those of the hook `link`.
+        losses: &[],
     },
-    skipped: "sysctl-run-skipped",
+    skipped: "link-run-skipped",
 };
 
 fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {

@@ -208,7 +208,9 @@ impl<S: Sink> Worker for SinkWorker<S> {
         let Some(time) = self.sink.time_per_event() else { return Ok(None) };
         let count = u32::try_from(size).unwrap_or(u32::MAX);
         let earliest = began.checked_sub(CATCH_UP).unwrap_or(began);
-        self.rest_until = self.rest_until.max(earliest) + time * count;
+        let due = self.rest_until.max(earliest) + time * count;
+        // Batches that were not rested for are no debt.
+        self.rest_until = due.min(Instant::now() + time * count);
         Ok((size > SMALL_BATCH).then_some(self.rest_until))
     }
 

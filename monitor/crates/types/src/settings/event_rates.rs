@@ -12,7 +12,7 @@ settings! { "events":
     USER_RATE: u32 = "user_rate", default 4, valid Valid::Range(1, 1_000_000);
     /// Events that it may have at once, and has back after a pause.
     USER_BURST: u32 = "user_burst", default 64, valid Valid::Range(1, 1_000_000);
-    /// Events a second of the links, routes and neighbor entries of one container or pod, as far as nobody else changes
+    /// Events a second of the links, routes, neighbor entries and sysctls of one container or pod, as far as nobody else changes
     /// them, on average. What is beyond that is counted, and summed up by kind in `events.throttled`; incidents are exempt,
     /// and take it into account.
     // With CAP_NET_ADMIN it can make tens of thousands.

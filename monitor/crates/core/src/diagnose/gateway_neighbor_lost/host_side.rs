@@ -138,6 +138,8 @@ impl LinkChanges {
                 acts.push(if event.kind == Kind::LinkMoved { Act::Moved } else { Act::Deleted });
             }
             Kind::LinkChanged | Kind::LinkProxyArp => {
+                // The kernel then switches it on for each of them.
+                let is_on_for_all = link.ifindex == ALL && has("forwarding-on");
                 for (on, off, act) in [
                     ("up", "down", Act::Down),
                     ("proxy-arp-on", "proxy-arp-off", Act::ProxyOff),
@@ -147,6 +149,9 @@ impl LinkChanges {
                         undo(&[act]);
                     }
                     acts.extend(has(off).then_some(act));
+                }
+                if is_on_for_all {
+                    all.retain(|known| known.act != Act::ForwardingOff);
                 }
             }
             _ => {}
@@ -220,7 +225,8 @@ impl LinkChanges {
 
     fn of_host(&self, link: &LinkFacts, act: Act) -> Option<&LinkChange> {
         let own = self.last(link.netns, link.ifindex, &[act]);
-        own.or_else(|| self.last(link.netns, ALL, &[act]).filter(|_| act != Act::Down))
+        let of_all = self.last(link.netns, ALL, &[act]).filter(|_| act != Act::Down);
+        own.into_iter().chain(of_all).max_by_key(|change| change.at)
     }
 
     /// Why nothing answers, and who is to blame if he changed that before.
@@ -232,12 +238,12 @@ impl LinkChanges {
             HostFault::ForwardingOff(link) => (link, Act::ForwardingOff),
             HostFault::NoRoute(link) => (link, Act::NoRoute),
         };
-        // It is kept until forwarding is on again for all of them.
-        let of_all = self.last(link.netns, ALL, &[act]).filter(|_| act == Act::ForwardingOff);
-        let is_of_all =
-            of_all.is_some() || act == Act::ForwardingOff && context.node.host_sysctls.forwards_nothing();
-        let known = of_all.or_else(|| self.of_host(link, act));
-        let change = known.filter(|change| change.at <= fault.first);
+        // What was done to it alone counts from then on.
+        let newest = self.of_host(link, act);
+        let is_of_all = act == Act::ForwardingOff
+            && newest
+                .map_or_else(|| context.node.host_sysctls.forwards_nothing(), |change| change.ifindex == ALL);
+        let change = newest.filter(|change| change.at <= fault.first);
         let what = match link.kind.as_deref() {
             Some("bridge") => format!("the bridge {}", name(&link.ifname)),
             _ => format!("its host end {}", name(&link.ifname)),

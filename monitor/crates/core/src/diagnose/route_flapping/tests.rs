@@ -117,6 +117,7 @@ fn what_happens_twice_or_slowly_or_by_several_is_told_as_what_it_is() {
         node.run_for(301 * S);
     }
     assert!(flapping(&node).is_empty(), "no three times within ten minutes");
+    node.run_for(600 * S);
     for tgid in 1..=3 {
         remove(&mut node, Some(by(800 + tgid, "one")));
         restore(&mut node, Some(by(900, "two")));
@@ -124,6 +125,46 @@ fn what_happens_twice_or_slowly_or_by_several_is_told_as_what_it_is() {
     let [incident] = &flapping(&node)[..] else { panic!("{:?}", node.kinds()) };
     assert!(incident.summary.starts_with("one of one removes and two"), "{}", incident.summary);
     assert_eq!(incident.confidence, Confidence::Likely);
+}
+
+#[test]
+fn who_was_seen_once_is_not_blamed_for_what_was_not_seen() {
+    let mut node = node();
+    for actor in [None, None, Some(by(812, "ip"))] {
+        remove(&mut node, actor);
+        restore(&mut node, Some(by(950, "agent")));
+        node.run_for(S);
+    }
+    let [incident] = &flapping(&node)[..] else { panic!("{:?}", node.kinds()) };
+    assert!(!incident.summary.contains("812"), "{}", incident.summary);
+    assert_eq!(incident.confidence, Confidence::Likely);
+    assert!(node.last_incident().actor.is_none());
+}
+
+#[test]
+fn routes_by_several_gateways_are_several_things() {
+    let mut node = node();
+    let others =
+        [7, 8, 9].map(|last| RouteFacts::default_via(ETCD, format!("10.0.0.{last}").parse().unwrap(), 2));
+    others.iter().for_each(|route| node.observe(Fact::Route(route.clone())));
+    for route in &others {
+        node.observe(Fact::RouteGone(route.clone()));
+        node.observe(Fact::Route(route.clone()));
+    }
+    assert!(flapping(&node).is_empty());
+}
+
+#[test]
+fn what_is_removed_for_good_is_not_said_to_be_resolved() {
+    let mut node = node();
+    for _ in 0..3 {
+        remove(&mut node, None);
+        restore(&mut node, None);
+    }
+    remove(&mut node, None);
+    node.run_for(601 * S);
+    let closed = node.incidents().into_iter().rfind(|(_, incident)| incident.kind == KIND).unwrap().1;
+    assert_eq!(closed.close_reason, Some(CloseReason::Expired));
 }
 
 #[test]

@@ -185,20 +185,41 @@ fn a_host_that_no_longer_answers_for_others_is_why_nothing_answers() {
     assert!(advised(&opened).contains(&set), "{:?}", advised(&opened));
 }
 
+fn write(node: &mut TestNode, tgid: u32, name: &str, new: &str) {
+    node.observe(Fact::SysctlWrite(Box::new(SysctlWrite {
+        netns: HOST,
+        name: format!("net/ipv4/{name}"),
+        old: if new == "0" { "1".into() } else { "0".into() },
+        new: new.into(),
+        missing: 0,
+        netns_cookie: None,
+        actor: TaskRef { key: task_key(tgid), tid: tgid, comm: "sysctl".into(), context: None },
+    })));
+}
+
+#[test]
+fn of_a_sysctl_that_was_switched_off_twice_the_last_one_is_to_blame() {
+    let mut node = learned();
+    read_sysctls(&mut node);
+    let end = end(&node, ETCD);
+    let mut switch = |node: &mut TestNode, tgid, ifindex: Option<u32>, on: bool| {
+        let name = ifindex.map_or("all", |_| &end.ifname);
+        write(node, tgid, &format!("conf/{name}/proxy_arp"), if on { "1" } else { "0" });
+        let told = InterfaceSysctls { ifindex, proxy: Some(on), ..InterfaceSysctls::default() };
+        node.observe(Fact::HostSysctls { sysctls: vec![told], all: false });
+    };
+    switch(&mut node, 1, None, true);
+    switch(&mut node, 2, Some(end.ifindex), false);
+    switch(&mut node, 3, None, false);
+    fail(&mut node, ETCD);
+    assert_eq!(opened(&node).actor.as_ref().unwrap().pid, 3, "{}", opened(&node).message);
+}
+
 #[test]
 fn who_switched_forwarding_off_is_to_blame_where_that_is_why_nothing_answers() {
     let mut node = learned();
     read_sysctls(&mut node);
-    let actor = TaskRef { key: task_key(902), tid: 902, comm: "sysctl".into(), context: None };
-    node.observe(Fact::SysctlWrite(Box::new(SysctlWrite {
-        netns: HOST,
-        name: "net/ipv4/ip_forward".into(),
-        old: "1".into(),
-        new: "0".into(),
-        missing: 0,
-        netns_cookie: None,
-        actor,
-    })));
+    write(&mut node, 902, "ip_forward", "0");
     let off = InterfaceSysctls { forwarding: Some(false), ..InterfaceSysctls::default() };
     node.observe(Fact::HostSysctls { sysctls: vec![off], all: false });
     for netns in [ETCD, 100] {
@@ -208,8 +229,7 @@ fn who_switched_forwarding_off_is_to_blame_where_that_is_why_nothing_answers() {
     }
     fail(&mut node, ETCD);
     let opened = opened(&node);
-    let expected =
-        "and the host forwards nothing (net.ipv4.ip_forward is 0); it was switched off by sysctl (pid 902)";
+    let expected = "and the host forwards nothing (net.ipv4.ip_forward is 0); it was switched off, likely by sysctl (pid 902)";
     assert!(opened.message.ends_with(expected), "{}", opened.message);
     assert_eq!(opened.actor.as_ref().unwrap().pid, 902);
 }
