@@ -152,7 +152,7 @@ fn a_full_disk_costs_standard_output_until_it_has_room() {
     let prepared = launch();
     let directory = prepared.directory().join("output");
     std::fs::create_dir(&directory).expect("a directory can be made");
-    run(&format!("mount -t tmpfs -o size=64k tmpfs {}", directory.display()));
+    run(&format!("mount -t tmpfs -o size=1m tmpfs {}", directory.display()));
     let (output, filler) = (directory.join("out.json"), directory.join("filler"));
     let file = File::create(&output).expect("a file can be made");
     fill(&filler);

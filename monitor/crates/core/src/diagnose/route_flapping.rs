@@ -1,8 +1,8 @@
 //! A route, a neighbor entry or a link is removed and restored again and again: two managers fight over it, or one
 //! agent does not come to rest.
 //!
-//! Found by the events alone. What is done to a neighbor entry counts only where one program removes it and another one
-//! restores it: that of a gateway has incidents of its own.
+//! Found by the events alone. What is done to the neighbor entry of a gateway counts only where one program removes it and
+//! another one restores it: its loss is an incident of its own.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -330,7 +330,7 @@ fn thing(kind: Kind, event: &Event) -> Option<(NsInum, String, String, bool)> {
             Some((route.netns, key, what, is_removal))
         }
         Kind::NeighborDeleted | Kind::NeighborAdded => {
-            let entry = event.neighbor.as_deref()?;
+            let entry = event.neighbor.as_deref().filter(|entry| entry.gateway == Some(true))?;
             let key = format!("neighbor/{}/{}", entry.ifindex, entry.address);
             let what = format!("the neighbor entry {} on {}", entry.address, name(&entry.ifname));
             Some((entry.netns, key, what, is_removal))

@@ -202,7 +202,7 @@ fn of_a_sysctl_that_was_switched_off_twice_the_last_one_is_to_blame() {
     let mut node = learned();
     read_sysctls(&mut node);
     let end = end(&node, ETCD);
-    let mut switch = |node: &mut TestNode, tgid, ifindex: Option<u32>, on: bool| {
+    let switch = |node: &mut TestNode, tgid, ifindex: Option<u32>, on: bool| {
         let name = ifindex.map_or("all", |_| &end.ifname);
         write(node, tgid, &format!("conf/{name}/proxy_arp"), if on { "1" } else { "0" });
         let told = InterfaceSysctls { ifindex, proxy: Some(on), ..InterfaceSysctls::default() };
