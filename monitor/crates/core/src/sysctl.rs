@@ -31,19 +31,16 @@ const REPORTED: [&str; 14] = [
 impl Core {
     /// Reports a write of another value, and keeps it until a message tells that the kernel took it.
     pub(super) fn sysctl_write(&mut self, at: BootNs, write: SysctlWrite) {
-        let is_reported = |last: &str| REPORTED.contains(&last) || last.starts_with("fib_multipath_");
-        if write.old == write.new || !write.name.rsplit('/').next().is_some_and(is_reported) {
+        let last = write.name.rsplit('/').next().unwrap_or_default();
+        let is_reported = REPORTED.contains(&last) || last.starts_with("fib_multipath_");
+        if write.old == write.new || !is_reported {
             return;
         }
-        self.emit_sysctl(at, &write);
         // Of others no message tells that they changed.
-        let is_told =
-            |last: &str| ["ip_forward", "forwarding", "proxy_arp", "proxy_ndp", "rp_filter"].contains(&last);
-        let is_default = write.name.contains("/conf/default/");
-        if write.netns == self.settings.host_netns
-            && !is_default
-            && write.name.rsplit('/').next().is_some_and(is_told)
-        {
+        let is_told = ["ip_forward", "forwarding", "proxy_arp", "proxy_ndp", "rp_filter"].contains(&last)
+            && !write.name.contains("/conf/default/");
+        self.emit_sysctl(at, &write);
+        if is_told && write.netns == self.settings.host_netns {
             self.link_acts.sysctls.put(at, write);
         }
     }
@@ -54,13 +51,10 @@ impl Core {
         let target = self.target(netns, false);
         // The file may have been opened in another namespace, and the kernel may refuse the value.
         let actor = Actor { confidence: Confidence::Likely, ..self.actor(&write.actor, false) };
-        let place = match netns == self.settings.host_netns {
-            true => " of the host".to_owned(),
-            false => place_phrase(&target, netns),
-        };
-        let severity = match netns == self.settings.host_netns {
+        let is_hosts = netns == self.settings.host_netns;
+        let place = if is_hosts { " of the host".to_owned() } else { place_phrase(&target, netns) };
+        let severity = match is_hosts || target.container.is_some() {
             true => Severity::Info,
-            false if target.container.is_some() => Severity::Info,
             false => Severity::Debug,
         };
         let by = by(Some(&actor));

@@ -33,25 +33,35 @@ pub trait Act {
     fn actor(&self) -> &TaskRef;
 }
 
-impl Act for LinkAct {
-    const OF_NETNS_MAX: usize = 64;
+/// An act that has its parts as fields.
+macro_rules! act {
+    ($act:ty, at most $most:literal) => {
+        impl Act for $act {
+            const OF_NETNS_MAX: usize = $most;
 
-    fn netns(&self) -> NsInum {
-        self.netns
-    }
+            fn netns(&self) -> NsInum {
+                self.netns
+            }
 
-    fn missing(&self) -> u32 {
-        self.missing
-    }
+            fn missing(&self) -> u32 {
+                self.missing
+            }
 
-    fn netns_cookie(&self) -> Option<u32> {
-        self.netns_cookie
-    }
+            fn netns_cookie(&self) -> Option<u32> {
+                self.netns_cookie
+            }
 
-    fn actor(&self) -> &TaskRef {
-        &self.actor
-    }
+            fn actor(&self) -> &TaskRef {
+                &self.actor
+            }
+        }
+    };
 }
+
+act!(LinkAct, at most 64);
+// All routes to the pods of a node may be set at once.
+act!(RoutedAct, at most 512);
+act!(SysctlWrite, at most 64);
 
 /// What a task did to one route or address.
 #[serde_with::skip_serializing_none]
@@ -64,47 +74,6 @@ pub struct RoutedAct {
     /// As in `RouteAct`.
     pub netns_cookie: Option<u32>,
     pub actor: TaskRef,
-}
-
-impl Act for RoutedAct {
-    /// All routes to the pods of a node may be set at once.
-    const OF_NETNS_MAX: usize = 512;
-
-    fn netns(&self) -> NsInum {
-        self.netns
-    }
-
-    fn missing(&self) -> u32 {
-        self.missing
-    }
-
-    fn netns_cookie(&self) -> Option<u32> {
-        self.netns_cookie
-    }
-
-    fn actor(&self) -> &TaskRef {
-        &self.actor
-    }
-}
-
-impl Act for SysctlWrite {
-    const OF_NETNS_MAX: usize = 64;
-
-    fn netns(&self) -> NsInum {
-        self.netns
-    }
-
-    fn missing(&self) -> u32 {
-        self.missing
-    }
-
-    fn netns_cookie(&self) -> Option<u32> {
-        self.netns_cookie
-    }
-
-    fn actor(&self) -> &TaskRef {
-        &self.actor
-    }
 }
 
 /// Acts of one kind.
