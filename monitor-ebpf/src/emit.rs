@@ -70,7 +70,7 @@ fn query(what: u32) -> u64 {
 /// How much of the ring may be filled when a record is written, in eighths: what others can cause in any number must
 /// leave room for what they cannot. One ring for all keeps the order.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
+pub(crate) enum RingReserve {
     /// What unprivileged users do among themselves.
     Unprivileged = 4,
     /// The beginning of CNI calls, with large environments.
@@ -84,7 +84,7 @@ pub(crate) enum Room {
     Mount = 8,
 }
 
-impl Room {
+impl RingReserve {
     /// What counts a record for which there was none left: what users fill among themselves loses nothing of others.
     #[inline(always)]
     pub(crate) fn loss(self, counter: Counter, of_users: Counter) -> Counter {
@@ -100,7 +100,7 @@ impl Room {
 
 /// Reserves room for a `T`, lets `fill` write every byte of it, and submits it.
 #[inline(always)]
-pub(crate) fn record<T: 'static>(room: Room, lost: Counter, fill: impl FnOnce(*mut T)) -> bool {
+pub(crate) fn record<T: 'static>(room: RingReserve, lost: Counter, fill: impl FnOnce(*mut T)) -> bool {
     if !room.is_left() {
         count(lost);
         return false;
@@ -116,7 +116,7 @@ pub(crate) fn record<T: 'static>(room: Room, lost: Counter, fill: impl FnOnce(*m
 
 /// Copies the first `len` bytes of a record that is too large to reserve.
 #[inline(always)]
-pub(crate) fn copied<T: 'static>(room: Room, lost: Counter, record: *mut T, len: u64) {
+pub(crate) fn copied<T: 'static>(room: RingReserve, lost: Counter, record: *mut T, len: u64) {
     if !room.is_left() {
         return count(lost);
     }

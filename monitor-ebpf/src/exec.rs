@@ -26,7 +26,7 @@ use kevtmon_ebpf::exec::{
     TICK_NS, counter,
 };
 
-use crate::emit::{self, Room};
+use crate::emit::{self, RingReserve};
 use crate::lanes;
 use crate::memory::{Structure as _, Typed, copy_arguments, offset, volatile};
 use crate::task::{self, Program, Task};
@@ -147,7 +147,7 @@ fn executed(task: Task, filename: u64, is_plugin: bool) {
 
 /// Sends a plugin and its environment; false if something of them was lost.
 #[inline(always)]
-fn send_plugin(task: &Task, filename: u64, room: Room) -> bool {
+fn send_plugin(task: &Task, filename: u64, room: RingReserve) -> bool {
     let id = task.id();
     let mm = task.address.follow(offset!(task_mm));
     let start: u64 = mm.get(offset!(mm_env_start));
@@ -170,7 +170,7 @@ fn send_plugin(task: &Task, filename: u64, room: Room) -> bool {
 
 /// Sends `rbd` and its arguments; false if that was lost.
 #[inline(always)]
-fn send_rbd(task: &Task, room: Room) -> bool {
+fn send_rbd(task: &Task, room: RingReserve) -> bool {
     let mm = task.address.follow(offset!(task_mm));
     let start: u64 = mm.get(volatile(&raw const task::OFFSETS.mm_arg_start));
     let end: u64 = mm.get(volatile(&raw const task::OFFSETS.mm_arg_end));
@@ -215,7 +215,7 @@ fn is_caller(tgid: u32, start_ns: u64) -> bool {
 
 /// Sends the environment in parts; false if one of them was lost, after which the others say nothing.
 #[inline(always)]
-fn send_environment(start_ns: u64, tgid: u32, start: u64, len: u64, room: Room) -> bool {
+fn send_environment(start_ns: u64, tgid: u32, start: u64, len: u64, room: RingReserve) -> bool {
     let mut index = 0_u64;
     while index < PARTS_MAX as u64 {
         let offset = index * PART_CAPACITY as u64;
@@ -277,7 +277,7 @@ fn sched_process_exit(ctx: BtfTracePointContext) -> i32 {
     let flags: u32 = signal.get(offset!(signal_flags));
     let of_group: u32 = signal.get(offset!(signal_group_exit_code));
     let of_leader: u32 = leader.get(offset!(task_exit_code));
-    emit::record::<ExitRecord>(Room::Namespace, counter::RING_FULL, |record| {
+    emit::record::<ExitRecord>(RingReserve::Namespace, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole record, and every field is written.
         unsafe {
             (*record).header = Header { kind: KIND_EXIT, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };

@@ -15,7 +15,7 @@ use kevtmon_ebpf::lanes::{
 };
 use kevtmon_ebpf::task::TaskId;
 
-use crate::emit::{self, Room};
+use crate::emit::{self, RingReserve};
 use crate::memory::{Structure, offset, volatile};
 use crate::task::{OFFSETS, Task};
 
@@ -68,20 +68,20 @@ pub(crate) fn is_gateway(entry: &GatewayKey) -> bool {
 /// Which part of the ring a change of a neighbor entry may fill; `None` if it is over its budget, and counted. `user`
 /// owns the namespace.
 #[inline(always)]
-pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) -> Option<Room> {
+pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) -> Option<RingReserve> {
     // SAFETY: helper without arguments.
     let now = unsafe { bpf_ktime_get_boot_ns() };
     if let Some(lanes) = GATEWAYS.get_ptr_mut(entry)
         && take_of_gateway(lanes, gateway::CHANGES, now)
     {
-        return Some(Room::Gateway);
+        return Some(RingReserve::Gateway);
     }
     let user = outermost(user);
     let level: u32 = user.get(offset!(user_namespace_level));
     let owner: u32 = user.get(offset!(user_namespace_owner));
     if level != 0 && owner != 0 {
         let mut key = SourceKey { lane: lane::OWNER, namespace: 0, uid: owner, cgroup_v1: 0, cgroup_v2: 0 };
-        return pay(&mut key, now, counter::OWNER, task.tgid).then_some(Room::Unprivileged);
+        return pay(&mut key, now, counter::OWNER, task.tgid).then_some(RingReserve::Unprivileged);
     }
     // SAFETY: the map's values are plain numbers.
     if level != 0 && unsafe { CONTAINERS.get(entry.netns) }.is_none() {
@@ -91,7 +91,7 @@ pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) 
             .is_none_or(|budget| unsafe {
                 pay_from(budget, &raw const LIMITS.source, 1, now, counter::UNKNOWN, task.tgid)
             });
-        return paid.then_some(Room::Unprivileged);
+        return paid.then_some(RingReserve::Unprivileged);
     }
     let mut key = SourceKey {
         lane: lane::NAMESPACE,
@@ -100,18 +100,18 @@ pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) 
         cgroup_v1: task.cgroup_v1,
         cgroup_v2: task.cgroup_v2,
     };
-    pay(&mut key, now, counter::NAMESPACE, task.tgid).then_some(Room::Namespace)
+    pay(&mut key, now, counter::NAMESPACE, task.tgid).then_some(RingReserve::Namespace)
 }
 
 /// The same of what sets the entry of a known gateway, which is counted as `seen`.
 #[inline(always)]
-pub(crate) fn gateway_set(entry: &GatewayKey, task: &TaskId, seen: Counter) -> Option<Room> {
+pub(crate) fn gateway_set(entry: &GatewayKey, task: &TaskId, seen: Counter) -> Option<RingReserve> {
     let lanes = GATEWAYS.get_ptr_mut(entry)?;
     emit::count(seen);
     // SAFETY: helper without arguments.
     let now = unsafe { bpf_ktime_get_boot_ns() };
     if take_of_gateway(lanes, gateway::SETS, now) {
-        return Some(Room::Namespace);
+        return Some(RingReserve::Namespace);
     }
     let key =
         SourceKey { lane: lane::GATEWAY_SET, namespace: entry.netns, uid: 0, cgroup_v1: 0, cgroup_v2: 0 };
@@ -131,7 +131,7 @@ pub(crate) fn gateway_set(entry: &GatewayKey, task: &TaskId, seen: Counter) -> O
 /// Whether something is written.
 pub(crate) enum Paid {
     /// It is, in this part of the ring.
-    Yes(Room),
+    Yes(RingReserve),
     /// It is over its budget, and counted.
     Over,
     /// There is nothing that it would add to.
@@ -151,21 +151,21 @@ pub(crate) fn link(netns: u32, user: impl Structure, task: &TaskId) -> Paid {
     let now = unsafe { bpf_ktime_get_boot_ns() };
     let (cgroup_v1, cgroup_v2) = (task.cgroup_v1, task.cgroup_v2);
     let mut key = SourceKey { lane: lane::LINK, namespace: netns, uid: 0, cgroup_v1, cgroup_v2 };
-    if pay(&mut key, now, counter::LINK, task.tgid) { Paid::Yes(Room::Namespace) } else { Paid::Over }
+    if pay(&mut key, now, counter::LINK, task.tgid) { Paid::Yes(RingReserve::Namespace) } else { Paid::Over }
 }
 
 /// The same of an unmount attempt of this task, which may unmount. What the kernel is not known to have answered takes as little
 /// room as what users do.
 #[inline(always)]
-pub(crate) fn umount(task: &Task, is_proven: bool) -> Option<Room> {
-    let of_root = if is_proven { Room::Mount } else { Room::Unprivileged };
+pub(crate) fn umount(task: &Task, is_proven: bool) -> Option<RingReserve> {
+    let of_root = if is_proven { RingReserve::Mount } else { RingReserve::Unprivileged };
     mount_call(task, 0, of_root, counter::UMOUNT)
 }
 
 /// The same where nothing is known of the task but this: root of a container is like root of the node then, and whether it may
 /// unmount is not known.
 #[inline(always)]
-pub(crate) fn umount_untyped(uid: u32, cgroup_v2: u32, tgid: u32) -> Option<Room> {
+pub(crate) fn umount_untyped(uid: u32, cgroup_v2: u32, tgid: u32) -> Option<RingReserve> {
     // SAFETY: helper without arguments.
     let now = unsafe { bpf_ktime_get_boot_ns() };
     let mut key = SourceKey { lane: lane::UMOUNT_OF_USER, namespace: 0, uid, cgroup_v1: 0, cgroup_v2: 0 };
@@ -173,21 +173,21 @@ pub(crate) fn umount_untyped(uid: u32, cgroup_v2: u32, tgid: u32) -> Option<Room
         key.lane = lane::UMOUNT_IN_MNTNS;
         key.cgroup_v2 = cgroup_v2;
     }
-    let room = if uid == 0 { Room::Namespace } else { Room::Unprivileged };
+    let room = if uid == 0 { RingReserve::Namespace } else { RingReserve::Unprivileged };
     pay(&mut key, now, counter::UMOUNT, tgid).then_some(room)
 }
 
 /// The same of a name that this task could not remove or rename. That takes no rights on mounts, so root of a container can do
 /// it.
 #[inline(always)]
-pub(crate) fn remove(task: &Task, is_proven: bool) -> Option<Room> {
-    let of_root = if is_proven { Room::Namespace } else { Room::Unprivileged };
+pub(crate) fn remove(task: &Task, is_proven: bool) -> Option<RingReserve> {
+    let of_root = if is_proven { RingReserve::Namespace } else { RingReserve::Unprivileged };
     mount_call(task, lane::REMOVE_AFTER_UMOUNT, of_root, counter::REMOVE)
 }
 
 /// `after`: from the lanes of unmount attempts to those of this call.
 #[inline(always)]
-fn mount_call(task: &Task, after: u32, of_root: Room, over: Counter) -> Option<Room> {
+fn mount_call(task: &Task, after: u32, of_root: RingReserve, over: Counter) -> Option<RingReserve> {
     // SAFETY: helper without arguments.
     let now = unsafe { bpf_ktime_get_boot_ns() };
     let id = task.id();
@@ -208,19 +208,19 @@ fn mount_call(task: &Task, after: u32, of_root: Room, over: Counter) -> Option<R
         key.namespace = id.userns;
     }
     key.lane += after;
-    let room = if is_initial && uid == 0 { of_root } else { Room::Unprivileged };
+    let room = if is_initial && uid == 0 { of_root } else { RingReserve::Unprivileged };
     pay(&mut key, now, over, id.tgid).then_some(room)
 }
 
 /// The same of a CNI plugin that this task, which is root's, executed.
 #[inline(always)]
-pub(crate) fn exec(task: &Task) -> Option<Room> {
+pub(crate) fn exec(task: &Task) -> Option<RingReserve> {
     // SAFETY: helper without arguments.
     let now = unsafe { bpf_ktime_get_boot_ns() };
     let id = task.id();
     let (cgroup_v1, cgroup_v2) = (id.cgroup_v1, id.cgroup_v2);
     let mut key = SourceKey { lane: lane::EXEC, namespace: 0, uid: 0, cgroup_v1, cgroup_v2 };
-    pay(&mut key, now, counter::EXEC, id.tgid).then_some(Room::Exec)
+    pay(&mut key, now, counter::EXEC, id.tgid).then_some(RingReserve::Exec)
 }
 
 /// Whether a task has its rights on the whole node.

@@ -19,7 +19,7 @@ use kevtmon_ebpf::neighbor::{
 use kevtmon_ebpf::task::TaskId;
 use kevtmon_ebpf::{Counter, Header, MISSING};
 
-use crate::emit::{self, Room};
+use crate::emit::{self, RingReserve};
 use crate::lanes;
 use crate::memory::{Kernel, Structure as _, Typed, offset};
 use crate::task::{self, Program};
@@ -206,7 +206,7 @@ fn report_without_task(neighbour: Typed, change: &Change) {
 
 /// `None` if it is over the budget of its source, and counted.
 #[inline(always)]
-fn room_for(neighbour: Typed, id: &TaskId, change: &Change) -> Option<Room> {
+fn room_for(neighbour: Typed, id: &TaskId, change: &Change) -> Option<RingReserve> {
     match change.operation {
         operation::SET => return lanes::gateway_set(&entry(neighbour), id, counter::GATEWAY_SET),
         operation::RESOLVED => return lanes::gateway_set(&entry(neighbour), id, counter::GATEWAY_RESOLVED),
@@ -292,7 +292,7 @@ fn differs(neighbour: Typed, lladdr: Kernel) -> bool {
 }
 
 #[inline(always)]
-fn send(neighbour: Typed, id: &TaskId, root: u32, change: &Change, room: Room) {
+fn send(neighbour: Typed, id: &TaskId, root: u32, change: &Change, room: RingReserve) {
     let device = neighbour.follow(offset!(neighbour_dev));
     let family: u32 = neighbour.follow(offset!(neighbour_tbl)).get(offset!(neigh_table_family));
     let list = offset!(net_device_unreg_list);
@@ -314,7 +314,7 @@ fn send(neighbour: Typed, id: &TaskId, root: u32, change: &Change, room: Room) {
         marks |= if references == 0 { device_mark::NETNS_ENDED } else { device_mark::NETNS_ALIVE };
     }
     let cookie: u32 = netns.get(offset!(net_cookie));
-    if room == Room::Unprivileged {
+    if room == RingReserve::Unprivileged {
         marks |= device_mark::NETNS_OF_USER;
     }
     let lost = match change.operation {

@@ -13,7 +13,7 @@ use kevtmon_ebpf::task::{
 };
 use kevtmon_ebpf::{Header, MISSING};
 
-use crate::emit::{self, Room};
+use crate::emit::{self, RingReserve};
 use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset, volatile};
 use crate::path::Place;
 
@@ -64,7 +64,7 @@ struct Current {
     /// Of the group leader: a mount and a dentry.
     root: [u64; 2],
     /// A value on its way through [`Task::unseen`].
-    room: Room,
+    room: RingReserve,
 }
 
 /// One slot for each program: one may interrupt another, and none interrupts itself where it has an actor.
@@ -115,7 +115,7 @@ impl Task {
 
     /// The same, of which the verifier forgets in a map which one it is: it would walk all that follows once for each.
     #[inline(always)]
-    pub(crate) fn unseen(&self, room: Room) -> Room {
+    pub(crate) fn unseen(&self, room: RingReserve) -> RingReserve {
         // SAFETY: a slot of the map, which `identify` filled.
         unsafe {
             let slot = &raw mut (*self.current).room;
@@ -278,7 +278,7 @@ fn cgroup_v2<S: Structure>(task: S) -> Option<S> {
 
 /// Sends the details of a task, unless that was done before; they belong to the record that needs them.
 #[inline(always)]
-pub(crate) fn send_details(task: Task, room: Room) {
+pub(crate) fn send_details(task: Task, room: RingReserve) {
     // SAFETY: a slot of the map, which `identify` filled.
     let identity = unsafe { &(*task.current).identity };
     let position = emit::position();

@@ -354,8 +354,8 @@ impl Daemon {
         while let Some(observation) = self.replies.pop_front() {
             self.metrics.observation(&observation);
             if self.recorder.is_recording() {
-                let charge = self.core.charge_of(&observation);
-                self.recorder.record(&observation, &charge, &self.core);
+                let tenant = self.core.tenant_of(&observation);
+                self.recorder.record(&observation, &tenant, &self.core);
             }
             let touched = Touched::by(&observation.fact);
             let is_of_callers = matches!(

@@ -67,7 +67,7 @@ fn expect_loss(daemon: &mut Daemon, victim: &Pod) {
 
 /// What is told while an incident of this container is open though nothing is wrong, given its id. That ends after some
 /// seconds, so that it may take more than one attempt.
-fn in_lull<T>(daemon: &Daemon, container: &Contained, look: impl Fn(&str) -> Option<T>) -> T {
+fn in_quiet_period<T>(daemon: &Daemon, container: &Contained, look: impl Fn(&str) -> Option<T>) -> T {
     let set = |lladdr: &str| format!("neigh replace {GATEWAY} lladdr {lladdr} nud permanent dev eth0");
     let come_and_go = [set("02:00:00:00:00:66"), set(GATEWAY_LLADDR)];
     let open = || {
@@ -159,12 +159,12 @@ mod alone {
         let container = Contained::new();
         let mut daemon = launch().start();
         daemon.wait_for_gateway(container.pod.inum(), GATEWAY);
-        let incident = in_lull(&daemon, &container, |id| {
+        let incident = in_quiet_period(&daemon, &container, |id| {
             let of_it = |incident: &Event| incident.text("/id") == id;
             let newest = daemon.find(&["incidents", "--all"]).into_iter().rfind(of_it);
             newest.filter(|incident| incident.has("/well_since"))
         });
-        let story = in_lull(&daemon, &container, |id| {
+        let story = in_quiet_period(&daemon, &container, |id| {
             daemon.find(&["why", id]).into_iter().find(|story| story.has("/verdict/well_since"))
         });
         for (told, of) in [("/summary", &incident), ("/verdict/sentence", &story)] {
@@ -174,7 +174,7 @@ mod alone {
         assert!(sentence.starts_with("intermittent, not active now: "), "{story}");
         assert!(incident.list("/advice").is_empty() && !story.has("/advice"), "{incident} {story}");
         story.expect("/verdict/open", false);
-        let text = in_lull(&daemon, &container, |id| {
+        let text = in_quiet_period(&daemon, &container, |id| {
             let text = daemon.ask(&["why", id]).succeeded("why").stdout;
             Some(text).filter(|text| text.contains("comes and goes"))
         });
@@ -186,7 +186,7 @@ mod alone {
         assert!(text.contains("intermittent, not active now: pod "), "{text}");
         assert!(!text.contains("ruled out: "), "what was healthy then is not told of now: {text}");
         // Nobody sees whether that lasts.
-        in_lull(&daemon, &container, |_| Some(()));
+        in_quiet_period(&daemon, &container, |_| Some(()));
         stop_and_account(&mut daemon);
         let last =
             daemon.events().into_iter().rfind(|event| event.text("/incident/id") == incident.text("/id"));

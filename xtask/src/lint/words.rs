@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::workspace;
 
 /// Identifiers that are not used, and what is used instead.
-const RETIRED: [(&str, &str); 16] = [
+const RETIRED: [(&str, &str); 29] = [
     ("Aside", "Quarantined"),
     ("Desk", "Output"),
     ("House", "Registrar"),
@@ -24,6 +24,19 @@ const RETIRED: [(&str, &str); 16] = [
     ("Rung", "AttachMode"),
     ("rung", "attach_mode"),
     ("ladder", "fallback"),
+    ("Standing", "Priority"),
+    ("Charge", "Tenant"),
+    ("Lull", "QuietPeriod"),
+    ("Gist", "ReportedScan"),
+    ("Doubt", "Uncertainty"),
+    ("Fate", "KubeletImpact"),
+    ("Harm", "Impact"),
+    ("Judgement", "Assessment"),
+    ("Crowd", "NamespaceQuota"),
+    ("Places", "ScanQueue"),
+    ("Turns", "ScanOrder"),
+    ("Room", "TableMemory"),
+    ("Lane", "BudgetClass"),
 ];
 
 /// Searches the sources of daemon and kernel programs, but for comments and text in quotes.

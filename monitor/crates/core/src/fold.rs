@@ -14,7 +14,7 @@ use kevtmon_types::settings::EventRate;
 use serde::{Deserialize, Serialize};
 
 use super::Core;
-use crate::node::charge::Budget;
+use crate::node::tenant::Budget;
 
 /// What is beyond a budget is told after this time,
 const FIRST_NS: BootNs = SECOND;

@@ -59,7 +59,7 @@ impl Core {
     }
 
     /// Closes the incidents that are over for the moment.
-    pub(super) fn end_lulls(&mut self, at: BootNs) {
+    pub(super) fn end_quiet_periods(&mut self, at: BootNs) {
         self.engine.stop(at);
         self.emit_incidents();
     }

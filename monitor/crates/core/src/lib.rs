@@ -14,7 +14,6 @@ use kevtmon_observation::{BootNs, Fact, KnownNetns, NsInum, Observation, Request
 use kevtmon_types::settings::Settings;
 
 use crate::diagnose::{Engine, ModelChange};
-use crate::node::charge::{Accounts, Budget, budget, charge};
 use crate::node::cni::CniCalls;
 use crate::node::components::Components;
 use crate::node::containers::Containers;
@@ -25,7 +24,7 @@ pub use crate::node::kept::Kept;
 use crate::node::kubelet::Kubelets;
 use crate::node::link_acts::LinkActs;
 use crate::node::mounts::BusyMounts;
-use crate::node::namespaces::{Crowd, Namespaces};
+use crate::node::namespaces::{NamespaceQuota, Namespaces};
 use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
@@ -36,11 +35,11 @@ use crate::node::rbd_asked::AskedImages;
 use crate::node::rbd_calls::MapCalls;
 use crate::node::rbd_locks::LockCalls;
 use crate::node::tasks::Tasks;
+use crate::node::tenant::{Accounts, Budget, budget, tenant};
 
 pub mod diagnose;
 pub mod node;
 
-mod charged;
 mod cni;
 mod component;
 mod container;
@@ -64,6 +63,7 @@ mod saved;
 pub mod state;
 mod status;
 mod sysctl;
+mod tenants;
 #[cfg(test)]
 mod test_support;
 mod throttled;
@@ -110,7 +110,7 @@ pub struct Core {
     tasks: Tasks,
     namespaces: Namespaces,
     host_sysctls: HostSysctls,
-    crowd: Crowd,
+    quota: NamespaceQuota,
     containers: Containers,
     runtime_directories: RuntimeDirectories,
     components: Components,
@@ -353,7 +353,7 @@ impl Core {
         ModelGauges {
             containers: self.containers.counts(),
             veths: self.namespaces.count_links(self.settings.host_netns, "veth"),
-            refused_namespaces: self.crowd.refused(),
+            refused_namespaces: self.quota.refused(),
             routes_omitted: self.namespaces.routes_omitted(),
         }
     }
@@ -398,13 +398,13 @@ impl Core {
         if event.target.as_ref().is_some_and(|target| target.is_claimed()) {
             event.severity = event.severity.min(Severity::CLAIMED_MAX);
         }
-        let charge = charge(&event, &mut self.accounts);
-        if let Some(budget) = budget(&event, &charge) {
+        let tenant = tenant(&event, &mut self.accounts);
+        if let Some(budget) = budget(&event, &tenant) {
             let rate = match budget {
                 Budget::User => self.settings.user_events,
                 Budget::Container => self.settings.container_events,
             };
-            if !self.folding.admits(rate, budget, &charge.account, &event) {
+            if !self.folding.admits(rate, budget, &tenant.name, &event) {
                 if budget == Budget::Container {
                     // Without a number it is no evidence, but what it does to the container is seen.
                     self.diagnose_event(&event);
@@ -418,7 +418,7 @@ impl Core {
         let seq = self.seq;
         event.seq = seq;
         self.diagnose_event(&event);
-        event.charge = charge;
+        event.tenant = tenant;
         self.output.push_back(Output::Event(Box::new(event)));
         self.emit_incidents();
         Some(seq)
@@ -428,7 +428,7 @@ impl Core {
     fn emit_incident(&mut self, mut event: Event) {
         self.seq += 1;
         event.seq = self.seq;
-        event.charge = charge(&event, &mut self.accounts);
+        event.tenant = tenant(&event, &mut self.accounts);
         self.output.push_back(Output::Event(Box::new(event)));
     }
 

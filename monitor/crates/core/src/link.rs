@@ -42,7 +42,7 @@ impl Core {
         }
         let is_containers = self.containers.in_netns(netns).is_some();
         let is_host = netns == self.settings.host_netns;
-        if !is_host && !self.crowd.admits(at, &mut self.namespaces, &snapshot, is_containers) {
+        if !is_host && !self.quota.admits(at, &mut self.namespaces, &snapshot, is_containers) {
             return self.answered(at, &Awaited::Netns(netns), true);
         }
         let is_outdated = snapshot.is_outdated;
@@ -192,7 +192,7 @@ impl Core {
     /// More came than is kept of a namespace, or something of it is not known: it is read again, unless there was no room for it of
     /// late. That there is too much in it is told then.
     pub(super) fn overfull(&mut self, at: BootNs, netns: NsInum) {
-        if !self.crowd.is_refused(at, netns) {
+        if !self.quota.is_refused(at, netns) {
             self.request(Request::Netns { netns });
         }
     }

@@ -120,7 +120,7 @@ struct QueuedUmount {
     mount: BusyId,
     key: MountKey,
     caller: Caller,
-    /// Who is charged for it.
+    /// The tenant of it.
     account: Account,
     attempt: UmountAttempt,
     /// The details of who called.

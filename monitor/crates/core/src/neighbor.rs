@@ -209,7 +209,7 @@ impl Core {
                 return Some(Awaited::Netns(netns));
             }
         } else if requested.netns.is_none()
-            && !self.crowd.is_refused(at, netns)
+            && !self.quota.is_refused(at, netns)
             // None overtakes one of its namespace that waits.
             && (self.is_elsewhere(change)
                 || !self.is_sure_of_gateway(at, change) && !self.is_left_alone(netns)

@@ -13,7 +13,6 @@ use super::fold::Folding;
 use super::pending::Pending;
 use super::{Core, Resume, kubelet, mount, neighbor, new_engine};
 use crate::diagnose::{self, Engine, RestoreError};
-use crate::node::charge::Accounts;
 use crate::node::cni::CniCalls;
 use crate::node::components::Components;
 use crate::node::containers::Containers;
@@ -23,7 +22,7 @@ use crate::node::ipam::Ipam;
 use crate::node::kubelet::Kubelets;
 use crate::node::link_acts::LinkActs;
 use crate::node::mounts::BusyMounts;
-use crate::node::namespaces::{Crowd, Namespaces};
+use crate::node::namespaces::{NamespaceQuota, Namespaces};
 use crate::node::own_mounts::RuntimeDirectories;
 use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
@@ -33,6 +32,7 @@ use crate::node::rbd_asked::AskedImages;
 use crate::node::rbd_calls::MapCalls;
 use crate::node::rbd_locks::LockCalls;
 use crate::node::tasks::Tasks;
+use crate::node::tenant::Accounts;
 
 /// The state of a core without its settings; borrowed from a core, or deserialized. What is left out is as in a
 /// new core.
@@ -62,7 +62,7 @@ pub struct Saved<'a> {
     holder_scans: mount::HolderScans,
     diagnoses: diagnose::Saved,
     folding: Folding,
-    crowd: Crowd,
+    quota: NamespaceQuota,
     namespaces: Cow<'a, Namespaces>,
     host_sysctls: Cow<'a, HostSysctls>,
     containers: Cow<'a, Containers>,
@@ -150,7 +150,7 @@ impl Core {
             to_resume: saved.to_resume,
             previous_entries: saved.previous_entries,
             folding: saved.folding,
-            crowd: saved.crowd,
+            quota: saved.quota,
             folded: Vec::new(),
             accounts: Accounts::default(),
             last_expiry: saved.last_expiry,
@@ -201,7 +201,7 @@ impl Core {
             holder_scans,
             engine,
             folding,
-            crowd,
+            quota,
             folded: _,
             accounts: _,
             to_resume,
@@ -233,7 +233,7 @@ impl Core {
             holder_scans: holder_scans.clone(),
             diagnoses: engine.save()?,
             folding: folding.clone(),
-            crowd: crowd.clone(),
+            quota: quota.clone(),
             namespaces: Cow::Borrowed(namespaces),
             host_sysctls: Cow::Borrowed(host_sysctls),
             containers: Cow::Borrowed(containers),

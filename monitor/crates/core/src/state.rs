@@ -9,7 +9,7 @@ use kevtmon_observation::{BootNs, ContainerFacts, LinkFacts, NsInum, SourceStatu
 use serde::{Deserialize, Serialize};
 
 use super::Core;
-use crate::diagnose::{Lull, Recount, Suspicion};
+use crate::diagnose::{QuietPeriod, Recount, Suspicion};
 use crate::node::namespaces::Namespace;
 use crate::node::view::container;
 
@@ -56,7 +56,7 @@ pub struct NodeState {
     pub suspected: Vec<Suspicion>,
     /// The open incidents that are over for the moment.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub lulls: Vec<Lull>,
+    pub quiet_periods: Vec<QuietPeriod>,
     /// How often the open incidents have been seen by now, where that was more than once.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub recounts: Vec<Recount>,
@@ -197,7 +197,7 @@ impl Core {
             namespaces,
             uplinks: self.uplinks(),
             suspected: self.engine.suspected(&self.node()),
-            lulls: self.engine.lulls(),
+            quiet_periods: self.engine.quiet_periods(),
             recounts: self.engine.recounts(),
         }
     }

@@ -99,7 +99,7 @@ impl Core {
         self.tell_folded(at, true);
         self.tell_refused(at, true);
         self.tell_given_up_calls(at, true);
-        self.end_lulls(at);
+        self.end_quiet_periods(at);
         self.emit_daemon(at, Kind::DaemonStopping, Severity::Info, "stopping".to_owned());
     }
 

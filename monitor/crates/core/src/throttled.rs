@@ -2,7 +2,7 @@
 
 use kevtmon_event::wording::{container_label, owner_phrase, pod_label};
 use kevtmon_event::{Event, Kind, Severity, Shared, Throttled};
-use kevtmon_observation::{BootNs, Lane, Request};
+use kevtmon_observation::{BootNs, BudgetClass, Request};
 use kevtmon_types::escape::name;
 
 use super::Core;
@@ -32,7 +32,7 @@ impl Core {
         let counted = |one: &str| format!("{} {one}{}", over.count, if over.count == 1 { "" } else { "s" });
         let changes = counted("neighbor change");
         let what = match over.lane {
-            Lane::Namespace | Lane::GatewaySet | Lane::Link => {
+            BudgetClass::Namespace | BudgetClass::GatewaySet | BudgetClass::Link => {
                 let owner = target.as_ref().map(owner_phrase).filter(|phrase| !phrase.is_empty());
                 let netns = over.netns.filter(|netns| *netns != self.settings.host_netns);
                 let place = owner.unwrap_or_else(|| match netns {
@@ -40,24 +40,24 @@ impl Core {
                     None => " of the host".to_owned(),
                 });
                 match over.lane {
-                    Lane::GatewaySet => {
+                    BudgetClass::GatewaySet => {
                         format!("{}{place}, of the neighbor entry of a gateway", counted("setting"))
                     }
-                    Lane::Link => format!("{}{place}{by}", counted("interface change")),
+                    BudgetClass::Link => format!("{}{place}{by}", counted("interface change")),
                     _ => format!("{changes}{place}{by}"),
                 }
             }
-            Lane::Owner => format!(
+            BudgetClass::Owner => format!(
                 "{changes} in namespaces of uid {}",
                 over.uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string())
             ),
-            Lane::Unknown => format!("{} of unidentified sources", counted("record")),
-            Lane::Umount => format!("{}{by}", counted("unmount attempt")),
-            Lane::Remove => {
+            BudgetClass::Unknown => format!("{} of unidentified sources", counted("record")),
+            BudgetClass::Umount => format!("{}{by}", counted("unmount attempt")),
+            BudgetClass::Remove => {
                 let calls = if over.count == 1 { "removal or rename" } else { "removals or renames" };
                 format!("{} refused {calls}{by} because of a mount", over.count)
             }
-            Lane::Exec => {
+            BudgetClass::Exec => {
                 format!(
                     "{}{by} of CNI plugins or of programs with the name of a kubelet or runtime",
                     counted("execution")
@@ -66,8 +66,11 @@ impl Core {
         };
         let message = format!("beyond the budget of one source, and only counted: {what}");
         // What users do among themselves concerns nobody else.
-        let of_host = matches!(over.lane, Lane::Namespace | Lane::Exec | Lane::GatewaySet | Lane::Link)
-            || matches!(over.lane, Lane::Umount | Lane::Remove) && over.uid == Some(0);
+        let of_host = matches!(
+            over.lane,
+            BudgetClass::Namespace | BudgetClass::Exec | BudgetClass::GatewaySet | BudgetClass::Link
+        ) || matches!(over.lane, BudgetClass::Umount | BudgetClass::Remove)
+            && over.uid == Some(0);
         let severity = if of_host { Severity::Warning } else { Severity::Notice };
         let event = Event {
             target: target.map(Shared::new),
@@ -75,12 +78,12 @@ impl Core {
             ..self.event(at, Kind::EventsThrottled, severity, message)
         };
         self.emit(event);
-        if over.lane == Lane::Umount {
+        if over.lane == BudgetClass::Umount {
             self.look_up_busy_mounts_soon(at);
         }
         // What became of its gateways is not known otherwise. The host's namespace is large.
         let is_host = over.netns == Some(self.settings.host_netns);
-        if let Some(netns) = over.netns.filter(|_| !is_host || over.lane == Lane::GatewaySet) {
+        if let Some(netns) = over.netns.filter(|_| !is_host || over.lane == BudgetClass::GatewaySet) {
             self.request(Request::Netns { netns });
         }
     }
@@ -89,7 +92,7 @@ impl Core {
 impl Core {
     /// Reports for which namespaces there was no room, if that is due.
     pub(super) fn tell_refused(&mut self, now: BootNs, all: bool) {
-        for refused in self.crowd.take_due(now, all) {
+        for refused in self.quota.take_due(now, all) {
             self.emit_refused(now, &refused);
         }
     }

@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 mod address;
 mod address_conflict;
 mod advice;
-mod charge;
 mod cni;
 mod component;
 pub mod culprit;
+mod tenant;
 pub use culprit::{Identity, identity};
 mod daemon;
 mod file_server;
@@ -51,7 +51,6 @@ pub mod wording;
 pub use address::Address;
 pub use address_conflict::{AddressConflict, AddressedPod};
 pub use advice::{Advice, Form, NamedProcess, ProcessLink, Risk, form};
-pub use charge::{Charge, Standing};
 pub use cni::Cni;
 pub use component::Component;
 pub use daemon::{Daemon, Lost, SourceStates};
@@ -78,6 +77,7 @@ pub use subject::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target, TargetProcess, UserNamespace,
 };
 pub use sysctl::Sysctl;
+pub use tenant::{Priority, Tenant};
 pub use throttled::Throttled;
 pub use time::{WallClock, span};
 
@@ -183,9 +183,9 @@ pub struct Event {
     /// Which source observed the fact; not part of the JSON.
     #[serde(skip)]
     pub source: Source,
-    /// Who is charged for it; not part of the JSON.
+    /// The tenant of it; not part of the JSON.
     #[serde(skip)]
-    pub charge: Charge,
+    pub tenant: Tenant,
     /// Sequence number: rises by one per event of this boot.
     pub seq: u64,
     /// Identity of the boot: `/proc/sys/kernel/random/boot_id`.
@@ -272,7 +272,7 @@ impl Event {
             time: String::new(),
             at: 0,
             source: Source::Daemon,
-            charge: Charge::default(),
+            tenant: Tenant::default(),
             seq: 0,
             boot_id: String::new(),
             node: String::new(),

@@ -1,6 +1,6 @@
 //! Which mount a scan is about: a request goes in; the mount comes out, seen by a process of its namespace.
 
-use kevtmon_observation::{HolderReport, MountFacts, PathDoubt, Verdict};
+use kevtmon_observation::{HolderReport, MountFacts, PathUncertainty, Verdict};
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::mountinfo::Mount;
 use kevtmon_types::clock::boot_now;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::mntns_index::{self, Member, MntnsIndex, Seen};
 use super::resolve::replaced::Beginning;
 use super::resolve::{Resolved, Unresolved, View};
-use super::table::Doubt;
+use super::table::Uncertainty;
 use super::{Deadline, ScanRequest, own_tgid, presence, same_directory, target};
 
 /// What a path leads to.
@@ -32,7 +32,7 @@ pub(super) fn locate(
 ) -> Option<Found> {
     if let Some(doubt) = request.origin.as_ref().and_then(|origin| origin.doubt) {
         report.blind_spot(None, doubt.reason());
-        if doubt != PathDoubt::ReadLate {
+        if doubt != PathUncertainty::ReadLate {
             return None;
         }
     }
@@ -144,7 +144,7 @@ pub(super) struct Located {
     /// Whether the path may have led elsewhere when the call began.
     pub(super) may_be_replaced: bool,
     /// Why there is none to be found any more.
-    pub(super) lost: Option<Doubt>,
+    pub(super) lost: Option<Uncertainty>,
 }
 
 impl From<HolderReport> for Located {
@@ -181,7 +181,7 @@ pub(super) fn first(proc: &Proc, request: &ScanRequest, deadline: Deadline) -> L
     let (mut id, mut mount) = (unique(&top), top);
     while is_newer(id) {
         let Some(older) = below(&mount) else {
-            found.lost = Some(Doubt::Covered);
+            found.lost = Some(Uncertainty::Covered);
             return found;
         };
         (id, mount) = (unique(&older), older);
@@ -198,7 +198,7 @@ pub(super) fn first(proc: &Proc, request: &ScanRequest, deadline: Deadline) -> L
 fn meant(proc: &Proc, request: &ScanRequest, members: &[Member]) -> Option<Located> {
     let origin = request.origin.as_ref()?;
     // What a caller shows to others while it calls is told as that.
-    let target = origin.target.filter(|_| matches!(origin.doubt, None | Some(PathDoubt::ReadLate)))?;
+    let target = origin.target.filter(|_| matches!(origin.doubt, None | Some(PathUncertainty::ReadLate)))?;
     let mut seen = members
         .iter()
         .take(mntns_index::MAX_TRIES)
@@ -218,7 +218,7 @@ fn meant(proc: &Proc, request: &ScanRequest, members: &[Member]) -> Option<Locat
             found.report.path = mount.mountpoint.clone();
             found.report.mount = Some(mount.facts(request.mntns, unique));
         }
-        None => found.lost = Some(Doubt::Gone),
+        None => found.lost = Some(Uncertainty::Gone),
     }
     Some(found)
 }

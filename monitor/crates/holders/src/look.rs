@@ -8,13 +8,13 @@ use kevtmon_sources::procfs::readers::{Answer, BlockingReaders, Unread};
 use super::ScanRequest;
 use super::jobs::{Locate, Measured, Terms};
 use super::locate::Located;
-use super::table::{Doubt, Tables};
+use super::table::{Tables, Uncertainty};
 use super::worker::PATIENCE;
 
 pub(super) struct Look {
     pub(super) located: Located,
     /// Why that is only likely what was meant.
-    pub(super) doubt: Option<Doubt>,
+    pub(super) doubt: Option<Uncertainty>,
     /// The processor time that it took.
     pub(super) took: Duration,
 }
@@ -33,12 +33,12 @@ pub(super) fn look(
     let doubt = match events {
         _ if located.is_meant => None,
         // What is found there later is another look's.
-        _ if located.report.mount.is_none() => Some(Doubt::NotSeen),
-        _ if !located.report.complete => Some(Doubt::Path),
-        _ if located.may_be_replaced => Some(Doubt::Replaced),
+        _ if located.report.mount.is_none() => Some(Uncertainty::NotSeen),
+        _ if !located.report.complete => Some(Uncertainty::Path),
+        _ if located.may_be_replaced => Some(Uncertainty::Replaced),
         // The number only grows: what it is after the look, it was all the while.
-        Some((of_call, now)) => (of_call != now).then_some(Doubt::Changed),
-        None => Some(Doubt::NotSeen),
+        Some((of_call, now)) => (of_call != now).then_some(Uncertainty::Changed),
+        None => Some(Uncertainty::NotSeen),
     };
     Ok(Look { located, doubt, took })
 }
@@ -48,7 +48,7 @@ impl Look {
     pub(super) fn leads_to(&self, id: u64, identity: &MountIdentity) -> MountPresence {
         let report = &self.located.report;
         let found = report.mount.as_ref().and_then(|mount| mount.identity());
-        let doubt = self.doubt.map(Doubt::reason);
+        let doubt = self.doubt.map(Uncertainty::reason);
         let blind = report.blind_spots.last().map(|spot| spot.reason.as_str());
         match (found, doubt, blind) {
             (Some(found), None, None) => MountPresence::known(id, found.is_same(identity)),
@@ -73,15 +73,15 @@ mod tests {
         let identity = mount(410).identity().unwrap();
         for (id, doubt, present) in [
             (410, None, (Some(true), false)),
-            (410, Some(Doubt::Changed), (Some(true), true)),
+            (410, Some(Uncertainty::Changed), (Some(true), true)),
             (411, None, (Some(false), false)),
-            (411, Some(Doubt::Changed), (None, false)),
+            (411, Some(Uncertainty::Changed), (None, false)),
         ] {
             let report = HolderReport { mount: Some(mount(id)), ..HolderReport::skipped(1, "/mnt/x") };
             let look = Look { located: report.into(), doubt, took: Duration::ZERO };
             let found = look.leads_to(7, &identity);
             assert_eq!((found.present, found.is_likely), present, "{id} {doubt:?}");
-            assert_eq!(found.reason.as_deref(), doubt.map(Doubt::reason));
+            assert_eq!(found.reason.as_deref(), doubt.map(Uncertainty::reason));
         }
     }
 }

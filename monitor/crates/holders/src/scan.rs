@@ -22,9 +22,9 @@ use super::mntns_index::{MntnsIndex, Seen};
 use super::pins::Visitor;
 use super::progress::{Progress, Stage};
 use super::propagation::{self, Copies, MountCopy, NamespaceMounts};
+use super::scan_order::ScanOrder;
 use super::scope::Scope;
 use super::searched::{ScanTargets, SearchedMount};
-use super::turns::Turns;
 use super::{Deadline, ScanRequest, TOO_LONG, own_directory, own_tgid};
 
 /// The list of processes is never longer than this takes; a reader would be ended soon after.
@@ -39,8 +39,8 @@ const NOTE_EVERY: Duration = Duration::from_millis(100);
 mod doubts;
 mod newcomers;
 mod process;
-mod room;
 mod shared;
+mod table_memory;
 mod verdict;
 mod views;
 mod wanted;
@@ -81,7 +81,7 @@ pub(super) struct Scan<'p> {
     /// What the kernel lists itself.
     listed: Option<Listed>,
     own: Option<u32>,
-    turns: Turns,
+    scan_order: ScanOrder,
     /// A process, and its thread whose table of descriptors was looked at to its end.
     table: Option<(u32, u32)>,
     /// Whether somebody wants to know who holds it though no unmount was refused.
@@ -128,7 +128,7 @@ impl<'p> Scan<'p> {
             visitor: Visitor::new(own_directory(proc)),
             listed: None,
             own,
-            turns: Turns::default(),
+            scan_order: ScanOrder::default(),
             table: None,
             on_demand: request.on_demand,
             wants_all: wants_all(request, progress.stage, &report),
@@ -243,7 +243,7 @@ impl<'p> Scan<'p> {
         if is_fuse(&target.fstype) && is_due {
             self.deadline.allow(budget / STAGES_MIN);
             let Serving { servers, is_unserved } =
-                serving(self.proc, target, &mut self.turns, &self.deadline);
+                serving(self.proc, target, &mut self.scan_order, &self.deadline);
             (self.report.servers, self.report.unserved) = (servers, is_unserved);
         }
         Outcome {
@@ -365,7 +365,7 @@ impl<'p> Scan<'p> {
         if let Some(listed) = &mut self.listed {
             left.retain(|tgid| listed.may_hold(stage, *tgid));
         }
-        let left = self.turns.order(self.proc, left, &self.deadline);
+        let left = self.scan_order.order(self.proc, left, &self.deadline);
         let mut looked = false;
         for (count, tgid) in left.iter().copied().enumerate() {
             // One at least, so that each part gets on.
@@ -427,10 +427,10 @@ impl<'p> Scan<'p> {
         let left = (!outcome.is_done).then(|| self.progress_now());
         let mut report = self.report;
         report.verdict = outcome.verdict;
-        let room = self.most_listed.saturating_sub(report.holders.len());
-        let omitted = outcome.namespaces.len().saturating_sub(room);
+        let memory = self.most_listed.saturating_sub(report.holders.len());
+        let omitted = outcome.namespaces.len().saturating_sub(memory);
         report.holders_omitted += u32::try_from(omitted).unwrap_or(u32::MAX);
-        report.holders.extend(outcome.namespaces.into_iter().take(room));
+        report.holders.extend(outcome.namespaces.into_iter().take(memory));
         if left.is_some() {
             report.blind_spot(None, "the time for one scan ran out");
         }

@@ -23,7 +23,7 @@ impl std::fmt::Debug for Tables {
 
 /// Why a mount is only likely the one that was meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Doubt {
+pub(super) enum Uncertainty {
     /// Mounts have changed since: it may have gone or been moved, and another one be seen in its place.
     Changed,
     /// What is seen there is newer.
@@ -38,7 +38,7 @@ pub(super) enum Doubt {
     Replaced,
 }
 
-impl Doubt {
+impl Uncertainty {
     /// As a reason for an answer that is not complete.
     pub(super) fn reason(self) -> &'static str {
         match self {

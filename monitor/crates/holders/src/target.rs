@@ -99,7 +99,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use kevtmon_observation::{PathDoubt, PathOrigin};
+    use kevtmon_observation::{PathOrigin, PathUncertainty};
 
     use super::*;
 
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(of("a/./b/", None).as_deref(), Some("/sys/fs/cgroup/a/b"));
         assert_eq!(of("//sys/fs/cgroup/a", None).as_deref(), Some("/sys/fs/cgroup/a"));
         assert_eq!(of("a/../b", None), None);
-        assert_eq!(of("a", Some(PathDoubt::Changed)), None);
+        assert_eq!(of("a", Some(PathUncertainty::Changed)), None);
         assert_eq!(text(&request("/a")), None, "without an origin it is about no call");
     }
 

@@ -7,7 +7,9 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use kevtmon_observation::{Access, CallerDirectory, Holder, MeantMount, MountIdentity, PathDoubt, Verdict};
+use kevtmon_observation::{
+    Access, CallerDirectory, Holder, MeantMount, MountIdentity, PathUncertainty, Verdict,
+};
 use kevtmon_sources::procfs::mountinfo::MountTable;
 use kevtmon_sources::procfs::statmount::MountNamespace;
 use parts::scan_part;
@@ -16,7 +18,7 @@ use sandbox::{Child, MountSandbox, Step, c_path, umount};
 use super::locate::first;
 use super::progress::Progress;
 use super::scan::Scan;
-use super::table::Doubt;
+use super::table::Uncertainty;
 use super::*;
 
 mod copies;

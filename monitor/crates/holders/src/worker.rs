@@ -25,9 +25,9 @@ use super::attached::Attached;
 use super::jobs::{self, Measured, Scanned, Terms};
 use super::locate::Located;
 use super::look::{Look, look};
-use super::places::{Kind, Places};
 use super::progress::Progress;
-use super::table::{Doubt, Tables};
+use super::scan_queue::{Kind, ScanQueue};
+use super::table::{Tables, Uncertainty};
 use super::{DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest};
 
 /// Longest wait for the answer of a reader, which notices by itself when its time is over. One that hangs is replaced.
@@ -80,15 +80,15 @@ struct Shared {
 
 /// Which of the two threads: neither waits for what the other one does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lane {
+enum ScanThread {
     /// For pods' volumes and the host.
     Host,
-    Strangers,
+    Others,
 }
 
-impl Lane {
+impl ScanThread {
     fn of(rank: Rank) -> Self {
-        if rank == Rank::Other { Self::Strangers } else { Self::Host }
+        if rank == Rank::Other { Self::Others } else { Self::Host }
     }
 }
 
@@ -111,7 +111,7 @@ struct Scan {
     begun: Option<Instant>,
     told: Option<HolderReport>,
     /// Whether what it finds at the path is only likely the mount that was meant.
-    doubt: Option<Doubt>,
+    doubt: Option<Uncertainty>,
     /// Processor time that finding the mount took, and that was not rested after yet.
     located: Duration,
 }
@@ -120,7 +120,7 @@ impl From<ScanRequest> for Scan {
     fn from(request: ScanRequest) -> Self {
         // Recordings and `kevtmon holders` have none.
         let is_call = request.origin.is_some() && !request.mount_only;
-        let doubt = is_call.then_some(Doubt::NotSeen);
+        let doubt = is_call.then_some(Uncertainty::NotSeen);
         let located = Duration::ZERO;
         Self { request, progress: Progress::default(), begun: None, told: None, doubt, located }
     }
@@ -128,7 +128,7 @@ impl From<ScanRequest> for Scan {
 
 #[derive(Debug, Default)]
 struct State {
-    places: Places<Work>,
+    places: ScanQueue<Work>,
     rest: Rest,
     ended: bool,
 }
@@ -141,11 +141,11 @@ struct State {
 pub fn spawn(readers: Readers, tx: Sender, limits: Limits) -> io::Result<Scanner> {
     let shared = Arc::new(Shared::default());
     let scanner = Scanner { shared: Arc::clone(&shared), queue: limits.queue };
-    for (lane, name) in [(Lane::Host, "holders"), (Lane::Strangers, "holders-others")] {
+    for (thread, name) in [(ScanThread::Host, "holders"), (ScanThread::Others, "holders-others")] {
         let (shared, tx) = (Arc::clone(&shared), tx.clone());
         let readers = BlockingReaders::new(readers.clone())?;
         thread::Builder::new().name(name.to_owned()).spawn(move || {
-            work(&readers, &shared, &tx, (lane, limits));
+            work(&readers, &shared, &tx, (thread, limits));
             shared.end();
         })?;
     }
@@ -227,17 +227,19 @@ impl State {
         self.places.add(share, kind, work, max)
     }
 
-    fn next(&mut self, lane: Lane, now: Instant) -> Option<(Share, Work)> {
+    fn next(&mut self, thread: ScanThread, now: Instant) -> Option<(Share, Work)> {
         let Self { places, rest, .. } = self;
-        places.next(|rank, kind| Lane::of(rank) == lane && rest.is_over(rank, kind, now))
+        places.next(|rank, kind| ScanThread::of(rank) == thread && rest.is_over(rank, kind, now))
     }
 
     /// Begins the rest after work of this kind, which leaves something to go on with or not.
     fn rest_after(&mut self, (rank, kind): (Rank, Kind), took: Duration, leaves: bool, limits: &Limits) {
         let now = Instant::now();
         self.rest.add(rank, took, limits, now);
-        let waits =
-            || self.places.any(|rank, kind| Lane::of(rank) == Lane::Host && kind == Kind::Continuation);
+        let waits = || {
+            self.places
+                .any(|rank, kind| ScanThread::of(rank) == ScanThread::Host && kind == Kind::Continuation)
+        };
         if rank != Rank::Other && (kind == Kind::Continuation || leaves && !waits()) {
             self.rest.go_on = now + rest_after(took, limits.max_rest);
         }
@@ -255,18 +257,18 @@ impl Shared {
     }
 
     /// What to do next, as far as the rest is over; `None` at the end.
-    fn next(&self, lane: Lane) -> Option<(Share, Work, Rest)> {
+    fn next(&self, thread: ScanThread) -> Option<(Share, Work, Rest)> {
         let mut state = self.lock();
         loop {
             if state.ended {
                 return None;
             }
             let (now, rest) = (Instant::now(), state.rest);
-            if let Some((share, work)) = state.next(lane, now) {
+            if let Some((share, work)) = state.next(thread, now) {
                 return Some((share, work, rest));
             }
             let is_due = |until: &Instant, rank, kind| {
-                Lane::of(rank) == lane && rest.until(rank, kind).is_some_and(|due| due == *until)
+                ScanThread::of(rank) == thread && rest.until(rank, kind).is_some_and(|due| due == *until)
             };
             let due = [rest.begin, rest.go_on, rest.all]
                 .into_iter()
@@ -282,11 +284,11 @@ impl Shared {
     }
 }
 
-fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, (lane, limits): (Lane, Limits)) {
-    while let Some((share, work, rest)) = shared.next(lane) {
+fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, (thread, limits): (ScanThread, Limits)) {
+    while let Some((share, work, rest)) = shared.next(thread) {
         let (rank, kind) = (share.rank, work.kind());
         let budget = rest.budget(rank, kind, &limits, Instant::now());
-        let terms = Terms { budget, in_background: lane == Lane::Strangers };
+        let terms = Terms { budget, in_background: thread == ScanThread::Others };
         let Done { reply, took, left } = work.carry_out(readers, &shared.tables, terms);
         if let Some(reply) = reply
             && tx.blocking_send(observed_now(reply)).is_err()

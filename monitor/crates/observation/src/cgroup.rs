@@ -160,7 +160,7 @@ pub fn identify(path: &str) -> CgroupIdentity {
     identity
 }
 
-/// Who is charged for what a process does, so that nobody uses up what is there for all: its container, its user, else
+/// The tenant of what a process does, so that nobody uses up what is there for all: its container, its user, else
 /// its unit. Whoever can make control groups of his own below that gets no more by it.
 #[must_use]
 pub fn account(path: &str) -> &str {
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_user_is_charged_for_all_of_his_sessions_and_a_container_for_what_is_in_it() {
-        for (path, charged) in [
+        for (path, tenants) in [
             ("/user.slice/user-1000.slice/session-3.scope", "user-1000.slice"),
             ("/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope/y", "user-1000.slice"),
             ("/system.slice/docker-{A}.scope/made/here", "docker-{A}.scope"),
@@ -365,7 +365,7 @@ mod tests {
             ("/group/below", "group"),
             ("/", "/"),
         ] {
-            assert_eq!(account(&fill(path)), fill(charged), "{path}");
+            assert_eq!(account(&fill(path)), fill(tenants), "{path}");
         }
     }
 

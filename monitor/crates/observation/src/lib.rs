@@ -46,8 +46,8 @@ pub use leak::{
 pub use log::{LogLine, LogSays, RbdRefusal};
 pub use mount::{
     Access, BlindSpot, CallStart, CallerDirectory, DetachedMount, Holder, HolderReport, LoopDevice,
-    MeantMount, MountFacts, MountIdentity, MountPresence, MountSyscall, MountedElsewhere, PathDoubt,
-    PathOrigin, Rank, SecondPath, Share, TableMark, UmountAttempt, Verdict, VolumeData,
+    MeantMount, MountFacts, MountIdentity, MountPresence, MountSyscall, MountedElsewhere, PathOrigin,
+    PathUncertainty, Rank, SecondPath, Share, TableMark, UmountAttempt, Verdict, VolumeData,
 };
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{
@@ -63,7 +63,7 @@ pub use rbd::{ImageName, RbdCommand, RbdExec, RbdImage, RbdImages, RbdNumber, Rb
 pub use runtime::{
     ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof,
 };
-pub use source::{KnownNetns, Lane, Loss, SourceKind, SourceStatus, Throttled};
+pub use source::{BudgetClass, KnownNetns, Loss, SourceKind, SourceStatus, Throttled};
 pub use sysctl::{InterfaceSysctls, RpFilter, SysctlWrite};
 pub use unmounter::{UmountCall, UnmountedMount, Unmounter};
 pub use veth::{HostNeighbor, VethPeer};

@@ -1,7 +1,7 @@
 //! Calls that a busy mount refuses, and what pins the mount.
 
 pub use call::{
-    CallStart, CallerDirectory, MeantMount, MountSyscall, PathDoubt, PathOrigin, SecondPath, TableMark,
+    CallStart, CallerDirectory, MeantMount, MountSyscall, PathOrigin, PathUncertainty, SecondPath, TableMark,
     UmountAttempt,
 };
 pub use loop_device::{LoopDevice, MountedElsewhere};

@@ -91,7 +91,7 @@ impl Loss {
 /// What has a budget of its own in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Lane {
+pub enum BudgetClass {
     /// Neighbor changes in one namespace of the host or of a container, by one control group, or by all together.
     Namespace,
     /// Neighbor changes in all namespaces of one unprivileged user.
@@ -111,7 +111,7 @@ pub enum Lane {
     Link,
 }
 
-impl Lane {
+impl BudgetClass {
     /// As in events and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -133,7 +133,7 @@ impl Lane {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Throttled {
     /// Whose budget it was.
-    pub lane: Lane,
+    pub lane: BudgetClass,
     /// The network namespace, where it is one.
     pub netns: Option<NsInum>,
     /// The user in the initial user namespace, where it is one.

@@ -7,7 +7,7 @@ use aya::maps::{Array, HashMap, MapData};
 use kevtmon_ebpf::Counter;
 use kevtmon_ebpf::lanes::{NO_GROUP, SourceBudget, SourceKey, counter, lane, shared};
 use kevtmon_metrics::KernelMetric;
-use kevtmon_observation::{BootNs, Lane, Throttled};
+use kevtmon_observation::{BootNs, BudgetClass, Throttled};
 use kevtmon_types::clock::SECOND;
 use zerocopy::FromBytes as _;
 
@@ -26,14 +26,14 @@ const FORGOTTEN_NS: u64 = 60 * SECOND;
 pub(super) const RECORDS: Records = Records {
     kinds: &[],
     counts: &[
-        over(counter::NAMESPACE, &[Lane::Namespace.name()]),
-        over(counter::OWNER, &[Lane::Owner.name()]),
-        over(counter::UNKNOWN, &[Lane::Unknown.name()]),
-        over(counter::UMOUNT, &[Lane::Umount.name()]),
-        over(counter::REMOVE, &[Lane::Remove.name()]),
-        over(counter::EXEC, &[Lane::Exec.name()]),
-        over(counter::GATEWAY_SET, &[Lane::GatewaySet.name()]),
-        over(counter::LINK, &[Lane::Link.name()]),
+        over(counter::NAMESPACE, &[BudgetClass::Namespace.name()]),
+        over(counter::OWNER, &[BudgetClass::Owner.name()]),
+        over(counter::UNKNOWN, &[BudgetClass::Unknown.name()]),
+        over(counter::UMOUNT, &[BudgetClass::Umount.name()]),
+        over(counter::REMOVE, &[BudgetClass::Remove.name()]),
+        over(counter::EXEC, &[BudgetClass::Exec.name()]),
+        over(counter::GATEWAY_SET, &[BudgetClass::GatewaySet.name()]),
+        over(counter::LINK, &[BudgetClass::Link.name()]),
     ],
     losses: &[],
 };
@@ -176,22 +176,23 @@ fn groups_by_place(keys: impl Iterator<Item = SourceKey>) -> BTreeMap<u64, u64> 
 
 fn throttled(key: &SourceKey, budget: &SourceBudget, count: u64, from: BootNs) -> Throttled {
     let lane = match key.lane {
-        lane::NAMESPACE => Lane::Namespace,
-        lane::OWNER => Lane::Owner,
+        lane::NAMESPACE => BudgetClass::Namespace,
+        lane::OWNER => BudgetClass::Owner,
         lane::UMOUNT_OF_USER | lane::UMOUNT_ON_HOST | lane::UMOUNT_IN_MNTNS | lane::UMOUNT_IN_USERNS => {
-            Lane::Umount
+            BudgetClass::Umount
         }
         lane::REMOVE_OF_USER | lane::REMOVE_ON_HOST | lane::REMOVE_IN_MNTNS | lane::REMOVE_IN_USERNS => {
-            Lane::Remove
+            BudgetClass::Remove
         }
-        lane::EXEC => Lane::Exec,
-        lane::GATEWAY_SET => Lane::GatewaySet,
-        lane::LINK => Lane::Link,
-        _ => Lane::Unknown,
+        lane::EXEC => BudgetClass::Exec,
+        lane::GATEWAY_SET => BudgetClass::GatewaySet,
+        lane::LINK => BudgetClass::Link,
+        _ => BudgetClass::Unknown,
     };
     Throttled {
         lane,
-        netns: matches!(lane, Lane::Namespace | Lane::GatewaySet | Lane::Link).then_some(key.namespace),
+        netns: matches!(lane, BudgetClass::Namespace | BudgetClass::GatewaySet | BudgetClass::Link)
+            .then_some(key.namespace),
         // Root of another user namespace that root made is not root.
         uid: matches!(
             key.lane,

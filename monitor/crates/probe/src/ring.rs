@@ -137,12 +137,12 @@ impl BpfSource {
         let mut read = 0;
         loop {
             // Room in the queue first: an observation that is taken must never be dropped.
-            let room = outlet.room().await?;
+            let slot = outlet.slot().await?;
             if let Some(observation) = lineages.next() {
-                room.send(observation);
+                slot.send(observation);
                 continue;
             }
-            drop(room);
+            drop(slot);
             let Some(item) = self.ring.next() else {
                 return Some(read);
             };
@@ -175,9 +175,9 @@ impl BpfSource {
     async fn report(&self, account: &mut Account, outlet: &mut Outlet, all: bool) -> bool {
         account.look(&self.counts, all);
         while account.has_due() {
-            let Some(room) = outlet.room().await else { return false };
+            let Some(slot) = outlet.slot().await else { return false };
             if let Some(fact) = account.take_due() {
-                room.send(observed_now(fact));
+                slot.send(observed_now(fact));
             }
         }
         true
@@ -190,24 +190,24 @@ struct Outlet {
     texts: usize,
 }
 
-struct Room<'a> {
+struct ChannelSlot<'a> {
     permit: mpsc::Permit<'a, Observation>,
     texts: &'a mut usize,
 }
 
 impl Outlet {
     /// Waits for room; `None` once the core is gone. Cancel-safe.
-    async fn room(&mut self) -> Option<Room<'_>> {
+    async fn slot(&mut self) -> Option<ChannelSlot<'_>> {
         if self.texts >= UNTAKEN_TEXTS {
             let most = self.tx.max_capacity();
             drop(self.tx.reserve_many(most.saturating_sub(LEFT).max(1)).await.ok()?);
             self.texts = 0;
         }
-        Some(Room { permit: self.tx.reserve().await.ok()?, texts: &mut self.texts })
+        Some(ChannelSlot { permit: self.tx.reserve().await.ok()?, texts: &mut self.texts })
     }
 }
 
-impl Room<'_> {
+impl ChannelSlot<'_> {
     fn send(self, observation: Observation) {
         *self.texts += observation.text_bytes();
         self.permit.send(observation);

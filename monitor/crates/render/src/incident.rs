@@ -21,13 +21,13 @@ pub(super) fn confidence(confidence: Confidence) -> &'static str {
 }
 
 /// `resolved: …`: the summary, behind what is to be said of it where it is not known to be so now.
-pub(super) fn headline(standing: Option<&str>, summary: &str) -> String {
-    standing.map_or_else(|| escaped(summary), |standing| format!("{standing}: {}", escaped(summary)))
+pub(super) fn headline(status: Option<&str>, summary: &str) -> String {
+    status.map_or_else(|| escaped(summary), |status| format!("{status}: {}", escaped(summary)))
 }
 
 /// What was found healthy, which is as old as the summary.
-pub(super) fn ruled_out(standing: Option<&str>, healthy: &[String]) -> String {
-    let then = if standing.is_some() { " then" } else { "" };
+pub(super) fn ruled_out(status: Option<&str>, healthy: &[String]) -> String {
+    let then = if status.is_some() { " then" } else { "" };
     format!("ruled out{then}: {}", escaped(&healthy.join("; ")))
 }
 
@@ -83,7 +83,7 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
     let (severity, kind) = (format!("{:<8}", incident.severity.name()), escaped(&incident.kind));
     let painted = pretty.paint(severity_style(incident.severity), &severity);
     page.line(&format!("{painted} {}", pretty.paint(Style::Bold, &kind)));
-    page.put(INDENT, None, &headline(view.standing(), &incident.summary));
+    page.put(INDENT, None, &headline(view.status(), &incident.summary));
     let (closed, well_since) = (incident.closed.as_deref(), view.well_since.as_deref());
     let mut course =
         course(&incident.opened, closed, incident.close_reason, well_since, view.stale.as_ref(), clock);
@@ -107,7 +107,7 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
         detail("cause", &escaped(&incident.caused_by.join(", ")));
     }
     if !incident.ruled_out.is_empty() {
-        page.put(INDENT, None, &ruled_out(view.standing(), &incident.ruled_out));
+        page.put(INDENT, None, &ruled_out(view.status(), &incident.ruled_out));
     }
     incident.advice.iter().for_each(|advice| page.advice(INDENT, advice));
     if let Some(stale) = &view.stale {

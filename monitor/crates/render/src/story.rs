@@ -106,9 +106,9 @@ impl Page<'_> {
             course.push_str(&format!(", episode {}", incident.episode));
         }
         self.dim(4, &course);
-        self.out.put(4, None, &headline(incident.standing(), &incident.summary));
+        self.out.put(4, None, &headline(incident.status(), &incident.summary));
         if !incident.ruled_out.is_empty() {
-            self.dim(4, &ruled_out(incident.standing(), &incident.ruled_out));
+            self.dim(4, &ruled_out(incident.status(), &incident.ruled_out));
         }
     }
 

@@ -45,7 +45,7 @@ thresholds! {
 /// What calls did of which it is not known yet where they were made.
 const ACTS_MAX: usize = 256;
 /// Interfaces that one incident names, and follows.
-const HARM_MAX: usize = 8;
+const IMPACT_MAX: usize = 8;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct CniNetnsMismatch {
@@ -65,7 +65,7 @@ struct Mismatch {
     netns: NsInum,
     /// What is said of it, but for the harm.
     said: String,
-    harm: Vec<Act>,
+    impact: Vec<Act>,
 }
 
 /// What a `DEL` did to an interface.
@@ -125,8 +125,8 @@ impl Act {
 
 impl Mismatch {
     fn summary(&self) -> String {
-        let harm: Vec<String> = self.harm.iter().map(Act::phrase).collect();
-        match &harm[..] {
+        let impact: Vec<String> = self.impact.iter().map(Act::phrase).collect();
+        match &impact[..] {
             [] => self.said.clone(),
             [before @ .., last] if !before.is_empty() => {
                 format!("{}; it {} and {last} there", self.said, before.join(", "))
@@ -142,7 +142,7 @@ impl Mismatch {
             vec![advice(form::SHOW_CALLS, "list the CNI calls for the sandbox, with their results", &calls)];
         let is_of_host = self.netns == context.node.host_netns;
         let inside = InNetns::of(context, self.netns, &context.node.target(self.netns));
-        for act in self.harm.iter().filter(|act| act.effect == Effect::SetDown && act.lasts(context)) {
+        for act in self.impact.iter().filter(|act| act.effect == Effect::SetDown && act.lasts(context)) {
             let text = format!("set {} up again", name(&act.ifname));
             let step = inside.as_ref().map(|inside| inside.set_up(&act.ifname, &text));
             steps.extend(if is_of_host { Some(set_up(&act.ifname, &text)) } else { step });
@@ -180,8 +180,8 @@ impl CniNetnsMismatch {
             short_id(id),
             name(path)
         );
-        let harm = self.open.remove(id).filter(|known| known.netns == netns).map(|known| known.harm);
-        let mismatch = Mismatch { call: call.id, netns, said, harm: harm.unwrap_or_default() };
+        let impact = self.open.remove(id).filter(|known| known.netns == netns).map(|known| known.impact);
+        let mismatch = Mismatch { call: call.id, netns, said, impact: impact.unwrap_or_default() };
         let steps = mismatch.steps(context, id);
         // The namespace was looked for after the call began.
         let confidence = Confidence::Likely;
@@ -202,19 +202,19 @@ impl CniNetnsMismatch {
         let (its, others) = std::mem::take(&mut self.acts).into_iter().partition::<VecDeque<_>, _>(is_its);
         self.acts = others;
         for act in its {
-            self.harmed(context, id, act, findings);
+            self.affected(context, id, act, findings);
         }
         self.review(context, netns, false, findings);
     }
 
     /// The `DEL` of this sandbox has done something to an interface of others.
-    fn harmed(&mut self, context: &Context<'_>, id: &str, act: Act, findings: &mut Findings) {
+    fn affected(&mut self, context: &Context<'_>, id: &str, act: Act, findings: &mut Findings) {
         let Some(open) = self.open.get_mut(id) else { return };
         let evidence = vec![act.seq];
         // What was set down before it was deleted is told once.
-        open.harm.retain(|known| known.ifindex != act.ifindex);
-        if open.harm.len() < HARM_MAX {
-            open.harm.push(act);
+        open.impact.retain(|known| known.ifindex != act.ifindex);
+        if open.impact.len() < IMPACT_MAX {
+            open.impact.push(act);
         }
         findings.report(Report {
             advice: Some(open.steps(context, id)),
@@ -228,8 +228,8 @@ impl CniNetnsMismatch {
     fn review(&mut self, context: &Context<'_>, netns: NsInum, gone: bool, findings: &mut Findings) {
         let is_over = |_: &String, open: &mut Mismatch| {
             open.netns == netns
-                && !open.harm.is_empty()
-                && (gone || !open.harm.iter().any(|act| act.lasts(context)))
+                && !open.impact.is_empty()
+                && (gone || !open.impact.iter().any(|act| act.lasts(context)))
         };
         let reason = if gone { CloseReason::SubjectGone } else { CloseReason::Resolved };
         for (id, _) in self.open.extract_if(.., is_over) {
@@ -299,7 +299,7 @@ impl Diagnosis for CniNetnsMismatch {
         {
             let is_known = |open: &Mismatch| (open.call, open.netns) == (act.call, act.netns);
             if self.open.get(&id).is_some_and(is_known) {
-                self.harmed(context, &id, act, findings);
+                self.affected(context, &id, act, findings);
             } else {
                 // Where the call was made is not known yet.
                 if self.acts.len() >= ACTS_MAX {
@@ -329,7 +329,7 @@ impl Diagnosis for CniNetnsMismatch {
             let lasts = |open: &Mismatch| {
                 open.netns != context.node.host_netns
                     && context.node.namespaces.get(open.netns).is_some()
-                    && open.harm.iter().any(|act| act.lasts(context))
+                    && open.impact.iter().any(|act| act.lasts(context))
             };
             if self.open.get(&id).is_some_and(lasts) {
                 self.timers.set(&id, context.now.saturating_add(self.expire()));
@@ -351,7 +351,7 @@ impl Diagnosis for CniNetnsMismatch {
         self.timers.set(&id, last.saturating_add(self.expire()));
         // What it did is not known any more, but for the summary.
         let (netns, said) = (cni.netns_inode.unwrap_or_default(), incident.summary.clone());
-        self.open.insert(id.clone(), Mismatch { call: 0, netns, said, harm: Vec::new() });
+        self.open.insert(id.clone(), Mismatch { call: 0, netns, said, impact: Vec::new() });
         Some(id)
     }
 

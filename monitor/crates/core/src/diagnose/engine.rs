@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::advice::is_offered;
 use super::finding::{Finding, Findings, IncidentObjects, Report};
-use super::flapping::{Flapping, Lull, is_own_doing};
+use super::flapping::{Flapping, QuietPeriod, is_own_doing};
 use super::identity::{IdGenerator, IncidentId};
 use super::incidents::{Incidents, OpenIncident, Recount};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
@@ -249,8 +249,8 @@ impl Engine {
 
     /// The open incidents that are over for the moment.
     #[must_use]
-    pub fn lulls(&self) -> Vec<Lull> {
-        self.flapping.lulls(self.clock)
+    pub fn quiet_periods(&self) -> Vec<QuietPeriod> {
+        self.flapping.quiet_periods(self.clock)
     }
 
     /// How often the open incidents have been seen by now.

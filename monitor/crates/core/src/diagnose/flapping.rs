@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::IncidentObjects;
 use super::identity::IncidentId;
-use crate::node::charge::{is_by_itself, of_target};
+use crate::node::tenant::{is_by_itself, of_target};
 
 /// A container may have eight ends told at once, each of which it has back after this time.
 const INTERVAL: BootNs = 5 * SECOND;
@@ -23,7 +23,7 @@ const CALM: BootNs = 10 * SECOND;
 
 /// An open incident that is over for the moment; its end counts once it has lasted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lull {
+pub struct QuietPeriod {
     pub id: String,
     /// Since when nothing is wrong, RFC 3339.
     pub since: String,
@@ -66,12 +66,12 @@ impl Flapping {
     }
 
     /// The incidents whose end is not told yet.
-    pub(super) fn lulls(&self, clock: WallClock) -> Vec<Lull> {
-        let lull = |(id, due): (&IncidentId, &BootNs)| Lull {
+    pub(super) fn quiet_periods(&self, clock: WallClock) -> Vec<QuietPeriod> {
+        let quiet_period = |(id, due): (&IncidentId, &BootNs)| QuietPeriod {
             id: id.text(),
             since: clock.text(due.saturating_sub(CALM)),
         };
-        self.held.iter().map(lull).collect()
+        self.held.iter().map(quiet_period).collect()
     }
 
     /// When [`Self::take_due`] has something.
@@ -111,9 +111,9 @@ mod tests {
         let held = (0..1000).filter(|number| flapping.holds(id(*number), &objects, 1));
         assert_eq!(held.count(), 1000 - 8);
         assert!(!flapping.resume(id(0)) && flapping.resume(id(999)) && !flapping.resume(id(999)));
-        let lulls = flapping.lulls(WallClock::default());
-        let first = Lull { id: id(8).text(), since: WallClock::default().text(1) };
-        assert_eq!((lulls.len(), &lulls[0]), (1000 - 9, &first), "they are over for now");
+        let quiet_periods = flapping.quiet_periods(WallClock::default());
+        let first = QuietPeriod { id: id(8).text(), since: WallClock::default().text(1) };
+        assert_eq!((quiet_periods.len(), &quiet_periods[0]), (1000 - 9, &first), "they are over for now");
         assert_eq!((flapping.deadline(), flapping.take_due(CALM)), (Some(CALM + 1), None));
         assert_eq!(flapping.take_due(CALM + 1), Some(id(8)));
         // One of each five seconds is told at once.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, IncidentObjects, Repeat, Report};
 use super::identity::IncidentId;
-use crate::node::charge::of_target;
+use crate::node::tenant::of_target;
 
 /// Up to this number of times a changed summary alone is notable; after that it appears in the next update.
 const SUMMARY_UPDATES_MAX: u32 = 16;

@@ -73,7 +73,7 @@ mod volume_busy;
 
 pub use engine::{Engine, IncidentChange, RestoreError, Saved};
 pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
-pub use flapping::Lull;
+pub use flapping::QuietPeriod;
 pub use gateway_health::{GatewayHealth, gateway_health};
 pub use incidents::{Incidents, OpenIncident, Recount};
 pub use kind::{IncidentKind, Watch};

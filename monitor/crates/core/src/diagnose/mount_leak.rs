@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
-use crate::node::charge;
+use crate::node::tenant;
 
 mod steps;
 mod wording;
@@ -176,7 +176,7 @@ impl MountLeak {
             pod: first.mount.pod.clone(),
             ..Target::unknown(kevtmon_event::Join::Ok)
         };
-        // What a user does in a namespace of his own is not charged to a pod.
+        // What a user does in a namespace of his own does not count for a pod.
         let has_owner = !holder.in_userns && (owner.container.is_some() || owner.pod.is_some());
         let listed = leaks.iter().take(LEAKS_MAX).map(|leak| leak.mount.clone()).collect();
         let summary = wording::summary(leaks, &self.found.kernel, self.refused(context, &first.mount));
@@ -228,7 +228,7 @@ fn account(holder: &Actor) -> String {
     }
     match holder.uid {
         Some(uid) if uid != 0 => format!("uid {uid}"),
-        _ if holder.userns.is_some() => charge::of_process(group, holder.uid, true).into_owned(),
+        _ if holder.userns.is_some() => tenant::of_process(group, holder.uid, true).into_owned(),
         _ => format!("{}@{}", holder.pid, holder.start_time_ns),
     }
 }

@@ -12,7 +12,7 @@ use kevtmon_observation::{
     BootNs, ComponentFacts, ContainerFacts, PodIdentity, PodProof, Request, SandboxCheckpoint,
 };
 use kevtmon_types::settings::{Thresholds, Unit, thresholds};
-use kubelet::Fate;
+use kubelet::KubeletImpact;
 use serde::{Deserialize, Serialize};
 
 use super::finding::{Findings, IncidentObjects, Report};
@@ -74,7 +74,7 @@ struct Orphan {
 }
 
 /// What the lists of the runtimes tell about a container.
-enum Judgement {
+enum Assessment {
     /// The sandbox that it lacks.
     Orphan(String),
     /// It is gone, or has what it needs.
@@ -129,12 +129,12 @@ impl OrphanContainer {
 
     fn check(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
         match judge(context.node, id) {
-            Judgement::Unknown => {}
-            Judgement::Fine => self.forget(id, None, findings),
-            Judgement::Orphan(sandbox) if !self.orphans.contains_key(id) => {
+            Assessment::Unknown => {}
+            Assessment::Fine => self.forget(id, None, findings),
+            Assessment::Orphan(sandbox) if !self.orphans.contains_key(id) => {
                 self.found(context, id, sandbox, findings);
             }
-            Judgement::Orphan(_) => self.report(context, id, findings),
+            Assessment::Orphan(_) => self.report(context, id, findings),
         }
     }
 
@@ -162,9 +162,9 @@ impl OrphanContainer {
         }
         match judge(context.node, id) {
             // Its runtime does not answer: nothing opens on what was known before.
-            Judgement::Unknown => self.timers.set(&id.to_owned(), context.now + LOOK_INTERVAL),
-            Judgement::Fine => self.forget(id, None, findings),
-            Judgement::Orphan(_) => {
+            Assessment::Unknown => self.timers.set(&id.to_owned(), context.now + LOOK_INTERVAL),
+            Assessment::Fine => self.forget(id, None, findings),
+            Assessment::Orphan(_) => {
                 if let Some(orphan) = self.orphans.get_mut(id) {
                     orphan.is_open = true;
                 }
@@ -207,12 +207,12 @@ impl OrphanContainer {
         let open = self.orphans.get(id).filter(|orphan| orphan.is_open);
         let Some((orphan, facts)) = open.zip(node.containers.get(id)) else { return };
         let kubelet = kubelet::last(node);
-        let fate = Fate::of(node, facts, orphan.checkpoint, kubelet);
+        let impact = KubeletImpact::of(node, facts, orphan.checkpoint, kubelet);
         let target = node.target_of(facts);
         let is_live = is_live(facts.state);
         // It works, and nothing is in the way of the kubelet.
-        let is_fine = is_live && fate.severity() == Severity::Info;
-        let summary = wording::summary(&target, &orphan.sandbox, &fate);
+        let is_fine = is_live && impact.severity() == Severity::Info;
+        let summary = wording::summary(&target, &orphan.sandbox, &impact);
         findings.report(Report {
             advice: Some(if is_fine { Vec::new() } else { wording::advice_for(node, &target, is_live) }),
             objects: IncidentObjects {
@@ -227,7 +227,7 @@ impl OrphanContainer {
             first: orphan.first,
             evidence: orphan.evidence.into_iter().collect(),
             found_at_start: orphan.found_at_start,
-            ..Report::new(id.to_owned(), fate.severity(), confidence(facts), summary, context.now)
+            ..Report::new(id.to_owned(), impact.severity(), confidence(facts), summary, context.now)
         });
     }
 
@@ -317,7 +317,7 @@ pub(super) fn may_end(node: &NodeView<'_>, open: &OpenIncident, kubelet: &Compon
         return false;
     };
     let checkpoint = open.objects().sandbox.as_ref().and_then(|sandbox| sandbox.checkpoint);
-    Fate::of(node, facts, checkpoint, Some(kubelet)).may_end()
+    KubeletImpact::of(node, facts, checkpoint, Some(kubelet)).may_end()
 }
 
 /// The sandbox that a container needs, if it is of a pod. No kubelet works with Podman.
@@ -326,23 +326,23 @@ fn sandbox_of(facts: &ContainerFacts) -> Option<&str> {
     facts.pod.as_ref().filter(|_| needs_one)?.sandbox_id.as_deref()
 }
 
-fn judge(node: &NodeView<'_>, id: &str) -> Judgement {
+fn judge(node: &NodeView<'_>, id: &str) -> Assessment {
     let facts = node.containers.get(id).filter(|_| node.containers.is_present(id));
     let Some(facts) = facts else {
         // One that no list has had yet may be that of a runtime that does not answer.
         let is_known = node.containers.get(id).is_some() || node.runtimes == RuntimeAvailability::All;
-        return if is_known { Judgement::Fine } else { Judgement::Unknown };
+        return if is_known { Assessment::Fine } else { Assessment::Unknown };
     };
     // One without a status has just sent its first list.
     let is_up = |source: &String| !node.is_down(source);
     match sandbox_of(facts) {
         Some(sandbox) if !node.containers.is_present(sandbox) => {
             match node.containers.sources(id).iter().any(is_up) {
-                true => Judgement::Orphan(sandbox.to_owned()),
-                false => Judgement::Unknown,
+                true => Assessment::Orphan(sandbox.to_owned()),
+                false => Assessment::Unknown,
             }
         }
-        _ => Judgement::Fine,
+        _ => Assessment::Fine,
     }
 }
 

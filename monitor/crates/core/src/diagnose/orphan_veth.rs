@@ -19,7 +19,7 @@ use kevtmon_event::{
 };
 use kevtmon_observation::{Access, BootNs, LinkFacts, NsInum, Request};
 use kevtmon_types::settings::{Thresholds, Unit, thresholds};
-use living::{Judgement, Living};
+use living::{Assessment, Living};
 use serde::{Deserialize, Serialize};
 use whose::Whose;
 
@@ -149,16 +149,16 @@ impl OrphanVeth {
             self.note_pod(node, link, &mut living);
             let is_left = self.orphans.contains_key(&link.ifindex);
             match living.judge(node, link, self.former.get(&link.ifindex), is_left) {
-                Judgement::Lives => self.end(node, link.ifindex, findings),
-                Judgement::Unknown => {
+                Assessment::Lives => self.end(node, link.ifindex, findings),
+                Assessment::Unknown => {
                     // What was seen before counts no more once it is known again.
                     if self.orphans.get(&link.ifindex).is_some_and(|orphan| !orphan.is_open) {
                         self.orphans.remove(&link.ifindex);
                     }
                 }
-                Judgement::Orphan if self.orphans.contains_key(&link.ifindex) => {}
-                Judgement::Orphan if self.orphans.len() >= CAPACITY => findings.discard(),
-                Judgement::Orphan => {
+                Assessment::Orphan if self.orphans.contains_key(&link.ifindex) => {}
+                Assessment::Orphan if self.orphans.len() >= CAPACITY => findings.discard(),
+                Assessment::Orphan => {
                     let orphan = Orphan {
                         first: context.now,
                         found_at_start: context.now <= ready.saturating_add(2 * SECOND),
@@ -231,7 +231,7 @@ impl OrphanVeth {
                 }),
                 ..facts.clone()
             };
-            let is_orphan = living.judge(node, &known, former, true) == Judgement::Orphan;
+            let is_orphan = living.judge(node, &known, former, true) == Assessment::Orphan;
             let Some(orphan) = self.orphans.get_mut(&end.ifindex) else { continue };
             if is_inhabited || !is_orphan {
                 orphan.look_at = context.now.saturating_add(AGAIN);

@@ -19,7 +19,7 @@ use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
-use crate::node::charge::is_by_itself;
+use crate::node::tenant::is_by_itself;
 
 #[cfg(test)]
 mod tests;

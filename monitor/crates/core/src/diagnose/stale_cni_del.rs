@@ -23,8 +23,8 @@ use super::{
     CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing,
     gateway_neighbor_lost, ipam_drift, pod_route_missing, seconds,
 };
-use crate::node::charge::is_by_itself;
 use crate::node::cni::Sandbox;
+use crate::node::tenant::is_by_itself;
 use crate::node::view::NodeView;
 
 mod reason;
@@ -48,7 +48,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
 };
 
 /// Incidents that come of it.
-const HARMFUL: [&str; 3] = [gateway_neighbor_lost::KIND, pod_route_missing::KIND, ipam_drift::KIND];
+const DAMAGING: [&str; 3] = [gateway_neighbor_lost::KIND, pod_route_missing::KIND, ipam_drift::KIND];
 /// Without another such call it is over, once the old sandbox is gone.
 const QUIET: BootNs = 600 * SECOND;
 /// Until then its sandbox is looked for so often.
@@ -56,13 +56,13 @@ const LOOK: BootNs = 60 * SECOND;
 /// Events of failed calls that are kept as evidence of one sandbox before the incident opens.
 const EVIDENCE_MAX: usize = 8;
 /// Harms that are kept, and how long: a call of a plugin does not take longer.
-const HARMS_MAX: usize = 256;
-const HARMS_OF_POD: usize = 4;
+const IMPACTS_MAX: usize = 256;
+const IMPACTS_OF_POD: usize = 4;
 const KEPT: BootNs = 120 * SECOND;
 
 thresholds! {
     /// A CNI DEL of an old sandbox is the cause of what happens to the network of the pod's current one within this time.
-    HARM_WINDOW = "stale_cni_del_seconds", default 60, Unit::Seconds;
+    IMPACT_WINDOW = "stale_cni_del_seconds", default 60, Unit::Seconds;
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -73,12 +73,12 @@ pub(super) struct StaleCniDel {
     deletions: BTreeMap<String, Deletions>,
     timers: Timers<String>,
     /// What happened to networks of late: a call may go on after that, and is known to be stale when it has ended.
-    harms: VecDeque<Harm>,
+    impacts: VecDeque<Impact>,
 }
 
 /// What happened to the network of a pod.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Harm {
+struct Impact {
     at: BootNs,
     seq: u64,
     message: String,
@@ -103,7 +103,7 @@ struct Deletions {
     /// It opened by what a call did that had not failed: what it counts has not happened yet.
     has_none_failed: bool,
     /// What it is told to have done may not be taken back.
-    is_harm_told: bool,
+    is_impact_reported: bool,
 }
 
 impl Deletions {
@@ -142,7 +142,7 @@ impl StaleCniDel {
             stale: None,
             is_open: false,
             has_none_failed: false,
-            is_harm_told: false,
+            is_impact_reported: false,
         });
         *known.cni = cni.clone();
         known.actor.clone_from(&event.actor);
@@ -173,7 +173,7 @@ impl StaleCniDel {
             self.blame(context, findings);
         }
         // Unless it has done what was feared.
-        if is_retry && self.deletions.get(id).is_some_and(|known| !known.is_harm_told) {
+        if is_retry && self.deletions.get(id).is_some_and(|known| !known.is_impact_reported) {
             self.open(context, id, &Reason::Succeeded, findings);
         }
     }
@@ -214,8 +214,8 @@ impl StaleCniDel {
     }
 
     /// The network of a pod was harmed.
-    fn harmed(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
-        let Some((pod, sandbox)) = harmed_pod(context, event) else { return };
+    fn affected(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+        let Some((pod, sandbox)) = affected_pod(context, event) else { return };
         let both = event.actor.as_deref().zip(event.target.as_deref());
         if both.is_some_and(|(actor, target)| is_by_itself(actor, target)) {
             return;
@@ -224,18 +224,18 @@ impl StaleCniDel {
         if context.node.cni.is_deleted_about(&sandbox, event.at, self.window()) {
             return;
         }
-        let is_his = |harm: &Harm| is_same(&harm.pod, &pod);
-        if self.harms.iter().filter(|harm| is_his(harm)).count() >= HARMS_OF_POD
-            && let Some(oldest) = self.harms.iter().position(is_his)
+        let is_his = |impact: &Impact| is_same(&impact.pod, &pod);
+        if self.impacts.iter().filter(|impact| is_his(impact)).count() >= IMPACTS_OF_POD
+            && let Some(oldest) = self.impacts.iter().position(is_his)
         {
-            self.harms.remove(oldest);
-        } else if self.harms.len() >= HARMS_MAX {
-            self.harms.pop_front();
+            self.impacts.remove(oldest);
+        } else if self.impacts.len() >= IMPACTS_MAX {
+            self.impacts.pop_front();
         }
         // It is blamed on that when it has ended, rather than on what came before.
         let is_under_way = context.node.cni.is_other_being_deleted(&pod, &sandbox);
         let (message, target) = (event.message.clone(), event.target.clone());
-        self.harms.push_back(Harm { at: event.at, seq: event.seq, message, pod, sandbox, target });
+        self.impacts.push_back(Impact { at: event.at, seq: event.seq, message, pod, sandbox, target });
         if !is_under_way {
             self.blame(context, findings);
         }
@@ -245,40 +245,42 @@ impl StaleCniDel {
     fn blame(&mut self, context: &Context<'_>, findings: &mut Findings) {
         if !self.deletions.values().any(|known| known.stale.is_some()) {
             // No cause for any of them, on a node on which much else happens: only time matters.
-            let is_over = |harm: &Harm| context.now >= harm.at.saturating_add(KEPT);
-            while self.harms.front().is_some_and(is_over) {
-                self.harms.pop_front();
+            let is_over = |impact: &Impact| context.now >= impact.at.saturating_add(KEPT);
+            while self.impacts.front().is_some_and(is_over) {
+                self.impacts.pop_front();
             }
             return;
         }
         let window = self.window();
-        for harm in std::mem::take(&mut self.harms) {
+        for impact in std::mem::take(&mut self.impacts) {
             let causes = self.deletions.iter().filter(|(id, known)| {
-                **id != harm.sandbox && is_same(&known.pod, &harm.pod) && known.is_before(harm.at, window)
+                **id != impact.sandbox
+                    && is_same(&known.pod, &impact.pod)
+                    && known.is_before(impact.at, window)
             });
             let causes: Vec<String> = causes.map(|(id, _)| id.clone()).collect();
             for id in &causes {
-                self.open(context, id, &Reason::Harmed(&harm), findings);
+                self.open(context, id, &Reason::Affected(&impact), findings);
             }
-            if causes.is_empty() && context.now < harm.at.saturating_add(KEPT) {
-                self.harms.push_back(harm);
+            if causes.is_empty() && context.now < impact.at.saturating_add(KEPT) {
+                self.impacts.push_back(impact);
             }
         }
     }
 
     fn window(&self) -> BootNs {
-        seconds(self.thresholds.get(&HARM_WINDOW))
+        seconds(self.thresholds.get(&IMPACT_WINDOW))
     }
 
     fn open(&mut self, context: &Context<'_>, id: &str, reason: &Reason<'_>, findings: &mut Findings) {
         let Some(known) = self.deletions.get_mut(id) else { return };
         let was_open = std::mem::replace(&mut known.is_open, true);
-        let (seq, harm) = (reason.seq(), reason.harm());
+        let (seq, impact) = (reason.seq(), reason.impact());
         let current = context.node.current_sandbox(&known.pod.namespace, &known.pod.name);
         let current = current.map(|(current, _)| current.to_owned());
         let target = current.as_deref().and_then(|id| context.node.containers.get(id));
         let target = target.map(|facts| context.node.target_of(facts)).or_else(|| {
-            let target = harm.and_then(|harm| harm.target.as_deref());
+            let target = impact.and_then(|impact| impact.target.as_deref());
             target.cloned()
         });
         let calls = context.node.cni.get(id);
@@ -294,7 +296,7 @@ impl StaleCniDel {
         if !was_open {
             known.has_none_failed = total == 0;
         }
-        known.is_harm_told |= harm.is_some();
+        known.is_impact_reported |= impact.is_some();
         findings.report(Report {
             subject: id.to_owned(),
             severity: Severity::Warning,
@@ -309,7 +311,7 @@ impl StaleCniDel {
                 ..IncidentObjects::default()
             },
             first,
-            last: harm.map_or(known.last, |harm| harm.at.max(known.last)),
+            last: impact.map_or(known.last, |impact| impact.at.max(known.last)),
             evidence,
             count: match (was_open, reason) {
                 // It may have counted calls that an earlier run of the daemon saw.
@@ -332,7 +334,7 @@ impl StaleCniDel {
         }
         let window = self.window();
         for lost in context.incidents.iter() {
-            let Some(&kind) = HARMFUL.iter().find(|kind| **kind == lost.kind()) else { continue };
+            let Some(&kind) = DAMAGING.iter().find(|kind| **kind == lost.kind()) else { continue };
             let IncidentObjects { target, neighbor, .. } = lost.objects();
             if is_own_doing(lost.objects()) {
                 continue;
@@ -376,9 +378,9 @@ impl Diagnosis for StaleCniDel {
             (Kind::NeighborDeleted | Kind::NeighborChanged | Kind::NeighborFailed, _)
                 if event.severity >= Severity::Warning =>
             {
-                self.harmed(context, event, findings);
+                self.affected(context, event, findings);
             }
-            (Kind::LinkDeleted | Kind::RouteDeleted, _) => self.harmed(context, event, findings),
+            (Kind::LinkDeleted | Kind::RouteDeleted, _) => self.affected(context, event, findings),
             _ => {}
         }
         self.link(context, findings);
@@ -429,7 +431,7 @@ impl Diagnosis for StaleCniDel {
             is_open: true,
             has_none_failed: false,
             // It is not known of an earlier run of the daemon.
-            is_harm_told: true,
+            is_impact_reported: true,
         };
         self.timers.set(&id, known.last.saturating_add(QUIET));
         self.deletions.insert(id.clone(), known);
@@ -462,7 +464,7 @@ fn pod_at(node: &NodeView<'_>, target: Option<&Target>, netns: Option<NsInum>) -
 }
 
 /// The pod whose current sandbox an event happened to, and that sandbox.
-fn harmed_pod(context: &Context<'_>, event: &Event) -> Option<(CniPod, String)> {
+fn affected_pod(context: &Context<'_>, event: &Event) -> Option<(CniPod, String)> {
     let netns = event.neighbor.as_ref().map(|neighbor| neighbor.netns);
     let netns = netns.or_else(|| event.route.as_ref().map(|route| route.netns));
     // Of a pair, the end on the host is told as well.

@@ -1,4 +1,4 @@
-//! Who tries to unmount, and who is charged for it.
+//! Who tries to unmount, and who is the tenant of it.
 
 use kevtmon_event::culprit::{is_remove_program, is_umount_program};
 use kevtmon_observation::cgroup;

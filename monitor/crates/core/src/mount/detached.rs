@@ -59,7 +59,7 @@ struct Waiting {
     /// The event that tells of it, if one does.
     seq: Option<u64>,
     /// What was told of who uses it on, while the look went on.
-    told: Option<Gist>,
+    told: Option<ReportedScan>,
 }
 
 /// A look that goes on.
@@ -72,12 +72,12 @@ struct GoingOn {
 
 /// What has been told of a look.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Gist {
+struct ReportedScan {
     holders: Vec<(u32, Access)>,
     cut: bool,
 }
 
-impl Gist {
+impl ReportedScan {
     fn of(report: &HolderReport) -> Self {
         let mut holders: Vec<(u32, Access)> =
             report.holders.iter().map(|holder| (holder.tgid, holder.access)).collect();
@@ -201,18 +201,18 @@ impl Core {
     fn take_users(&mut self, at: BootNs, waiting: &mut Waiting, report: Option<HolderReport>) {
         let is_used = report.as_ref().is_some_and(|report| !report.holders.is_empty());
         let (goes_on, is_cut) = report.as_ref().map_or((false, false), |report| (report.goes_on, report.cut));
-        let gist = report.as_ref().map(Gist::of);
+        let reported = report.as_ref().map(ReportedScan::of);
         let is_news = match &waiting.told {
             None if goes_on => is_used,
             None => is_used || is_cut || waiting.seq.is_some(),
-            told => !goes_on && gist.is_some() && *told != gist,
+            told => !goes_on && reported.is_some() && *told != reported,
         };
         if !is_news {
             return;
         }
         let seq = self.emit_used(at, waiting, report);
         waiting.seq = waiting.seq.or(seq);
-        waiting.told = gist.filter(|_| goes_on);
+        waiting.told = reported.filter(|_| goes_on);
     }
 
     fn emit_used(&mut self, at: BootNs, waiting: &Waiting, report: Option<HolderReport>) -> Option<u64> {

@@ -7,7 +7,9 @@ use kevtmon_event::{
     Actor, Confidence, Event, Kind, Mount, MountHolder, RefusedCall, Severity, Shared, StagedVolume, Target,
     refused_phrase,
 };
-use kevtmon_observation::{HolderReport, MountIdentity, MountSyscall, PathDoubt, UmountAttempt, Verdict};
+use kevtmon_observation::{
+    HolderReport, MountIdentity, MountSyscall, PathUncertainty, UmountAttempt, Verdict,
+};
 use kevtmon_types::escape::name;
 
 use super::late::Earlier;
@@ -243,7 +245,7 @@ impl Core {
     pub(super) fn unmounting_actor(&self, attempt: &UmountAttempt) -> Actor {
         let mut actor = self.actor(&attempt.actor, false);
         let is_unproven =
-            attempt.origin.as_ref().is_some_and(|origin| origin.doubt == Some(PathDoubt::StartUnseen));
+            attempt.origin.as_ref().is_some_and(|origin| origin.doubt == Some(PathUncertainty::StartUnseen));
         let takes_rights = attempt.syscall.is_umount();
         let may_be_of_container = || !self.kubelets.mounts_in(attempt.mntns) && !self.is_runtime(attempt);
         let is_suspected = !takes_rights && may_be_of_container();

@@ -19,7 +19,7 @@ pub(super) struct Unfinished {
     seq: u64,
     attempts: u64,
     since: BootNs,
-    told: Gist,
+    told: ReportedScan,
 }
 
 impl Unfinished {
@@ -30,7 +30,7 @@ impl Unfinished {
 
 /// What has been told of a scan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Gist {
+struct ReportedScan {
     holders: Vec<(u32, Access)>,
     complete: bool,
     verdict: Verdict,
@@ -39,7 +39,7 @@ struct Gist {
     goes_on: bool,
 }
 
-impl Gist {
+impl ReportedScan {
     fn of(report: &HolderReport) -> Self {
         let mut holders: Vec<(u32, Access)> =
             report.holders.iter().map(|holder| (holder.tgid, holder.access)).collect();
@@ -75,7 +75,7 @@ impl Core {
     pub(super) fn expect_more(&mut self, at: BootNs, umount: &QueuedUmount, seq: u64, report: &HolderReport) {
         let attempts = self.busy_mounts.attempts_of(umount.mount, umount.caller);
         let umount = QueuedUmount { awaits: None, ..umount.clone() };
-        let unfinished = Unfinished { umount, seq, attempts, since: at, told: Gist::of(report) };
+        let unfinished = Unfinished { umount, seq, attempts, since: at, told: ReportedScan::of(report) };
         let all = &mut self.holder_scans.unfinished;
         all.insert(report.id, unfinished);
         while all.len() > MAX {
@@ -97,7 +97,7 @@ impl Core {
         self.take_up(umount);
         umount.mount = self.identified(umount, &report);
         self.holder_scans.judge(umount.mount, umount, &mut report);
-        let gist = Gist::of(&report);
+        let reported = ReportedScan::of(&report);
         let (id, goes_on) = (report.id, report.goes_on);
         let scan = Scan::new(at, report);
         self.holder_scans.remember(umount.mount, scan.clone());
@@ -106,12 +106,12 @@ impl Core {
         if !goes_on {
             self.look_again_later(at, umount, earlier, &scan);
         }
-        if gist != unfinished.told {
+        if reported != unfinished.told {
             let umount = QueuedUmount { at, ..umount.clone() };
             self.emit_busy(&umount, Some(&scan), Some(earlier));
         }
         if goes_on {
-            unfinished.told = gist;
+            unfinished.told = reported;
             self.holder_scans.unfinished.insert(id, unfinished);
         }
     }

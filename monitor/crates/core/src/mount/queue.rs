@@ -23,7 +23,7 @@ pub(super) struct UmountQueue {
     arrived: u64,
     waiting: Load,
     /// Per account, what waits and how many of them await an answer.
-    charged: BTreeMap<Account, (Load, usize)>,
+    tenants: BTreeMap<Account, (Load, usize)>,
 }
 
 #[derive(Clone)]
@@ -75,7 +75,8 @@ impl UmountQueue {
         // What succeeded is not to be missed.
         let times = if umount.is_refused() { 1 } else { 2 };
         let most = Load { number: times * MOST.number, texts: times * MOST.texts };
-        let of_account = if umount.account.host { Load::default() } else { self.charged_to(&umount.account) };
+        let of_account =
+            if umount.account.host { Load::default() } else { self.counted_for(&umount.account) };
         most.without(self.waiting).holds(of_account.and(umount.text_bytes()))
     }
 
@@ -95,13 +96,13 @@ impl UmountQueue {
     }
 
     /// What waits of an account.
-    fn charged_to(&self, account: &Account) -> Load {
-        self.charged.get(account).map_or_else(Load::default, |(waiting, _)| *waiting)
+    fn counted_for(&self, account: &Account) -> Load {
+        self.tenants.get(account).map_or_else(Load::default, |(waiting, _)| *waiting)
     }
 
     /// How many an account has that await an answer.
     pub(super) fn awaited_by(&self, account: &Account) -> usize {
-        self.charged.get(account).map_or(0, |(_, awaiting)| *awaiting)
+        self.tenants.get(account).map_or(0, |(_, awaiting)| *awaiting)
     }
 
     /// Adds an unmount behind the others of its mount.
@@ -207,7 +208,7 @@ impl UmountQueue {
 
     fn register(&mut self, umount: &QueuedUmount, texts: usize) {
         self.waiting = self.waiting.and(texts);
-        let (waiting, awaiting) = self.charged.entry(umount.account.clone()).or_default();
+        let (waiting, awaiting) = self.tenants.entry(umount.account.clone()).or_default();
         *waiting = waiting.and(texts);
         if let Some(awaits) = umount.awaits {
             *awaiting += 1;
@@ -219,11 +220,11 @@ impl UmountQueue {
     fn forget(&mut self, Waiting { umount, texts, .. }: &Waiting) {
         let one = Load { number: 1, texts: *texts };
         self.waiting = self.waiting.without(one);
-        if let Some((waiting, awaiting)) = self.charged.get_mut(&umount.account) {
+        if let Some((waiting, awaiting)) = self.tenants.get_mut(&umount.account) {
             *waiting = waiting.without(one);
             *awaiting -= usize::from(umount.awaits.is_some());
             if waiting.number == 0 {
-                self.charged.remove(&umount.account);
+                self.tenants.remove(&umount.account);
             }
         }
         if let Some(awaits) = umount.awaits {

@@ -1,7 +1,6 @@
 //! The model of the node: its state and the owners of its objects. No I/O, no clock.
 
 pub mod acts;
-pub mod charge;
 pub mod cni;
 pub mod components;
 pub mod container_path;
@@ -26,5 +25,6 @@ pub mod rbd_calls;
 pub mod rbd_locks;
 pub mod routing;
 pub mod tasks;
+pub mod tenant;
 pub mod veth_names;
 pub mod view;

@@ -63,7 +63,7 @@ pub struct Caller {
     pub syscall: MountSyscall,
 }
 
-/// Who is charged for a busy mount, so that nobody's mounts displace those of others.
+/// The tenant of a busy mount, so that nobody's mounts displace those of others.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Account {
     /// Whether an administrator unmounts in the host's mount namespace. These are kept longest.
@@ -89,7 +89,7 @@ pub struct BusyMount {
     /// Whether an unmount of it succeeded that had no room to wait: that one may have taken it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub missed: bool,
-    /// Who is charged for it.
+    /// The tenant of it.
     pub account: Account,
     /// The path as a caller gave it, and where that starts from; until a scan has found the mount.
     pub given: Option<Box<GivenPath>>,

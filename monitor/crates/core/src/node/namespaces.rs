@@ -31,14 +31,14 @@ const RECENT_MAX: usize = 256;
 /// Interfaces that went since the last snapshot.
 const DISTURBED_MAX: usize = 4096;
 
-mod crowd;
 mod former;
 mod interface;
 mod moves;
+mod quota;
 mod room;
 
-pub use crowd::{Crowd, Refused};
 use moves::Move;
+pub use quota::{NamespaceQuota, Refused};
 
 /// All namespaces of which a snapshot was read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

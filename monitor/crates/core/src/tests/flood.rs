@@ -413,12 +413,12 @@ fn gateways_of_users_take_no_incident_from_a_pod() {
     };
     let of_users = opened(&mut core);
     assert!((1..=64).contains(&of_users.len()), "{}", of_users.len());
-    assert!(of_users.iter().all(|event| event.charge.standing == kevtmon_event::Standing::Foreign));
+    assert!(of_users.iter().all(|event| event.tenant.priority == kevtmon_event::Priority::Foreign));
     core.observe(at(20_001 * MS, deletion(NeighborCause::Admin)));
     core.observe(at(20_002 * MS, snapshot(POD)));
     let of_pod = opened(&mut core);
     assert_eq!(of_pod.len(), 1);
-    assert_eq!(of_pod[0].charge.standing, kevtmon_event::Standing::Known);
+    assert_eq!(of_pod[0].tenant.priority, kevtmon_event::Priority::Known);
     // It is read again as soon as if it were the only one.
     core.observe(at(21_600 * MS, Fact::Tick));
     let (_, requested) = take(&mut core);

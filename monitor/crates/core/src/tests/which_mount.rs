@@ -38,7 +38,7 @@ fn holders_are_repeated_only_while_the_path_leads_to_their_mount() {
 #[test]
 fn of_a_call_that_was_not_seen_to_begin_the_answer_is_only_likely_the_kernels() {
     for (doubt, confidence) in
-        [(PathDoubt::StartUnseen, Confidence::Likely), (PathDoubt::ReadLate, Confidence::Certain)]
+        [(PathUncertainty::StartUnseen, Confidence::Likely), (PathUncertainty::ReadLate, Confidence::Certain)]
     {
         let mut core = settled();
         let Fact::Umount(mut call) = attempt_below("/", "/mnt/x") else { unreachable!() };

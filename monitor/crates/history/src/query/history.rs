@@ -183,7 +183,7 @@ pub struct IncidentView {
 
 /// What is to be said before the summary of an incident that is not known to be so now: the summary is that of the time
 /// when it was.
-pub fn standing(
+pub fn status(
     closed: Option<&str>,
     reason: Option<CloseReason>,
     well_since: Option<&str>,
@@ -212,9 +212,9 @@ impl IncidentView {
 
     /// What is to be said before its summary, where it is not known to be so now.
     #[must_use]
-    pub fn standing(&self) -> Option<&'static str> {
+    pub fn status(&self) -> Option<&'static str> {
         let Incident { closed, close_reason, .. } = &self.incident;
-        standing(closed.as_deref(), *close_reason, self.well_since.as_deref(), self.stale.as_ref())
+        status(closed.as_deref(), *close_reason, self.well_since.as_deref(), self.stale.as_ref())
     }
 
     /// What was counted and over which time. Where it is not known whether it is still so, it may be more.

@@ -15,8 +15,8 @@ pub mod filter;
 pub mod group;
 pub mod history;
 pub mod key;
-pub mod lull;
 mod namespace;
+pub mod quiet_period;
 
 pub mod record;
 pub mod recount;

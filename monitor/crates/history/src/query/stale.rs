@@ -127,7 +127,7 @@ mod tests {
         for view in &views[..2] {
             assert_eq!(view.stale.as_ref().unwrap().since, extent.to);
             assert!(view.incident.advice.is_empty() && view.is_open());
-            assert_eq!(view.standing(), Some("last known"));
+            assert_eq!(view.status(), Some("last known"));
         }
         assert_eq!(views[2], closed);
         let mut views = [view("gateway-neighbor-lost"), closed.clone()];

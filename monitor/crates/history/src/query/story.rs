@@ -14,7 +14,7 @@ use super::coverage::{Coverage, Missing, Unseen};
 use super::current;
 use super::down;
 use super::group;
-use super::history::{IncidentView, standing};
+use super::history::{IncidentView, status};
 use super::key::keys;
 use super::record::timestamp;
 use super::stale::Stale;
@@ -155,9 +155,9 @@ pub struct Repeated {
 impl StoryIncident {
     /// What is to be said before its summary, where it is not known to be so now.
     #[must_use]
-    pub fn standing(&self) -> Option<&'static str> {
+    pub fn status(&self) -> Option<&'static str> {
         let Self { closed, close_reason, well_since, stale, .. } = self;
-        standing(closed.as_deref(), *close_reason, well_since.as_deref(), stale.as_ref())
+        status(closed.as_deref(), *close_reason, well_since.as_deref(), stale.as_ref())
     }
 }
 

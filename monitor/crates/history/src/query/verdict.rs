@@ -148,8 +148,8 @@ fn later<'a>(step: &Step, steps: &'a [Step]) -> Option<&'a Step> {
 }
 
 fn with_causes(effect: &StoryIncident, incidents: &[StoryIncident]) -> String {
-    let mut standing = effect.standing();
-    let mut sentence = behind(standing, &effect.summary);
+    let mut status = effect.status();
+    let mut sentence = behind(status, &effect.summary);
     let mut at = effect;
     for _ in 0..CAUSES {
         // Follow the link of highest confidence.
@@ -164,17 +164,17 @@ fn with_causes(effect: &StoryIncident, incidents: &[StoryIncident]) -> String {
             Confidence::Guess => "perhaps ",
         };
         // What is said of the effect holds for the cause behind it, too, unless something else is said.
-        let said = cause.standing().filter(|said| standing != Some(said));
+        let said = cause.status().filter(|said| status != Some(said));
         sentence.push_str(&format!(", {sure}because: {}", behind(said, &cause.summary)));
-        (at, standing) = (cause, cause.standing());
+        (at, status) = (cause, cause.status());
     }
     sentence
 }
 
 /// A summary, behind what is to be said of it.
-fn behind(standing: Option<&str>, summary: &str) -> String {
+fn behind(status: Option<&str>, summary: &str) -> String {
     let summary = without_stop(summary);
-    standing.map_or_else(|| summary.to_owned(), |standing| format!("{standing}: {summary}"))
+    status.map_or_else(|| summary.to_owned(), |status| format!("{status}: {summary}"))
 }
 
 fn without_stop(sentence: &str) -> &str {

@@ -12,8 +12,8 @@ use super::coverage::Coverage;
 use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order};
 use super::history::{Extent, History, HistoryError, IncidentView};
 use super::key::keys;
-use super::lull;
 use super::namespace::of_one_namespace;
+use super::quiet_period;
 use super::record::{Record, timestamp};
 use super::recount;
 use super::stale;
@@ -138,7 +138,7 @@ fn tell(
     match state {
         Some(state) => {
             recount::apply(&mut incidents, state);
-            lull::apply(&mut incidents, state);
+            quiet_period::apply(&mut incidents, state);
             stale::without_source(&mut incidents, state);
         }
         None => stale::without_daemon(&mut incidents, &extent),

@@ -5,13 +5,13 @@
 pub struct Bounds {
     /// What any item may fill.
     pub capacity: usize,
-    /// What only [`Priority::Reserved`] items may fill beyond that: a storm of others does not displace them.
+    /// What only [`QueueClass::Reserved`] items may fill beyond that: a storm of others does not displace them.
     pub reserved: usize,
 }
 
 /// Which part of the bounds an item may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Priority {
+pub enum QueueClass {
     Normal,
     /// The reserved places, too.
     Reserved,
@@ -20,10 +20,10 @@ pub enum Priority {
 impl Bounds {
     /// Whether an item fits beside what is used already.
     #[must_use]
-    pub fn admits(self, used: usize, size: usize, priority: Priority) -> bool {
-        let bound = match priority {
-            Priority::Normal => self.capacity,
-            Priority::Reserved => self.capacity.saturating_add(self.reserved),
+    pub fn admits(self, used: usize, size: usize, class: QueueClass) -> bool {
+        let bound = match class {
+            QueueClass::Normal => self.capacity,
+            QueueClass::Reserved => self.capacity.saturating_add(self.reserved),
         };
         used.saturating_add(size) <= bound
     }

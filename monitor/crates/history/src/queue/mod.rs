@@ -16,7 +16,7 @@ mod bounds;
 #[cfg(test)]
 mod tests;
 
-pub use bounds::{Bounds, Gap, Priority, Refused};
+pub use bounds::{Bounds, Gap, QueueClass, Refused};
 
 /// Niceness of worker threads: they yield to the processes being watched, and to the core.
 const NICENESS: libc::c_int = 5;
@@ -257,7 +257,7 @@ impl<B: Buffer> Drop for CloseOnDrop<'_, B> {
     }
 }
 
-/// Lowers the priority of the calling thread. Where that fails, it just competes on equal terms.
+/// Lowers the class of the calling thread. Where that fails, it just competes on equal terms.
 pub fn lower_thread_priority() {
     // SAFETY: plain integers. On Linux 0 means the calling thread alone (setpriority(2), "C library/kernel
     // differences").

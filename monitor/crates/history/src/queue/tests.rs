@@ -207,9 +207,9 @@ fn nobody_waits_for_a_worker_that_panicked() {
 #[test]
 fn reserved_places_are_beyond_the_capacity() {
     let bounds = Bounds { capacity: 10, reserved: 5 };
-    assert!(bounds.admits(9, 1, Priority::Normal));
-    assert!(!bounds.admits(10, 1, Priority::Normal));
-    assert!(bounds.admits(14, 1, Priority::Reserved));
-    assert!(!bounds.admits(14, 2, Priority::Reserved));
-    assert!(!bounds.admits(1, usize::MAX, Priority::Normal));
+    assert!(bounds.admits(9, 1, QueueClass::Normal));
+    assert!(!bounds.admits(10, 1, QueueClass::Normal));
+    assert!(bounds.admits(14, 1, QueueClass::Reserved));
+    assert!(!bounds.admits(14, 2, QueueClass::Reserved));
+    assert!(!bounds.admits(1, usize::MAX, QueueClass::Normal));
 }

@@ -1,7 +1,7 @@
 //! How much of a recording one account may take: what users do among themselves, or a container to its own network,
 //! concerns nobody else, and would leave no disk for what does.
 
-use kevtmon_event::{Charge, Standing};
+use kevtmon_event::{Priority, Tenant};
 use kevtmon_observation::BootNs;
 use kevtmon_types::bucket::{Buckets, Price};
 use kevtmon_types::clock::SECOND;
@@ -27,15 +27,15 @@ pub(super) struct Budgets {
 
 impl Budgets {
     /// Whether an account may have so many bytes recorded. The node and the daemon have no such limit.
-    pub(super) fn admits(&mut self, at: BootNs, charge: &Charge, bytes: usize) -> bool {
-        let (accounts, Rate { per_second, burst }) = match charge.standing {
-            Standing::Foreign => (&mut self.users, OF_USER),
-            Standing::Known => (&mut self.containers, OF_CONTAINER),
-            Standing::Daemon | Standing::Node => return true,
+    pub(super) fn admits(&mut self, at: BootNs, tenant: &Tenant, bytes: usize) -> bool {
+        let (accounts, Rate { per_second, burst }) = match tenant.priority {
+            Priority::Foreign => (&mut self.users, OF_USER),
+            Priority::Known => (&mut self.containers, OF_CONTAINER),
+            Priority::Daemon | Priority::Node => return true,
         };
         let of_bytes = |bytes: u64| bytes.saturating_mul(SECOND / per_second);
         let of_one = of_bytes(u64::try_from(bytes).unwrap_or(u64::MAX));
-        accounts.take(&charge.account, at, Price { of_one, of_all: of_bytes(burst) })
+        accounts.take(&tenant.name, at, Price { of_one, of_all: of_bytes(burst) })
     }
 }
 
@@ -43,22 +43,22 @@ impl Budgets {
 mod tests {
     use super::*;
 
-    fn charge(standing: Standing, account: &str) -> Charge {
-        Charge { standing, account: account.into() }
+    fn tenant(priority: Priority, account: &str) -> Tenant {
+        Tenant { priority, name: account.into() }
     }
 
     #[test]
     fn an_account_has_its_burst_then_its_rate_and_takes_nothing_of_others() {
         let mut budgets = Budgets::default();
-        let user = charge(Standing::Foreign, "user-1000.slice");
-        let taken = |budgets: &mut Budgets, charge: &Charge, at| {
-            (0..10_000).filter(|_| budgets.admits(at, charge, 512)).count()
+        let user = tenant(Priority::Foreign, "user-1000.slice");
+        let taken = |budgets: &mut Budgets, tenant: &Tenant, at| {
+            (0..10_000).filter(|_| budgets.admits(at, tenant, 512)).count()
         };
         assert_eq!(taken(&mut budgets, &user, 1000 * SECOND), 512);
         assert_eq!(taken(&mut budgets, &user, 1010 * SECOND), 160);
-        assert_eq!(taken(&mut budgets, &charge(Standing::Foreign, "user-1001.slice"), 1010 * SECOND), 512);
-        assert_eq!(taken(&mut budgets, &charge(Standing::Node, "cron.service"), 1010 * SECOND), 10_000);
-        let container = charge(Standing::Known, "user-1000.slice");
+        assert_eq!(taken(&mut budgets, &tenant(Priority::Foreign, "user-1001.slice"), 1010 * SECOND), 512);
+        assert_eq!(taken(&mut budgets, &tenant(Priority::Node, "cron.service"), 1010 * SECOND), 10_000);
+        let container = tenant(Priority::Known, "user-1000.slice");
         assert_eq!(taken(&mut budgets, &container, 1010 * SECOND), 2048, "no user has its name");
         assert_eq!(taken(&mut budgets, &container, 1020 * SECOND), 320);
     }

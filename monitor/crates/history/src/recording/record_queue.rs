@@ -6,9 +6,9 @@ use std::io;
 use std::mem;
 use std::time::{Duration, Instant};
 
-use kevtmon_event::{Charge, Incident, Standing};
+use kevtmon_event::{Incident, Priority, Tenant};
 
-use crate::queue::{Bounds, Buffer, Priority, Queue, Refused, Worker};
+use crate::queue::{Bounds, Buffer, Queue, QueueClass, Refused, Worker};
 
 /// Longest time that a line waits.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
@@ -70,8 +70,8 @@ struct Records {
     incidents: Vec<(Incident, bool)>,
     /// Bytes of `lines` that count against the bounds.
     counted: usize,
-    /// How many of them each is charged for.
-    charged: HashMap<Charge, usize>,
+    /// How many of them each tenant has.
+    tenants: HashMap<Tenant, usize>,
     is_urgent: bool,
     /// Nothing is written until the next part starts.
     has_failed: bool,
@@ -102,8 +102,8 @@ impl RecordQueue {
     }
 
     /// Queues a line, on the account of whoever caused it.
-    pub(super) fn put(&self, line: &[u8], charge: &Charge) -> Result<(), Refused> {
-        self.queue.put(|waiting| waiting.push(line, charge, self.bounds)).unwrap_or(Err(Refused::Closed))
+    pub(super) fn put(&self, line: &[u8], tenant: &Tenant) -> Result<(), Refused> {
+        self.queue.put(|waiting| waiting.push(line, tenant, self.bounds)).unwrap_or(Err(Refused::Closed))
     }
 
     /// Starts a part with its header, which may be long and does not count against the bounds. After a failure,
@@ -141,23 +141,23 @@ impl RecordQueue {
 }
 
 impl Records {
-    fn push(&mut self, line: &[u8], charge: &Charge, bounds: RecordBounds) -> Result<(), Refused> {
+    fn push(&mut self, line: &[u8], tenant: &Tenant, bounds: RecordBounds) -> Result<(), Refused> {
         if self.has_failed {
             return Err(Refused::Failed);
         }
         let RecordBounds { capacity, urgent } = bounds;
-        if !(Bounds { capacity, reserved: 0 }).admits(self.counted, line.len(), Priority::Normal) {
+        if !(Bounds { capacity, reserved: 0 }).admits(self.counted, line.len(), QueueClass::Normal) {
             return Err(Refused::Full);
         }
-        if charge.standing != Standing::Daemon {
+        if tenant.priority != Priority::Daemon {
             // As many as are left free, so that there is a place for everybody.
-            let charged = self.charged.get(charge).copied().unwrap_or(0).saturating_add(line.len());
-            if charged.saturating_mul(charge.standing.price()) > capacity.saturating_sub(self.counted) {
+            let tenants = self.tenants.get(tenant).copied().unwrap_or(0).saturating_add(line.len());
+            if tenants.saturating_mul(tenant.priority.price()) > capacity.saturating_sub(self.counted) {
                 return Err(Refused::Budget);
             }
-            match self.charged.get_mut(charge) {
-                Some(known) => *known = charged,
-                None => drop(self.charged.insert(charge.clone(), charged)),
+            match self.tenants.get_mut(tenant) {
+                Some(known) => *known = tenants,
+                None => drop(self.tenants.insert(tenant.clone(), tenants)),
             }
         }
         self.counted += line.len();
@@ -210,7 +210,7 @@ impl Buffer for Records {
         mem::swap(&mut self.parts, &mut batch.parts);
         mem::swap(&mut self.incidents, &mut batch.incidents);
         self.counted = 0;
-        self.charged.clear();
+        self.tenants.clear();
         self.is_urgent = false;
     }
 }

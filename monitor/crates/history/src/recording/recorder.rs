@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kevtmon_core::Core;
-use kevtmon_event::{Charge, Event, Kind};
+use kevtmon_event::{Event, Kind, Tenant};
 use kevtmon_metrics::Metrics;
 use kevtmon_observation::{BootNs, Fact, Observation, Source, SourceKind, SourceStatus};
 use kevtmon_types::clock::SECOND;
@@ -214,7 +214,7 @@ impl Recorder {
     }
 
     /// Records what the core is about to take, on the account of whoever caused it.
-    pub fn record(&mut self, observation: &Observation, charge: &Charge, core: &Core) {
+    pub fn record(&mut self, observation: &Observation, tenant: &Tenant, core: &Core) {
         let at = observation.at;
         self.line.clear();
         for track in &mut self.tracks {
@@ -228,14 +228,14 @@ impl Recorder {
             if track.is_part_due(at) {
                 track.start_part(&self.writer, self.run, core, at);
             }
-            if track.rotation.has_budgets && !track.budgets.admits(at, charge, self.line.len()) {
+            if track.rotation.has_budgets && !track.budgets.admits(at, tenant, self.line.len()) {
                 track.leave_out(&self.metrics);
                 continue;
             }
             if at >= track.unrecorded.1.saturating_add(SECOND) {
                 track.tell_unrecorded(at);
             }
-            track.put(&self.line, charge, &self.metrics);
+            track.put(&self.line, tenant, &self.metrics);
         }
         self.line.shrink_to(KEPT_CAPACITY);
     }
@@ -357,8 +357,8 @@ impl Track {
         self.is_urgent = false;
     }
 
-    fn put(&mut self, line: &[u8], charge: &Charge, metrics: &Metrics) {
-        match self.queue.put(line, charge) {
+    fn put(&mut self, line: &[u8], tenant: &Tenant, metrics: &Metrics) {
+        match self.queue.put(line, tenant) {
             Ok(()) => self.bytes += u64::try_from(line.len()).unwrap_or(u64::MAX),
             Err(Refused::Budget) => self.leave_out(metrics),
             Err(refused) => {
@@ -387,7 +387,7 @@ impl Track {
         let observation = Observation { at, source: Source::Daemon, fact: Fact::Unrecorded { count } };
         let mut line = Vec::new();
         if format::write_line(&observation, &mut line).is_ok()
-            && self.queue.put(&line, &Charge::default()).is_ok()
+            && self.queue.put(&line, &Tenant::default()).is_ok()
         {
             self.bytes += u64::try_from(line.len()).unwrap_or(u64::MAX);
             self.unrecorded = (0, at);

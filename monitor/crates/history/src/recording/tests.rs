@@ -25,10 +25,10 @@ use super::segments::numbered;
 use super::settings::FlightLimits;
 
 mod bundle;
-mod charges;
 mod flight;
 pub(super) mod golden;
 mod story;
+mod tenants;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const FLIGHT: FlightLimits = FlightLimits { minutes: 15, max_mib: 16 };
@@ -84,8 +84,8 @@ impl Live {
 
     fn observe(&mut self, at: BootNs, fact: Fact) {
         let observation = Observation { at, source: Source::Daemon, fact };
-        let charge = self.core.charge_of(&observation);
-        self.recorder.record(&observation, &charge, &self.core);
+        let tenant = self.core.tenant_of(&observation);
+        self.recorder.record(&observation, &tenant, &self.core);
         self.core.observe(observation);
         for output in self.core.take_output() {
             if let Output::Event(event) = output {
@@ -116,7 +116,7 @@ impl Live {
         }
     }
 
-    /// What nobody else is charged for, more than has room.
+    /// What is of no other tenant, more than has room.
     fn storm_of_host(&mut self, from: BootNs) {
         for number in 0..10_000 {
             self.observe(from + number, link(1, 3, if number % 2 == 0 { iff::UP } else { 0 }));

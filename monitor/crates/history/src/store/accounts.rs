@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use kevtmon_event::Charge;
+use kevtmon_event::Tenant;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 /// Accounts without events that are kept.
 const SPARE: i64 = 64;
-/// Accounts of their own in one standing: on a node where containers come and go each is one.
+/// Accounts of their own of one priority: on a node where containers come and go each is one.
 const MOST: i64 = 1024;
 /// Accounts that all beyond them share.
 const SHARED: u64 = 64;
@@ -20,31 +20,31 @@ pub(super) type AccountId = i64;
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     /// Those that have one of their own.
-    ids: HashMap<Charge, AccountId>,
+    ids: HashMap<Tenant, AccountId>,
     /// Bytes by which they are more or less than in the file.
     changes: BTreeMap<AccountId, i64>,
 }
 
 impl Accounts {
     /// The number of an account, which is written if it is new. Beyond a number of them, those that are new share some.
-    pub(super) fn id(&mut self, connection: &Connection, charge: &Charge) -> rusqlite::Result<AccountId> {
-        if let Some(id) = self.ids.get(charge) {
+    pub(super) fn id(&mut self, connection: &Connection, tenant: &Tenant) -> rusqlite::Result<AccountId> {
+        if let Some(id) = self.ids.get(tenant) {
             return Ok(*id);
         }
-        let of_standing: i64 = connection
+        let of_priority: i64 = connection
             .prepare_cached("SELECT count(*) FROM accounts WHERE standing = ?1")?
-            .query_row([charge.standing as i64], |row| row.get(0))?;
-        if let Some(id) = find(connection, charge)? {
-            self.ids.insert(charge.clone(), id);
+            .query_row([tenant.priority as i64], |row| row.get(0))?;
+        if let Some(id) = find(connection, tenant)? {
+            self.ids.insert(tenant.clone(), id);
             return Ok(id);
         }
-        if of_standing < MOST {
-            let id = create(connection, charge)?;
-            self.ids.insert(charge.clone(), id);
+        if of_priority < MOST {
+            let id = create(connection, tenant)?;
+            self.ids.insert(tenant.clone(), id);
             return Ok(id);
         }
-        let charge = shared(charge);
-        find(connection, &charge)?.map_or_else(|| create(connection, &charge), Ok)
+        let tenant = shared(tenant);
+        find(connection, &tenant)?.map_or_else(|| create(connection, &tenant), Ok)
     }
 
     pub(super) fn add(&mut self, id: AccountId, bytes: i64) {
@@ -79,25 +79,25 @@ pub(super) fn heaviest(connection: &Connection, or_any: bool) -> rusqlite::Resul
     connection.prepare_cached(select)?.query_map([or_any], |row| row.get(0))?.collect()
 }
 
-fn find(connection: &Connection, charge: &Charge) -> rusqlite::Result<Option<AccountId>> {
+fn find(connection: &Connection, tenant: &Tenant) -> rusqlite::Result<Option<AccountId>> {
     connection
         .prepare_cached("SELECT account FROM accounts WHERE standing = ?1 AND name = ?2")?
-        .query_row(params![charge.standing as i64, &*charge.account], |row| row.get(0))
+        .query_row(params![tenant.priority as i64, &*tenant.name], |row| row.get(0))
         .optional()
 }
 
-fn create(connection: &Connection, charge: &Charge) -> rusqlite::Result<AccountId> {
-    let weight = i64::try_from(charge.standing.weight()).unwrap_or(i64::MAX);
+fn create(connection: &Connection, tenant: &Tenant) -> rusqlite::Result<AccountId> {
+    let weight = i64::try_from(tenant.priority.weight()).unwrap_or(i64::MAX);
     connection
         .prepare_cached("INSERT INTO accounts (standing, weight, name, bytes) VALUES (?1, ?2, ?3, 0)")?
-        .execute(params![charge.standing as i64, weight, &*charge.account])?;
+        .execute(params![tenant.priority as i64, weight, &*tenant.name])?;
     Ok(connection.last_insert_rowid())
 }
 
 /// The account which this one shares with others.
-fn shared(charge: &Charge) -> Charge {
+fn shared(tenant: &Tenant) -> Tenant {
     let mut hasher = DefaultHasher::new();
-    charge.account.hash(&mut hasher);
+    tenant.name.hash(&mut hasher);
     let account = format!("one of many, {}", hasher.finish() % SHARED).into();
-    Charge { standing: charge.standing, account }
+    Tenant { priority: tenant.priority, name: account }
 }

@@ -20,11 +20,11 @@ const FORGET_SURPLUS: &str = "
     DELETE FROM incidents WHERE rowid IN
         (SELECT number FROM ranked ORDER BY rank, last_seen DESC LIMIT -1 OFFSET ?3)";
 
-/// Whose share of the closed incidents it counts against: that of the pod, whose containers come and go, else of whoever
-/// is charged for it.
+/// Whose share of the closed incidents it counts against: that of the pod, whose containers come and go, else of its
+/// tenant.
 fn account(event: &Event) -> &str {
     let pod = event.target.as_deref().and_then(|target| target.pod.as_ref()).filter(|pod| !pod.claimed);
-    pod.map_or(&*event.charge.account, |pod| pod.uid.as_str())
+    pod.map_or(&*event.tenant.name, |pod| pod.uid.as_str())
 }
 
 impl Writer {

@@ -3,7 +3,7 @@
 //! Where they are too many, the oldest ones of those who have most of the store go, so that nobody displaces what others
 //! did. What an open incident rests on stays.
 
-use kevtmon_event::Standing;
+use kevtmon_event::Priority;
 use rusqlite::params;
 
 use super::accounts::{self, AccountId};
@@ -137,7 +137,7 @@ impl Writer {
         let (mut end, mut freed, enough) = (None, 0, self.limits.data_bytes() / 32);
         let mut select = self.connection.prepare_cached(CANDIDATES)?;
         let most = i64::try_from(most).unwrap_or(1);
-        let mut rows = select.query(params![key, time, id, before, last, most, Standing::Foreign as i64])?;
+        let mut rows = select.query(params![key, time, id, before, last, most, Priority::Foreign as i64])?;
         while freed < enough
             && let Some(row) = rows.next()?
         {

@@ -190,7 +190,7 @@ impl Writer {
     fn put(&mut self, event: &Event, json: &str) -> rusqlite::Result<()> {
         let (id, time) = (self.id(event.seq), time::nanos(&event.time));
         let class = self.class(event)?;
-        let account = self.accounts.id(&self.connection, &event.charge)?;
+        let account = self.accounts.id(&self.connection, &event.tenant)?;
         let names = lookup::names(event);
         let as_bytes = lookup::to_bytes(&names);
         let added = self

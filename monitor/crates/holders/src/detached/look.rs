@@ -12,8 +12,8 @@ use super::progress::{Part, Progress};
 use super::{Searched, UNMAPPED, Use, pins};
 use crate::mntns_index::namespace;
 use crate::pins::{Extent, Rest, Visit, Visitor, describe};
+use crate::scan_order::ScanOrder;
 use crate::searched::ScanTargets;
-use crate::turns::Turns;
 use crate::{Deadline, FILES_OF_ONE, MAX_LISTED, READS_HANG, own_directory, own_tgid};
 
 /// However long the list took, and those who were found before, a quarter of the time is for what comes then.
@@ -63,11 +63,11 @@ impl<'a> Look<'a> {
         }
         deadline.allow(budget / TURNS_MIN);
         self.note();
-        let mut is_done = self.turns(&deadline) && self.left(&deadline);
+        let mut is_done = self.scan_order(&deadline) && self.left(&deadline);
         if is_done && goes_on {
             // Who came since the list was made may have got something from who was looked at already.
             self.list(&deadline);
-            is_done = self.turns(&deadline) && self.left(&deadline);
+            is_done = self.scan_order(&deadline) && self.left(&deadline);
         }
         (self.progress, is_done)
     }
@@ -82,7 +82,7 @@ impl<'a> Look<'a> {
         };
         let own = own_tgid(self.proc);
         let new = pids.iter().copied().filter(|tgid| Some(*tgid) != own && !listed.contains(tgid));
-        *order = Turns::default().order(self.proc, new, deadline);
+        *order = ScanOrder::default().order(self.proc, new, deadline);
         *listed = pids.into_iter().collect();
     }
 
@@ -102,7 +102,7 @@ impl<'a> Look<'a> {
     }
 
     /// Looks at what each process has, but for what there is very much of; false when there is no time for all.
-    fn turns(&mut self, deadline: &Deadline) -> bool {
+    fn scan_order(&mut self, deadline: &Deadline) -> bool {
         while let Some(part) = self.progress.part {
             while let Some(tgid) = self.progress.order.get(self.progress.next).copied() {
                 if self.is_over(deadline) {

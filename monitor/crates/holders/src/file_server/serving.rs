@@ -15,7 +15,7 @@ use super::{Devices, Served, devices, is_of, served};
 use crate::Deadline;
 use crate::mntns_index::survivor;
 use crate::pins::Extent;
-use crate::turns::Turns;
+use crate::scan_order::ScanOrder;
 
 /// Servers of one file system that are told.
 const MOST: usize = 8;
@@ -59,9 +59,9 @@ struct Search<'a> {
 
 /// Looks for the servers of a file system among all processes, by turns, until the time is over: first at the descriptors that
 /// a server opens it by, and then at the others of those who have very many.
-pub fn serving(proc: &Proc, mount: &Mount, turns: &mut Turns, deadline: &Deadline) -> Serving {
+pub fn serving(proc: &Proc, mount: &Mount, scan_order: &mut ScanOrder, deadline: &Deadline) -> Serving {
     let Ok(tgids) = proc.pids() else { return Serving::default() };
-    let tgids = turns.order(proc, tgids, deadline);
+    let tgids = scan_order.order(proc, tgids, deadline);
     let mut search = Search::new(proc, mount, deadline);
     search.look(&tgids, None);
     let unread = std::mem::take(&mut search.unread);
@@ -76,8 +76,8 @@ pub fn serving(proc: &Proc, mount: &Mount, turns: &mut Turns, deadline: &Deadlin
     let Search { shown, told, shows, .. } = search;
     // Whoever has got the connection from its server, as a child has, is in the same control group.
     let may_share = |server: u32| {
-        let accounts = [turns.account_of(server), Turns::UNKNOWN];
-        unread.iter().any(|tgid| accounts.contains(&turns.account_of(*tgid)))
+        let accounts = [scan_order.account_of(server), ScanOrder::UNKNOWN];
+        unread.iter().any(|tgid| accounts.contains(&scan_order.account_of(*tgid)))
     };
     let is_certain = shown.len() == 1 && !shown.iter().any(|server| may_share(*server));
     let found = if shown.is_empty() && !shows { told } else { shown };
@@ -155,7 +155,7 @@ impl<'a> Search<'a> {
 
 /// The process that serves a file system. Of several the first one, which is only likely it.
 pub fn server_of(proc: &Proc, mount: &Mount, budget: Duration) -> Option<FileServer> {
-    serving(proc, mount, &mut Turns::default(), &Deadline::after(budget)).servers.into_iter().next()
+    serving(proc, mount, &mut ScanOrder::default(), &Deadline::after(budget)).servers.into_iter().next()
 }
 
 fn describe(proc: &Proc, tgid: u32, is_certain: bool) -> Option<FileServer> {

@@ -21,7 +21,7 @@ use super::bundle;
 use super::reached::Reached;
 use crate::attached::AttachedMount;
 use crate::mntns_index::{Member, MntnsIndex, mounts, namespace as mount_namespace};
-use crate::turns::Turns;
+use crate::scan_order::ScanOrder;
 use crate::{Deadline, own_directory, own_tgid, thread_time};
 
 /// Mounts that a namespace of a user may have.
@@ -284,9 +284,9 @@ impl<'p> Look<'p> {
             })
             .collect();
         let first = |namespace: &Namespace| namespace.members.first().map(|member| member.tgid);
-        let turns = Turns::default().order(self.proc, namespaces.iter().filter_map(first), deadline);
-        let turns: HashMap<u32, usize> = turns.into_iter().zip(0..).collect();
-        let turn = |namespace: &Namespace| first(namespace).and_then(|tgid| turns.get(&tgid)).copied();
+        let scan_order = ScanOrder::default().order(self.proc, namespaces.iter().filter_map(first), deadline);
+        let scan_order: HashMap<u32, usize> = scan_order.into_iter().zip(0..).collect();
+        let turn = |namespace: &Namespace| first(namespace).and_then(|tgid| scan_order.get(&tgid)).copied();
         let is_users = |namespace: &Namespace| matches!(namespace.whose, Whose::User(_));
         namespaces.sort_by_cached_key(|namespace| {
             let is_others = (Some(namespace.inum) != host, namespace.whose != Whose::Host);

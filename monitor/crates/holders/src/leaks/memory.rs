@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kevtmon_observation::{BootNs, MountCopies, MountCopy, NsInum};
 
 use super::inventory::{Found, HostMount};
-use super::places::Places;
+use super::mount_points::MountPoints;
 
 /// File systems that the host no longer has and that are remembered.
 const GONE_MAX: usize = 1024;
@@ -45,7 +45,7 @@ pub(super) struct Memory {
 
 #[derive(Debug)]
 struct Seen {
-    places: Places,
+    places: MountPoints,
     fstype: String,
     at: BootNs,
     /// A time just before it was seen on the host last.
@@ -58,7 +58,7 @@ impl Memory {
         let mut memory = Self::default();
         for one in remembered.into_iter().take(GONE_MAX) {
             let new = || Seen {
-                places: Places::default(),
+                places: MountPoints::default(),
                 fstype: one.fstype.clone(),
                 at: 0,
                 before: 0,

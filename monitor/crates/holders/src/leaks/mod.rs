@@ -23,8 +23,8 @@ use crate::attached::Attached;
 mod bundle;
 mod inventory;
 mod memory;
+mod mount_points;
 mod own_table;
-mod places;
 mod reached;
 #[cfg(test)]
 mod tests;

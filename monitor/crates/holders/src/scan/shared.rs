@@ -15,8 +15,8 @@ pub struct LookedAt(Vec<(u32, u32, BootNs)>);
 impl LookedAt {
     /// Remembers the table of a thread. The ids are those of our own pid namespace.
     pub fn add(&mut self, proc: &Proc, (tgid, tid): (u32, u32)) {
-        let room = MAX_TABLES.saturating_sub(self.0.len());
-        self.0.extend(proc.stat(tgid).map(|stat| (tgid, tid, stat.start_ns)).into_iter().take(room));
+        let memory = MAX_TABLES.saturating_sub(self.0.len());
+        self.0.extend(proc.stat(tgid).map(|stat| (tgid, tid, stat.start_ns)).into_iter().take(memory));
     }
 
     /// Whether the table that this thread has is one of them.

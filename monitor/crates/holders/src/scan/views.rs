@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kevtmon_sources::procfs::mountinfo::MountTable;
 
 use super::Scan;
-use super::room::Room;
+use super::table_memory::TableMemory;
 use crate::mntns_index::{self, MntnsIndex};
 use crate::orphans::{self, Kept};
 use crate::own_directory;
@@ -24,7 +24,7 @@ impl Scan<'_> {
         index: &MntnsIndex,
         scope: &Scope<'_>,
     ) -> (Vec<NamespaceMounts>, bool) {
-        let mut room = Room::new(&own, scope);
+        let mut memory = TableMemory::new(&own, scope);
         self.note_groups(&own.table, scope);
         self.note_shown(&own.table, scope);
         let (mut views, mut is_whole, mut looked) = (vec![own], true, false);
@@ -55,7 +55,7 @@ impl Scan<'_> {
             self.note_groups(&table, scope);
             self.note_shown(&table, scope);
             let mut matters = scope.matters(&table);
-            if matters && !room.take(&mut table, scope) {
+            if matters && !memory.take(&mut table, scope) {
                 matters = false;
                 self.report.blind_spot(None, "more mounts show its file system than a scan reads");
             }

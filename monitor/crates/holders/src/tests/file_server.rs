@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 
 use super::*;
 use crate::file_server::serving;
-use crate::turns::Turns;
+use crate::scan_order::ScanOrder;
 
 #[test]
 fn a_file_server_that_never_answers_does_not_hold_up_the_scan() {
@@ -118,7 +118,7 @@ fn nobody_but_those_in_its_control_group_makes_a_server_less_certain() {
     let table = MountTable::parse(&fake_table().replace("tmpfs t", "fuse t"), "/");
     let found = || {
         let mount = table.at("/vol").unwrap();
-        let found = serving(&proc, mount, &mut Turns::default(), &Deadline::after(AMPLE));
+        let found = serving(&proc, mount, &mut ScanOrder::default(), &Deadline::after(AMPLE));
         assert!(!found.is_unserved);
         found.servers.iter().map(|server| (server.tgid, server.is_certain)).collect::<Vec<_>>()
     };

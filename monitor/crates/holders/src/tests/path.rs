@@ -152,9 +152,9 @@ fn a_path_that_may_not_be_the_one_of_the_call_is_not_resolved() {
         assert!(!report.complete && report.blind_spots[0].reason == doubt.reason(), "{report:?}");
         report.verdict
     };
-    assert_eq!(with(PathDoubt::Changed), Verdict::Incomplete);
-    assert_eq!(with(PathDoubt::DirectoryChanged), Verdict::Incomplete);
-    assert_eq!(with(PathDoubt::ReadLate), Verdict::Processes);
+    assert_eq!(with(PathUncertainty::Changed), Verdict::Incomplete);
+    assert_eq!(with(PathUncertainty::DirectoryChanged), Verdict::Incomplete);
+    assert_eq!(with(PathUncertainty::ReadLate), Verdict::Processes);
 }
 
 #[test]
@@ -252,12 +252,12 @@ fn the_mount_that_the_kernel_found_is_found_again_below_others_and_no_other_one_
     assert_eq!(found.report.mount.unwrap().identity(), Some(identity.clone()));
     if let Some(unique) = identity.unique {
         let reused = look(MeantMount { unique: Some(unique + 1), ..meant });
-        assert_eq!((reused.lost, reused.report.mount), (Some(Doubt::Gone), None));
+        assert_eq!((reused.lost, reused.report.mount), (Some(Uncertainty::Gone), None));
     }
     assert_eq!(umount(&target, 0), Ok(()));
     assert_eq!(umount(&target, 0), Ok(()));
     let gone = look(meant);
-    assert_eq!((gone.lost, gone.report.mount), (Some(Doubt::Gone), None));
+    assert_eq!((gone.lost, gone.report.mount), (Some(Uncertainty::Gone), None));
 }
 
 #[test]

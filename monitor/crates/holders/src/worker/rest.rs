@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use kevtmon_observation::Rank;
 
 use super::Limits;
-use crate::places::Kind;
+use crate::scan_queue::Kind;
 
 /// Work that took one part is followed by nineteen parts of rest: 5 % of a core.
 const REST_FACTOR: u32 = 19;

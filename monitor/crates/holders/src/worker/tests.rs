@@ -68,7 +68,7 @@ fn all(scanner: &Scanner, rest: Rest) -> Vec<u64> {
     let now = Instant::now();
     let mut state = scanner.shared.lock();
     state.rest = rest;
-    let next = || state.next(Lane::Host, now).or_else(|| state.next(Lane::Strangers, now));
+    let next = || state.next(ScanThread::Host, now).or_else(|| state.next(ScanThread::Others, now));
     std::iter::from_fn(next).map(|(_, work)| id(&work)).collect()
 }
 
@@ -117,11 +117,11 @@ fn neither_thread_does_what_is_for_the_other_one() {
     let scanner = idle(4);
     assert_eq!(scanner.request(request(1), share(Rank::Other, 1000)), None);
     let now = Instant::now();
-    let next = |lane| scanner.shared.lock().next(lane, now).map(|(_, work)| id(&work));
-    assert_eq!(next(Lane::Host), None);
+    let next = |thread| scanner.shared.lock().next(thread, now).map(|(_, work)| id(&work));
+    assert_eq!(next(ScanThread::Host), None);
     assert_eq!(scanner.request(request(2), share(Rank::Volume, 0)), None);
-    assert_eq!(next(Lane::Host), Some(2), "the other one may be at work on 1");
-    assert_eq!(next(Lane::Strangers), Some(1));
+    assert_eq!(next(ScanThread::Host), Some(2), "the other one may be at work on 1");
+    assert_eq!(next(ScanThread::Others), Some(1));
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn the_end_interrupts_a_rest() {
     let shared = Arc::clone(&scanner.shared);
     let later = Instant::now() + HOUR;
     shared.lock().rest = Rest { host: later, begin: later, go_on: later, all: later };
-    let worker = thread::spawn(move || shared.next(Lane::Host).is_none());
+    let worker = thread::spawn(move || shared.next(ScanThread::Host).is_none());
     assert_eq!(scanner.request(request(1), host()), None);
     drop(scanner);
     assert!(worker.join().unwrap());
@@ -230,14 +230,17 @@ fn a_scan_that_loses_its_place_keeps_the_mount_that_was_found() {
         verdict: Verdict::Incomplete,
         ..HolderReport::skipped(1, "/vol")
     };
-    for (doubt, is_likely) in [(None, false), (Some(Doubt::Changed), true)] {
+    for (doubt, is_likely) in [(None, false), (Some(Uncertainty::Changed), true)] {
         let progress = Progress { found: Some(Box::new(located.clone())), ..Progress::default() };
         let scan = Scan { progress, doubt, ..request(1).into() };
         let report = holders(Work::Scan(Box::new(scan)).unanswered("no place"));
         assert_eq!((report.mount, report.mount_is_likely), (Some(mount.clone()), is_likely));
         assert_eq!((report.verdict, report.complete), (Verdict::Skipped, false));
         let reasons: Vec<&str> = report.blind_spots.iter().map(|spot| spot.reason.as_str()).collect();
-        assert_eq!(reasons, doubt.map(Doubt::reason).into_iter().chain(["no place"]).collect::<Vec<_>>());
+        assert_eq!(
+            reasons,
+            doubt.map(Uncertainty::reason).into_iter().chain(["no place"]).collect::<Vec<_>>()
+        );
     }
 }
 

@@ -98,7 +98,8 @@ impl UmountAttempt {
         let is_absolute = self.path.starts_with('/');
         let start = if is_absolute { &origin.root } else { &origin.cwd };
         match start.as_ref().and_then(|directory| directory.path.as_deref()) {
-            Some(start) if origin.doubt.is_none_or(|doubt| doubt == PathDoubt::ReadLate) => match start {
+            Some(start) if origin.doubt.is_none_or(|doubt| doubt == PathUncertainty::ReadLate) => match start
+            {
                 "/" if is_absolute => Cow::Borrowed(&self.path),
                 start => Cow::Owned(format!(
                     "{}/{}",
@@ -129,7 +130,7 @@ pub struct PathOrigin {
     /// The caller's current directory, or that of the descriptor that it gave; only for a relative path.
     pub cwd: Option<CallerDirectory>,
     /// Why the path may not be the one that the kernel used.
-    pub doubt: Option<PathDoubt>,
+    pub doubt: Option<PathUncertainty>,
     /// The mounts that the call has seen; `None` where they changed during the call.
     pub table: Option<TableMark>,
     /// The mount that the kernel found there itself, where it shows that.
@@ -182,7 +183,7 @@ pub struct CallerDirectory {
 
 names! {
     /// Why the path of a call may not be the one that the kernel used.
-    PathDoubt {
+    PathUncertainty {
         /// The call began before it was observed.
         StartUnseen = "start-unseen",
         /// The path cannot be read any more.
@@ -198,7 +199,7 @@ names! {
     }
 }
 
-impl PathDoubt {
+impl PathUncertainty {
     /// As a reason for an answer that is not complete.
     #[must_use]
     pub fn reason(self) -> &'static str {

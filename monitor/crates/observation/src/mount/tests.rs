@@ -31,9 +31,9 @@ fn the_same_text_given_elsewhere_is_another_place() {
     assert_eq!(place("../vol", from(at(Some("/")), at(Some("/a")), None)), "/a/../vol");
     assert_eq!(place("/vol", from(at(None), None, None)), "…/vol");
     assert_eq!(place("vol", from(at(Some("/")), None, None)), "…vol");
-    let changed = from(at(Some("/")), None, Some(PathDoubt::Changed));
+    let changed = from(at(Some("/")), None, Some(PathUncertainty::Changed));
     assert_eq!(place("/vol", changed), "…/vol");
-    assert_eq!(place("", from(None, None, Some(PathDoubt::StartUnseen))), "…");
+    assert_eq!(place("", from(None, None, Some(PathUncertainty::StartUnseen))), "…");
 }
 
 #[test]

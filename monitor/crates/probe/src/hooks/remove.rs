@@ -5,7 +5,7 @@ use kevtmon_ebpf::remove::{KIND_REMOVE, RemoveOffsets, RemoveRecord, call, count
 use kevtmon_ebpf::umount::call_mark;
 use kevtmon_metrics::KernelMetric;
 use kevtmon_observation::{
-    CallStart, CallerDirectory, Fact, MountSyscall, PathDoubt, PathOrigin, SecondPath, UmountAttempt,
+    CallStart, CallerDirectory, Fact, MountSyscall, PathOrigin, PathUncertainty, SecondPath, UmountAttempt,
 };
 use kevtmon_types::clock::realtime_offset_ns;
 use kevtmon_types::namespace::NsInum;
@@ -200,10 +200,10 @@ fn origin(record: &RemoveRecord, path: &[u8], start: Option<CallerDirectory>) ->
 }
 
 /// The one that leaves the least to rely on.
-fn doubt(record: &RemoveRecord, path: &[u8]) -> Option<PathDoubt> {
+fn doubt(record: &RemoveRecord, path: &[u8]) -> Option<PathUncertainty> {
     match record.marks & call_mark::START_UNSEEN {
-        0 => path.is_empty().then_some(PathDoubt::Unread),
-        _ => Some(PathDoubt::StartUnseen),
+        0 => path.is_empty().then_some(PathUncertainty::Unread),
+        _ => Some(PathUncertainty::StartUnseen),
     }
 }
 
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn a_path_that_could_not_be_read_is_in_doubt() {
         let doubt = |path| attempt(libc::SYS_unlinkat, path, "").origin.unwrap().doubt;
-        assert_eq!((doubt(""), doubt("a")), (Some(PathDoubt::Unread), None));
+        assert_eq!((doubt(""), doubt("a")), (Some(PathUncertainty::Unread), None));
     }
 
     #[test]
@@ -283,6 +283,6 @@ mod tests {
         bytes[marks..marks + 4].copy_from_slice(&call_mark::START_UNSEEN.to_ne_bytes());
         let Fact::Umount(attempt) = record(&bytes, 1).unwrap().fact else { panic!("no attempt") };
         assert_eq!(attempt.place(), "…a", "it is like no path that is known");
-        assert_eq!(attempt.origin.unwrap().doubt, Some(PathDoubt::StartUnseen));
+        assert_eq!(attempt.origin.unwrap().doubt, Some(PathUncertainty::StartUnseen));
     }
 }

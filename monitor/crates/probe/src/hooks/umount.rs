@@ -9,7 +9,7 @@ use kevtmon_ebpf::umount::{
 };
 use kevtmon_metrics::KernelMetric;
 use kevtmon_observation::{
-    CallStart, CallerDirectory, Fact, MeantMount, MountSyscall, PathDoubt, PathOrigin, TableMark,
+    CallStart, CallerDirectory, Fact, MeantMount, MountSyscall, PathOrigin, PathUncertainty, TableMark,
     UmountAttempt,
 };
 use kevtmon_types::clock::realtime_offset_ns;
@@ -120,8 +120,8 @@ fn decode_untyped(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError
     if let Some(origin) = &mut attempt.origin {
         origin.table = None;
         // A path that was read late is known as well as it can be; where it starts is not.
-        let of_path = origin.doubt.filter(|doubt| *doubt != PathDoubt::ReadLate);
-        origin.doubt = of_path.or(Some(PathDoubt::CallerUnread));
+        let of_path = origin.doubt.filter(|doubt| *doubt != PathUncertainty::ReadLate);
+        origin.doubt = of_path.or(Some(PathUncertainty::CallerUnread));
     }
     if let Some(context) = &mut attempt.actor.context {
         context.euid = context.uid;
@@ -160,18 +160,18 @@ fn began(record: &UmountRecord) -> Option<CallStart> {
 }
 
 /// The one that leaves the least to rely on.
-fn doubt(record: &UmountRecord, path: &[u8]) -> Option<PathDoubt> {
+fn doubt(record: &UmountRecord, path: &[u8]) -> Option<PathUncertainty> {
     let doubts = [
-        (call_mark::START_UNSEEN, PathDoubt::StartUnseen),
-        (call_mark::PATH_UNREAD, PathDoubt::Unread),
-        (call_mark::PATH_CHANGED, PathDoubt::Changed),
-        (call_mark::PATH_READ_LATE, PathDoubt::ReadLate),
+        (call_mark::START_UNSEEN, PathUncertainty::StartUnseen),
+        (call_mark::PATH_UNREAD, PathUncertainty::Unread),
+        (call_mark::PATH_CHANGED, PathUncertainty::Changed),
+        (call_mark::PATH_READ_LATE, PathUncertainty::ReadLate),
     ];
     let of_path = doubts.into_iter().find(|(mark, _)| record.marks & mark != 0).map(|(_, doubt)| doubt);
     let is_relative = path.first() != Some(&b'/');
     let moved = record.root_changed != 0 || is_relative && record.cwd_changed != 0;
     match of_path {
-        None | Some(PathDoubt::ReadLate) if moved => Some(PathDoubt::DirectoryChanged),
+        None | Some(PathUncertainty::ReadLate) if moved => Some(PathUncertainty::DirectoryChanged),
         of_path => of_path,
     }
 }
@@ -249,7 +249,7 @@ mod tests {
         let origin = *attempt.origin.unwrap();
         assert_eq!(
             (origin.root, origin.table, origin.target, origin.doubt),
-            (None, None, None, Some(PathDoubt::CallerUnread))
+            (None, None, None, Some(PathUncertainty::CallerUnread))
         );
         assert_eq!(origin.began.unwrap().at, 5);
     }
@@ -259,11 +259,11 @@ mod tests {
         let mut record = UmountRecord::new_zeroed();
         record.cwd_changed = 1;
         assert_eq!(doubt(&record, b"/vol"), None);
-        assert_eq!(doubt(&record, b"vol"), Some(PathDoubt::DirectoryChanged));
+        assert_eq!(doubt(&record, b"vol"), Some(PathUncertainty::DirectoryChanged));
         record.marks = call_mark::PATH_CHANGED;
-        assert_eq!(doubt(&record, b"vol"), Some(PathDoubt::Changed));
+        assert_eq!(doubt(&record, b"vol"), Some(PathUncertainty::Changed));
         (record.marks, record.root_changed) = (call_mark::PATH_READ_LATE, 1);
-        assert_eq!(doubt(&record, b"/vol"), Some(PathDoubt::DirectoryChanged));
+        assert_eq!(doubt(&record, b"/vol"), Some(PathUncertainty::DirectoryChanged));
     }
 
     #[test]

@@ -23,8 +23,8 @@ fn task(bytes: usize) -> Observation {
 fn fill(outlet: &mut Outlet, bytes: usize) -> usize {
     let mut context = Context::from_waker(Waker::noop());
     let mut sent = 0;
-    while let std::task::Poll::Ready(room) = pin!(outlet.room()).poll(&mut context) {
-        room.unwrap().send(task(bytes));
+    while let std::task::Poll::Ready(slot) = pin!(outlet.slot()).poll(&mut context) {
+        slot.unwrap().send(task(bytes));
         sent += 1;
     }
     sent

@@ -1,7 +1,7 @@
 //! One pod as the path of its packets: from its interfaces to the uplink of the node. What is broken is marked.
 
 use kevtmon_core::state::{Hop, KnownBy, MadeBy, NodeState, PodStatus};
-use kevtmon_history::query::history::standing;
+use kevtmon_history::query::history::status;
 use kevtmon_history::query::record::timestamp;
 use kevtmon_types::escape;
 
@@ -52,9 +52,9 @@ pub fn pod(state: &NodeState, pod: &PodStatus, pretty: &Pretty, clock: &Clock) -
         page.line("");
         let label = format!("open  {} ", escaped(&incident.kind));
         let painted = pretty.paint(Style::Red, &label);
-        let lull = state.lulls.iter().find(|lull| lull.id == incident.id);
-        let standing = standing(None, None, lull.map(|lull| lull.since.as_str()), None);
-        page.put_behind(MARGIN, &label, &painted, None, &headline(standing, &incident.summary));
+        let quiet_period = state.quiet_periods.iter().find(|quiet_period| quiet_period.id == incident.id);
+        let status = status(None, None, quiet_period.map(|quiet_period| quiet_period.since.as_str()), None);
+        page.put_behind(MARGIN, &label, &painted, None, &headline(status, &incident.summary));
         page.put(MARGIN + 6, Some(Style::Dim), &format!("kevtmon why {}", escaped(&incident.id)));
     }
     page.text

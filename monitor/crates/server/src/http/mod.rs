@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use connection_slots::{ConnectionSlots, Place};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -20,7 +21,6 @@ use hyper_util::rt::TokioIo;
 use kevtmon_history::queue::lower_thread_priority;
 use kevtmon_sources::capabilities::{self, Capability};
 use pace::{PAUSE, Pace};
-use places::{Place, Places};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
@@ -29,9 +29,9 @@ use tokio::time::{sleep, timeout};
 mod body;
 mod compression;
 mod connection;
+mod connection_slots;
 mod listener;
 mod pace;
-mod places;
 mod response;
 #[cfg(test)]
 mod tests;
@@ -39,8 +39,8 @@ mod tests;
 pub use body::{Body, stream_body, whole};
 pub use compression::{Compressible, compressed};
 pub use connection::Connection;
+pub use connection_slots::Patience;
 pub use listener::{Accept, Listen};
-pub use places::Patience;
 pub use response::{HTML, JSON, NDJSON, Response, TEXT, method_not_allowed, respond, text};
 
 /// Most bytes of a request.
@@ -141,7 +141,7 @@ where
     L: Listen,
     H: Handler<Stream = <L::Accept as Accept>::Stream>,
 {
-    let places = Places::new(limits.connections);
+    let places = ConnectionSlots::new(limits.connections);
     let (stop, stopping) = watch::channel(());
     let mut accepting = JoinSet::new();
     for listener in listeners {
@@ -161,7 +161,7 @@ where
 
 async fn accept_all<A, H>(
     listener: A,
-    places: Arc<Places>,
+    places: Arc<ConnectionSlots>,
     handler: Arc<H>,
     mut stopping: watch::Receiver<()>,
     limits: Limits,
@@ -197,7 +197,7 @@ async fn accept_all<A, H>(
 async fn accept<A: Accept, H: Handler<Stream = A::Stream>>(
     listener: &A,
     pace: &mut Pace,
-    places: &Arc<Places>,
+    places: &Arc<ConnectionSlots>,
     handler: &H,
 ) -> io::Result<(A::Stream, H::Peer, Place)> {
     loop {

@@ -14,8 +14,8 @@ use std::mem;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use kevtmon_event::{Charge, Event, Kind, SharedEvent, Standing};
-use kevtmon_history::queue::{Bounds, Buffer, Priority, Queue, Refused, Worker};
+use kevtmon_event::{Event, Kind, Priority, SharedEvent, Tenant};
+use kevtmon_history::queue::{Bounds, Buffer, Queue, QueueClass, Refused, Worker};
 use kevtmon_metrics::Metrics;
 
 use super::event_gap::EventGap;
@@ -53,8 +53,8 @@ struct Events {
     events: Vec<Arc<SharedEvent>>,
     /// Places that they take.
     taken: usize,
-    /// How many of these each is charged for.
-    charged: HashMap<Charge, usize>,
+    /// How many of these each tenant has.
+    tenants: HashMap<Tenant, usize>,
     /// What was discarded after the last of them.
     gap: Option<EventGap>,
     is_urgent: bool,
@@ -121,12 +121,12 @@ impl EventQueue {
 impl Events {
     fn push(&mut self, event: &Arc<SharedEvent>, bounds: Bounds, sink: &str) -> Result<(), Refused> {
         let priority = priority(event);
-        let charged = self.charged.get(&event.charge).copied().unwrap_or(0);
+        let tenants = self.tenants.get(&event.tenant).copied().unwrap_or(0);
         // As many as are free, each of which is worth more of those who matter less.
         let free = bounds.capacity.saturating_sub(self.taken);
         let places = places(event);
-        let is_fair = charged.saturating_mul(event.charge.standing.price()) < free;
-        if !bounds.admits(self.taken, places, priority) || priority == Priority::Normal && !is_fair {
+        let is_fair = tenants.saturating_mul(event.tenant.priority.price()) < free;
+        if !bounds.admits(self.taken, places, priority) || priority == QueueClass::Normal && !is_fair {
             EventGap::extend(&mut self.gap, event, Refused::Full);
             return Err(Refused::Full);
         }
@@ -136,11 +136,11 @@ impl Events {
         }
         self.events.push(Arc::clone(event));
         self.taken += places;
-        match self.charged.get_mut(&event.charge) {
-            Some(charged) => *charged += places,
-            None => drop(self.charged.insert(event.charge.clone(), places)),
+        match self.tenants.get_mut(&event.tenant) {
+            Some(tenants) => *tenants += places,
+            None => drop(self.tenants.insert(event.tenant.clone(), places)),
         }
-        self.is_urgent |= priority == Priority::Reserved;
+        self.is_urgent |= priority == QueueClass::Reserved;
         Ok(())
     }
 }
@@ -160,7 +160,7 @@ impl Buffer for Events {
 
     fn take_into(&mut self, batch: &mut Self) {
         mem::swap(&mut self.events, &mut batch.events);
-        self.charged.clear();
+        self.tenants.clear();
         self.taken = 0;
         batch.gap = self.gap.take();
         self.is_urgent = false;
@@ -244,12 +244,12 @@ fn places(event: &Event) -> usize {
     1 + listed / HOLDERS_PER_PLACE + below / BYTES_PER_PLACE
 }
 
-fn priority(event: &Event) -> Priority {
+fn priority(event: &Event) -> QueueClass {
     let is_reserved = event.kind == Kind::EventsLost
         || ["daemon.", "incident."].iter().any(|family| event.kind.name().starts_with(family));
-    match is_reserved && event.charge.standing != Standing::Foreign {
-        true => Priority::Reserved,
-        false => Priority::Normal,
+    match is_reserved && event.tenant.priority != Priority::Foreign {
+        true => QueueClass::Reserved,
+        false => QueueClass::Normal,
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kevtmon_event::{Charge, Event, Incident, Kind, Severity, SharedEvent};
+use kevtmon_event::{Event, Incident, Kind, Severity, SharedEvent, Tenant};
 use kevtmon_history::store::{Limits, Log, PreviousRun, Quarantined, StoreError, Writer};
 use kevtmon_metrics::Metrics;
 use kevtmon_observation::SourceStatus;
@@ -211,10 +211,10 @@ impl StoreFile {
     /// A closed incident of whoever has most of them, as they weigh.
     fn dispensable(&self) -> Option<&Episode> {
         let closed = || self.incidents.iter().filter(|(_, event)| event.kind == Kind::IncidentClosed);
-        let mut shares: BTreeMap<&Charge, u64> = BTreeMap::new();
-        closed().for_each(|(_, event)| *shares.entry(&event.charge).or_default() += 1);
-        let (most, _) = shares.into_iter().max_by_key(|(charge, count)| charge.weigh(*count))?;
-        let of_most = closed().filter(|(_, event)| event.charge == *most);
+        let mut shares: BTreeMap<&Tenant, u64> = BTreeMap::new();
+        closed().for_each(|(_, event)| *shares.entry(&event.tenant).or_default() += 1);
+        let (most, _) = shares.into_iter().max_by_key(|(tenant, count)| tenant.cost(*count))?;
+        let of_most = closed().filter(|(_, event)| event.tenant == *most);
         of_most.min_by_key(|(_, event)| event.seq).map(|(id, _)| id)
     }
 

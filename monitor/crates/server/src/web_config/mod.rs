@@ -19,11 +19,11 @@ use users::Users;
 
 mod attempts;
 mod document;
+mod handshake_rate;
 mod stream;
 #[cfg(test)]
 mod tests;
 mod tls;
-mod turns;
 mod users;
 mod watched;
 

@@ -168,7 +168,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::web_config::turns::Turns;
+    use crate::web_config::handshake_rate::HandshakeRate;
 
     /// What a client sends first.
     fn hello() -> Vec<u8> {
@@ -204,9 +204,9 @@ mod tests {
                 assert_eq!(ended(&config, sent).await, io::ErrorKind::UnexpectedEof);
             }
         }
-        assert_eq!(*config.turns.lock().unwrap(), Turns::default(), "they took none");
+        assert_eq!(*config.handshake_rate.lock().unwrap(), HandshakeRate::default(), "they took none");
         // There is no certificate: that is where it ends.
         assert_eq!(ended(&config, &hello).await, io::ErrorKind::TimedOut);
-        assert_ne!(*config.turns.lock().unwrap(), Turns::default());
+        assert_ne!(*config.handshake_rate.lock().unwrap(), HandshakeRate::default());
     }
 }

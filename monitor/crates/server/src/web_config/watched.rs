@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use super::attempts::{Attempts, Outcome};
-use super::turns::Turns;
+use super::handshake_rate::HandshakeRate;
 use super::users::Claim;
 use super::{Files, WebConfig, WebConfigError};
 
@@ -34,7 +34,7 @@ pub enum Refusal {
 pub struct WatchedConfig {
     shared: Arc<Shared>,
     /// Of TLS handshakes.
-    pub(super) turns: Mutex<Turns>,
+    pub(super) handshake_rate: Mutex<HandshakeRate>,
 }
 
 /// What a thread that waits for a disk goes on with by itself.
@@ -68,7 +68,7 @@ impl WatchedConfig {
             looking: AtomicBool::new(false),
             attempts: Attempts::default(),
         };
-        Ok(Self { shared: Arc::new(shared), turns: Mutex::default() })
+        Ok(Self { shared: Arc::new(shared), handshake_rate: Mutex::default() })
     }
 
     /// Whether connections are encrypted. That stays as it was at the start.
@@ -78,7 +78,8 @@ impl WatchedConfig {
 
     /// How to talk to the next client, once it is its turn; `None` where it would have to wait too long.
     pub(super) async fn handshake(&self, from: IpAddr) -> Option<Arc<ServerConfig>> {
-        let turn = self.turns.lock().unwrap_or_else(PoisonError::into_inner).take(from, Instant::now());
+        let turn =
+            self.handshake_rate.lock().unwrap_or_else(PoisonError::into_inner).take(from, Instant::now());
         sleep(turn?).await;
         self.look().await;
         self.lock().web.tls.clone()

@@ -12,9 +12,9 @@ use super::host_side::Explanation;
 use super::{health, may_be_harmless, repair, wording};
 use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, IncidentObjects, Report};
-use crate::node::charge::of_target;
 use crate::node::gateways::Gateway;
 use crate::node::namespaces::Namespace;
+use crate::node::tenant::of_target;
 use crate::node::view::NodeView;
 
 /// The states in which packets go to a link-layer address at once.

@@ -10,7 +10,7 @@ use crate::node::view::NodeView;
 const FATAL: std::ops::Range<(u32, u32, u32)> = (1, 18, 0)..(1, 23, 14);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum KubeletImpact {
     /// A checkpoint stands in for the sandbox.
     Remembered,
     /// The kubelet, of this version, does not start.
@@ -31,7 +31,7 @@ pub(super) enum Fate {
     Unlisted,
 }
 
-impl Fate {
+impl KubeletImpact {
     /// For this kubelet, if one is known.
     pub(super) fn of(
         node: &NodeView<'_>,

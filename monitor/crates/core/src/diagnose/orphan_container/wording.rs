@@ -4,14 +4,14 @@ use kevtmon_event::wording::{container_label, short_id, target_label};
 use kevtmon_event::{Advice, Target};
 use kevtmon_types::escape::name;
 
-use super::kubelet::Fate;
+use super::kubelet::KubeletImpact;
 use crate::diagnose::advice::{advice, remove};
 use crate::node::view::NodeView;
 
 /// Which kubelets do not start.
 const RANGE: &str = "kubelets of about 1.18 to 1.23";
 
-pub(super) fn summary(target: &Target, sandbox: &str, fate: &Fate) -> String {
+pub(super) fn summary(target: &Target, sandbox: &str, impact: &KubeletImpact) -> String {
     let owner = target_label(target).unwrap_or_else(|| "a container".to_owned());
     let label = match (&target.container, target.confirmed_pod()) {
         (Some(container), Some(_)) => format!("container {} of {owner}", container_label(container)),
@@ -19,17 +19,19 @@ pub(super) fn summary(target: &Target, sandbox: &str, fate: &Fate) -> String {
         _ => owner,
     };
     let sandbox = short_id(sandbox);
-    let consequence = match fate {
-        Fate::Unlisted => String::new(),
-        Fate::Remembered => "; the sandbox has a checkpoint: a kubelet can start and clean up".to_owned(),
-        Fate::Fatal(version) => {
+    let consequence = match impact {
+        KubeletImpact::Unlisted => String::new(),
+        KubeletImpact::Remembered => {
+            "; the sandbox has a checkpoint: a kubelet can start and clean up".to_owned()
+        }
+        KubeletImpact::Fatal(version) => {
             format!(": kubelet {} cannot start while it is there, as {RANGE}", name(version))
         }
-        Fate::Harmless(version) => format!("; kubelet {} can start", name(version)),
-        Fate::Unknown => format!(
+        KubeletImpact::Harmless(version) => format!("; kubelet {} can start", name(version)),
+        KubeletImpact::Unknown => format!(
             ": {RANGE} cannot start while it is there, others can; the version of the kubelet is unknown"
         ),
-        Fate::Elsewhere { version, runtime } => {
+        KubeletImpact::Elsewhere { version, runtime } => {
             let version = version.as_ref().map_or_else(String::new, |version| format!(" {}", name(version)));
             let runtime = match runtime.as_deref() {
                 None => "Docker".to_owned(),
@@ -41,7 +43,7 @@ pub(super) fn summary(target: &Target, sandbox: &str, fate: &Fate) -> String {
                  kubelet{version} works with {runtime}"
             )
         }
-        Fate::Unread(version) => {
+        KubeletImpact::Unread(version) => {
             let version = version.as_deref().map_or_else(
                 || "; the version of the kubelet is unknown".to_owned(),
                 |version| format!(", kubelet {} among them", name(version)),

@@ -14,7 +14,7 @@ use crate::node::view::{NodeView, RuntimeAvailability};
 
 /// What the model shows of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Judgement {
+pub(super) enum Assessment {
     /// Somebody lives behind it, or it is no pod's.
     Lives,
     /// That cannot be told now.
@@ -59,22 +59,22 @@ impl Living {
         link: &LinkFacts,
         former: Option<&Former>,
         is_left: bool,
-    ) -> Judgement {
+    ) -> Assessment {
         let whose = self.whose(node, link, former);
         let is_pods = former.is_some() || is_left || whose.is_in_results();
         if !is_pods && !veth_names::is_of_pod(&link.ifname) {
-            return Judgement::Lives;
+            return Assessment::Lives;
         }
-        let Some(peer) = &link.peer else { return Judgement::Unknown };
+        let Some(peer) = &link.peer else { return Assessment::Unknown };
         if peer.netns.is_some_and(|netns| is_inhabited(node, netns, &whose)) {
-            return Judgement::Lives;
+            return Assessment::Lives;
         }
         match node.runtimes {
             RuntimeAvailability::All => {}
-            RuntimeAvailability::Absent if has_known_pod(node, &link.ifname) => return Judgement::Lives,
+            RuntimeAvailability::Absent if has_known_pod(node, &link.ifname) => return Assessment::Lives,
             // Whether a process is in the namespace, which one of a pod always is, is looked for before anything is said.
-            RuntimeAvailability::Absent => return Judgement::Orphan,
-            RuntimeAvailability::Some | RuntimeAvailability::None => return Judgement::Unknown,
+            RuntimeAvailability::Absent => return Assessment::Orphan,
+            RuntimeAvailability::Some | RuntimeAvailability::None => return Assessment::Unknown,
         }
         let containers = self.read.get_or_insert_with(|| Containers::read(node));
         let is_by_name = veth_names::is_by_pod(&link.ifname);
@@ -83,16 +83,16 @@ impl Living {
         if (is_called_so || whose.is_made_for_living(node))
             && !peer.netns.is_some_and(|netns| whose.is_elsewhere(node, netns))
         {
-            return Judgement::Lives;
+            return Assessment::Lives;
         }
         let namespace = peer.netns.and_then(|netns| node.namespaces.get(netns));
         let ids = namespace.and_then(|namespace| containers.files.get(namespace.name.as_ref()?));
         let mut owners = ids.into_iter().flatten().filter_map(|id| node.containers.get(id));
         if owners.any(|facts| !whose.is_anothers(facts)) {
-            return Judgement::Lives;
+            return Assessment::Lives;
         }
         // Whose device this is does not follow from its name, so it may be that one's.
-        if containers.is_unplaced && !is_by_name { Judgement::Unknown } else { Judgement::Orphan }
+        if containers.is_unplaced && !is_by_name { Assessment::Unknown } else { Assessment::Orphan }
     }
 }
 

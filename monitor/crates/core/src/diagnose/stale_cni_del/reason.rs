@@ -2,7 +2,7 @@
 
 use kevtmon_event::Confidence;
 
-use super::Harm;
+use super::Impact;
 
 /// Why an incident opens, or what is new about an open one.
 pub(super) enum Reason<'a> {
@@ -13,7 +13,7 @@ pub(super) enum Reason<'a> {
     /// A newer sandbox was added, by the call that this event tells of.
     Added(Option<u64>),
     /// The network of the current sandbox was harmed after a call.
-    Harmed(&'a Harm),
+    Affected(&'a Impact),
 }
 
 impl<'a> Reason<'a> {
@@ -22,13 +22,13 @@ impl<'a> Reason<'a> {
             Self::Failed(seq) => Some(*seq),
             Self::Succeeded => None,
             Self::Added(seq) => *seq,
-            Self::Harmed(harm) => Some(harm.seq),
+            Self::Affected(impact) => Some(impact.seq),
         }
     }
 
-    pub(super) fn harm(&self) -> Option<&'a Harm> {
+    pub(super) fn impact(&self) -> Option<&'a Impact> {
         match self {
-            Self::Harmed(harm) => Some(harm),
+            Self::Affected(impact) => Some(impact),
             Self::Failed(_) | Self::Succeeded | Self::Added(_) => None,
         }
     }
@@ -42,7 +42,7 @@ impl<'a> Reason<'a> {
     pub(super) fn ruled_out(&self) -> Option<Vec<String>> {
         match self {
             Self::Failed(_) | Self::Succeeded => None,
-            Self::Added(_) | Self::Harmed(_) => Some(Vec::new()),
+            Self::Added(_) | Self::Affected(_) => Some(Vec::new()),
         }
     }
 
@@ -50,7 +50,7 @@ impl<'a> Reason<'a> {
     pub(super) fn confidence(&self) -> Confidence {
         match self {
             Self::Failed(_) | Self::Succeeded | Self::Added(_) => Confidence::Certain,
-            Self::Harmed(_) => Confidence::Likely,
+            Self::Affected(_) => Confidence::Likely,
         }
     }
 }

@@ -91,10 +91,10 @@ fn a_retry_that_does_no_harm_is_told_as_one_until_harm_follows() {
     assert_eq!((open.count, is_warned(&open)), (1, false));
     node.run_for(30 * S);
     node.delete_entry(ETCD, NeighborCause::Admin);
-    let harmed = |node: &TestNode| node.of_kind(KIND).remove(0).summary.contains("static gateway ARP");
-    assert!(harmed(&node));
+    let affected = |node: &TestNode| node.of_kind(KIND).remove(0).summary.contains("static gateway ARP");
+    assert!(affected(&node));
     node.call(CniCommand::Del, OLD, 0);
-    assert!(harmed(&node), "it is not taken back");
+    assert!(affected(&node), "it is not taken back");
 }
 
 #[test]
@@ -425,12 +425,12 @@ fn a_link_or_a_route_that_goes_is_a_harm_as_a_gateway_is() {
         Fact::LinkGone { netns, ifindex, moved_to: None }
     };
     let route = |node: &TestNode| Fact::RouteGone(node.tables[&ETCD].routes[0].clone());
-    let harms: [(&str, MakeFact<'_>); 3] = [
+    let impacts: [(&str, MakeFact<'_>); 3] = [
         ("the link of the pod", &|node| gone(node, ETCD)),
         ("its end on the host", &|node| gone(node, HOST)),
         ("the default route", &route),
     ];
-    for (harm, fact) in harms {
+    for (impact, fact) in impacts {
         for is_known_by_runtime in [true, false] {
             let mut node = match is_known_by_runtime {
                 true => TestNode::with_running_pod(),
@@ -445,7 +445,7 @@ fn a_link_or_a_route_that_goes_is_a_harm_as_a_gateway_is() {
             node.observe(fact);
             node.run_for(S);
             let open = node.of_kind(KIND);
-            assert_eq!(open.len(), 1, "{harm}, {is_known_by_runtime}: {:?}", node.kinds());
+            assert_eq!(open.len(), 1, "{impact}, {is_known_by_runtime}: {:?}", node.kinds());
             assert!(open[0].summary.contains("succeeded; 1.1 s after it began: "), "{}", open[0].summary);
         }
     }

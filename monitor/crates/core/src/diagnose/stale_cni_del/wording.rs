@@ -19,11 +19,11 @@ pub(super) fn summary(known: &Deletions, id: &str, current: Option<&str>, reason
     );
     let current = current.map_or_else(String::new, |id| format!(" of sandbox {}", short_id(id)));
     match reason {
-        Reason::Harmed(harm) => {
+        Reason::Affected(impact) => {
             let ended = if known.cni.failed() == Some(true) { "failed" } else { "succeeded" };
-            let began = known.stale.map_or(harm.at, |(from, _)| from);
-            let tenths = harm.at.saturating_sub(began) / (SECOND / 10);
-            format!("{call} {ended}; {}.{} s after it began: {}", tenths / 10, tenths % 10, harm.message)
+            let began = known.stale.map_or(impact.at, |(from, _)| from);
+            let tenths = impact.at.saturating_sub(began) / (SECOND / 10);
+            format!("{call} {ended}; {}.{} s after it began: {}", tenths / 10, tenths % 10, impact.message)
         }
         Reason::Succeeded => {
             format!("{call} failed, then succeeded on a retry; no loss of the network{current} was seen")

@@ -48,7 +48,7 @@ fn a_disk_that_does_not_answer_delays_nobody_and_what_waits_is_bounded() {
     let (queue, permit, seen) = gated();
     queue.start_part(PartStart::SameFile, b"head\n");
     eventually("all is written", || queue.is_empty());
-    let taken = (0..100).filter(|_| queue.put(b"1234\n", &Charge::default()).is_ok()).count();
+    let taken = (0..100).filter(|_| queue.put(b"1234\n", &Tenant::default()).is_ok()).count();
     assert_eq!(taken, 2);
     drop(permit);
     queue.finish(Instant::now() + PATIENCE);
@@ -59,16 +59,16 @@ fn a_disk_that_does_not_answer_delays_nobody_and_what_waits_is_bounded() {
 fn after_a_failed_write_nothing_follows_the_hole_until_a_part_begins() {
     let (queue, permit, seen) = gated();
     permit.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
-    queue.put(b"a\nb\n", &Charge::default()).unwrap();
+    queue.put(b"a\nb\n", &Tenant::default()).unwrap();
     eventually("it has failed", || {
-        queue.put(b"c\n", &Charge::default()) == Err(Refused::Failed)
+        queue.put(b"c\n", &Tenant::default()) == Err(Refused::Failed)
             || !queue.is_empty() && queue.take_lost() > 0
     });
     eventually("all is written", || queue.is_empty());
     assert!(seen.lock().unwrap().is_empty());
     drop(permit);
     queue.start_part(PartStart::SameFile, b"head\n");
-    queue.put(b"d\n", &Charge::default()).unwrap();
+    queue.put(b"d\n", &Tenant::default()).unwrap();
     queue.finish(Instant::now() + PATIENCE);
     assert_eq!(&seen.lock().unwrap()[..], b"head\nd\n");
 }
@@ -81,18 +81,18 @@ fn one_account_takes_as_many_bytes_as_are_left_free_and_no_more() {
     let bounds = RecordBounds { capacity: 1000, urgent: usize::MAX };
     let queue = RecordQueue::start("test", bounds, writer, false, drop).unwrap();
     // It waits for its permit.
-    queue.put(b"0\n", &Charge::default()).unwrap();
+    queue.put(b"0\n", &Tenant::default()).unwrap();
     eventually("the thread is busy", || queue.is_empty());
-    let put = |standing, account: &str| {
-        let charge = Charge { standing, account: account.into() };
-        let taken = (0..1000).take_while(|_| queue.put(b"12345678\n", &charge).is_ok()).count();
-        assert_eq!(queue.put(b"12345678\n", &charge), Err(Refused::Budget));
+    let put = |priority, account: &str| {
+        let tenant = Tenant { priority, name: account.into() };
+        let taken = (0..1000).take_while(|_| queue.put(b"12345678\n", &tenant).is_ok()).count();
+        assert_eq!(queue.put(b"12345678\n", &tenant), Err(Refused::Budget));
         taken * 9
     };
-    assert_eq!(put(Standing::Node, "a.service"), 504);
-    assert_eq!(put(Standing::Node, "b.service"), 252);
-    assert_eq!(put(Standing::Foreign, "user-1000.slice"), 45);
-    queue.put(b"12345678\n", &Charge::default()).unwrap();
+    assert_eq!(put(Priority::Node, "a.service"), 504);
+    assert_eq!(put(Priority::Node, "b.service"), 252);
+    assert_eq!(put(Priority::Foreign, "user-1000.slice"), 45);
+    queue.put(b"12345678\n", &Tenant::default()).unwrap();
     drop(permit);
     queue.finish(Instant::now() + PATIENCE);
 }

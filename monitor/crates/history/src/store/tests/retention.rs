@@ -3,17 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::Ipv4Addr;
 
-use kevtmon_event::{Charge, Severity, Shared, Standing, Target};
+use kevtmon_event::{Priority, Severity, Shared, Target, Tenant};
 
 use super::*;
 use crate::query::record::timestamp;
 use crate::store::writer::size;
 
 /// A deletion of an address of its own.
-fn deletion(seq: u64, standing: Standing, account: &str) -> Event {
+fn deletion(seq: u64, priority: Priority, account: &str) -> Event {
     let mut event = numbered(sample::deletion(), seq);
     event.time = at(i64::try_from(seq / 1000).unwrap());
-    event.charge = Charge { standing, account: account.into() };
+    event.tenant = Tenant { priority, name: account.into() };
     if let Some(neighbor) = &mut event.neighbor {
         neighbor.address = Ipv4Addr::from(u32::try_from(seq).unwrap()).into();
     }
@@ -24,7 +24,7 @@ fn incident_resting_on(seq: u64, evidence: &[u64], kind: Kind) -> Event {
     let mut event = incident("aa1", kind, seq);
     event.time = at(i64::try_from(seq / 1000).unwrap());
     event.incident.as_mut().unwrap().evidence = evidence.to_vec();
-    Event { charge: Charge { standing: Standing::Known, account: "etcd".into() }, ..event }
+    Event { tenant: Tenant { priority: Priority::Known, name: "etcd".into() }, ..event }
 }
 
 fn put(writer: &mut Writer, event: &Event) {
@@ -75,20 +75,20 @@ fn a_flood_displaces_nothing_that_others_did_nor_what_an_open_incident_rests_on(
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, _) = resume(dir.path(), BOOT);
     for seq in 1..=300 {
-        put(&mut writer, &deletion(seq, Standing::Known, "calico-node.service"));
+        put(&mut writer, &deletion(seq, Priority::Known, "calico-node.service"));
     }
-    put(&mut writer, &deletion(301, Standing::Node, "cron.service"));
+    put(&mut writer, &deletion(301, Priority::Node, "cron.service"));
     put(&mut writer, &incident_resting_on(302, &[301], Kind::IncidentOpened));
     let mut most = 0;
     for seq in 303..=40_000 {
-        let (standing, account) = match seq % 10 {
-            0 => (Standing::Known, "calico-node.service"),
-            1..4 => (Standing::Node, "cron.service"),
-            _ => (Standing::Foreign, "users"),
+        let (priority, account) = match seq % 10 {
+            0 => (Priority::Known, "calico-node.service"),
+            1..4 => (Priority::Node, "cron.service"),
+            _ => (Priority::Foreign, "users"),
         };
         // Those who are flooded go on with what they do, seldom.
         if seq % 10 != 0 || seq % 500 == 0 {
-            put(&mut writer, &deletion(seq, standing, account));
+            put(&mut writer, &deletion(seq, priority, account));
         }
         if seq % 100 == 0 {
             most = most.max(writer.bytes());
@@ -119,9 +119,9 @@ fn day() -> Vec<Event> {
             (_, 3 | 4 | 8) => sample::busy(),
             _ => sample::cni(),
         };
-        let charge = Charge { standing: Standing::Known, account: format!("pod {}", seq % 8).into() };
+        let tenant = Tenant { priority: Priority::Known, name: format!("pod {}", seq % 8).into() };
         let time = at(i64::try_from(seq).unwrap() * 72 - 86_400);
-        Event { time, charge, ..numbered(event, seq) }
+        Event { time, tenant, ..numbered(event, seq) }
     };
     (1..=1200).map(event).collect()
 }
@@ -134,7 +134,7 @@ fn a_day_of_events_survives_a_flood_hour_by_hour() {
     day.iter().for_each(|event| put(&mut writer, event));
     for seq in 1201..=40_000 {
         let account = format!("uid {}", seq % 3);
-        put(&mut writer, &Event { time: at(1), ..deletion(seq, Standing::Foreign, &account) });
+        put(&mut writer, &Event { time: at(1), ..deletion(seq, Priority::Foreign, &account) });
     }
     writer.commit().unwrap();
     assert_consistent(&writer);
@@ -162,10 +162,10 @@ fn a_day_of_events_survives_a_flood_hour_by_hour() {
 fn what_an_incident_rested_on_goes_once_it_is_over() {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, _) = resume(dir.path(), BOOT);
-    put(&mut writer, &deletion(1, Standing::Node, "cron.service"));
+    put(&mut writer, &deletion(1, Priority::Node, "cron.service"));
     put(&mut writer, &incident_resting_on(2, &[1], Kind::IncidentOpened));
     for seq in 3..=20_000 {
-        put(&mut writer, &deletion(seq, Standing::Node, "cron.service"));
+        put(&mut writer, &deletion(seq, Priority::Node, "cron.service"));
     }
     let has_first = |dir: &Path| everything(&reader(dir)).first() == Some(&1);
     assert!(has_first(dir.path()));
@@ -174,7 +174,7 @@ fn what_an_incident_rested_on_goes_once_it_is_over() {
     // What can go by now is looked for once a minute.
     writer.next_prune = 0;
     for seq in 20_002..=30_000 {
-        put(&mut writer, &deletion(seq, Standing::Node, "cron.service"));
+        put(&mut writer, &deletion(seq, Priority::Node, "cron.service"));
     }
     writer.commit().unwrap();
     assert!(!has_first(dir.path()));
@@ -214,7 +214,7 @@ fn the_closed_incidents_of_one_user_displace_none_of_another() {
             userns: Some(kevtmon_event::UserNamespace::Other),
             ..Target::unknown(kevtmon_event::Join::Ok)
         }));
-        Event { charge: Charge { standing: Standing::Foreign, account: user.into() }, ..event }
+        Event { tenant: Tenant { priority: Priority::Foreign, name: user.into() }, ..event }
     };
     (1..=10).for_each(|seq| put(&mut writer, &closed(seq, "alice")));
     (11..=1000).for_each(|seq| put(&mut writer, &closed(seq, "mallory")));
@@ -232,7 +232,7 @@ fn a_store_full_of_evidence_keeps_its_limit() {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, _) = resume(dir.path(), BOOT);
     for seq in 1..=8_000 {
-        put(&mut writer, &deletion(2 * seq, Standing::Known, "etcd"));
+        put(&mut writer, &deletion(2 * seq, Priority::Known, "etcd"));
         put(&mut writer, &incident_resting_on(2 * seq + 1, &[2 * seq], Kind::IncidentUpdated));
     }
     writer.commit().unwrap();
@@ -246,9 +246,9 @@ fn shares_are_the_same_after_a_restart() {
     let (mut writer, _) = resume(dir.path(), BOOT);
     for seq in 1..=3000 {
         let account = format!("container {}", seq % 100);
-        put(&mut writer, &deletion(seq, Standing::Known, &account));
+        put(&mut writer, &deletion(seq, Priority::Known, &account));
     }
-    put(&mut writer, &deletion(3001, Standing::Foreign, "users"));
+    put(&mut writer, &deletion(3001, Priority::Foreign, "users"));
     writer.commit().unwrap();
     let before = shares_of(&writer);
     writer.stop().unwrap();
@@ -263,23 +263,23 @@ fn accounts_without_end_share_a_bounded_number_of_places() {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, _) = resume(dir.path(), BOOT);
     for seq in 1..=3000 {
-        put(&mut writer, &deletion(seq, Standing::Known, &format!("container {seq}")));
+        put(&mut writer, &deletion(seq, Priority::Known, &format!("container {seq}")));
     }
-    // What is of another standing has room of its own.
-    put(&mut writer, &deletion(3001, Standing::Node, "cron.service"));
+    // What is of another priority has room of its own.
+    put(&mut writer, &deletion(3001, Priority::Node, "cron.service"));
     writer.commit().unwrap();
-    let accounts = |writer: &Writer, standing: Standing| -> i64 {
+    let accounts = |writer: &Writer, priority: Priority| -> i64 {
         let count = "SELECT count(*) FROM accounts WHERE standing = ?1";
-        writer.connection.query_row(count, [standing as i64], |row| row.get(0)).unwrap()
+        writer.connection.query_row(count, [priority as i64], |row| row.get(0)).unwrap()
     };
-    let known = accounts(&writer, Standing::Known);
+    let known = accounts(&writer, Priority::Known);
     assert!((1024..=1024 + 64).contains(&known), "{known}");
     let named = "SELECT count(*) FROM accounts WHERE name = 'cron.service'";
     assert_eq!(writer.connection.query_row(named, [], |row| row.get::<_, i64>(0)).unwrap(), 1);
     // The same when the file is opened again.
     writer.stop().unwrap();
     let (mut writer, _) = resume(dir.path(), BOOT);
-    put(&mut writer, &deletion(4000, Standing::Known, "one more"));
+    put(&mut writer, &deletion(4000, Priority::Known, "one more"));
     writer.commit().unwrap();
-    assert!(accounts(&writer, Standing::Known) <= 1024 + 64);
+    assert!(accounts(&writer, Priority::Known) <= 1024 + 64);
 }

@@ -16,7 +16,7 @@ use kevtmon_history::query::history::{History, HistoryError, Layered, LiveHistor
 use kevtmon_history::query::why::why;
 use kevtmon_history::query::wire::{self, VersionAnswer};
 use kevtmon_history::query::{API, API_HEADER};
-use kevtmon_history::query::{lull, recount, stale};
+use kevtmon_history::query::{quiet_period, recount, stale};
 use kevtmon_sources::procfs::own::Own;
 use kevtmon_types::error_chain::chain;
 use kevtmon_types::escape::to_json;
@@ -123,7 +123,7 @@ impl Answers {
             match &state {
                 Some(state) => {
                     recount::apply(&mut incidents, state);
-                    lull::apply(&mut incidents, state);
+                    quiet_period::apply(&mut incidents, state);
                     stale::without_source(&mut incidents, state);
                 }
                 None => stale::without_model(&mut incidents),

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kevtmon_core::state::NodeState;
-use kevtmon_event::{Charge, Event, Severity};
+use kevtmon_event::{Event, Severity, Tenant};
 use kevtmon_history::query::filter::{EventFilter, IncidentFilter, Position};
 use kevtmon_history::query::history::{Extent, Found, History, HistoryError, IncidentView, Page};
 use kevtmon_history::query::record::{Record, timestamp};
@@ -52,7 +52,7 @@ struct Inner {
     bytes: usize,
     last_seq: u64,
     /// By id and opening.
-    incidents: BTreeMap<(String, String), (Charge, Arc<IncidentView>)>,
+    incidents: BTreeMap<(String, String), (Tenant, Arc<IncidentView>)>,
     readers: Vec<Weak<Reader>>,
     closed: bool,
 }
@@ -233,7 +233,7 @@ impl Inner {
         let (actor, target) = (event.actor.as_deref().cloned(), event.target.as_deref().cloned());
         let view = IncidentView::new(incident.clone(), actor, target, event.boot_id.clone(), event.seq);
         let view = IncidentView { leaks: event.leaks.clone(), ..view };
-        self.incidents.insert(view.episode(), (event.charge.clone(), Arc::new(view)));
+        self.incidents.insert(view.episode(), (event.tenant.clone(), Arc::new(view)));
         while self.incidents.len() > INCIDENTS && self.forget_incident() {}
     }
 
@@ -241,12 +241,12 @@ impl Inner {
     fn forget_incident(&mut self) -> bool {
         let is_open_too = self.incidents.values().all(|(_, view)| view.is_open());
         let all = || self.incidents.values().filter(|(_, view)| is_open_too || !view.is_open());
-        let mut shares: HashMap<&Charge, u64> = HashMap::new();
-        for (charge, _) in all() {
-            *shares.entry(charge).or_default() += charge.weigh(1);
+        let mut shares: HashMap<&Tenant, u64> = HashMap::new();
+        for (tenant, _) in all() {
+            *shares.entry(tenant).or_default() += tenant.cost(1);
         }
         let most = shares.values().copied().max().unwrap_or(0);
-        let of_most = all().filter(|(charge, _)| shares.get(charge) == Some(&most));
+        let of_most = all().filter(|(tenant, _)| shares.get(tenant) == Some(&most));
         let oldest = of_most.map(|(_, view)| view).min_by_key(|view| view.last_seen());
         let Some(episode) = oldest.map(|view| view.episode()) else { return false };
         self.incidents.remove(&episode).is_some()

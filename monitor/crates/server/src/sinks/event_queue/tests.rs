@@ -277,25 +277,25 @@ fn a_flood_leaves_places_for_everybody_else() {
     let rig = rig(ALL, 32);
     rig.queue.offer(&event(1));
     assert_eq!(rig.delivered.recv().unwrap().seq, 1);
-    let of = |seq, standing, account: &str| -> Arc<SharedEvent> {
-        let charge = Charge { standing, account: account.into() };
-        Arc::new(Event { charge, ..Event::clone(&event(seq)) }.into())
+    let of = |seq, priority, account: &str| -> Arc<SharedEvent> {
+        let tenant = Tenant { priority, name: account.into() };
+        Arc::new(Event { tenant, ..Event::clone(&event(seq)) }.into())
     };
     let mut seq = 1;
     let mut wanted = Vec::new();
     for round in 0..20 {
         for _ in 0..100 {
             seq += 1;
-            rig.queue.offer(&of(seq, Standing::Foreign, "users"));
+            rig.queue.offer(&of(seq, Priority::Foreign, "users"));
         }
         seq += 1;
         wanted.push(seq);
-        rig.queue.offer(&of(seq, Standing::Known, if round % 2 == 0 { "calico" } else { "kubelet" }));
+        rig.queue.offer(&of(seq, Priority::Known, if round % 2 == 0 { "calico" } else { "kubelet" }));
     }
     drop(rig.permits);
     finish(rig.queue);
     let delivered: Vec<Event> = rig.delivered.iter().collect();
-    let known = delivered.iter().filter(|event| event.charge.standing == Standing::Known);
+    let known = delivered.iter().filter(|event| event.tenant.priority == Priority::Known);
     assert_eq!(known.map(|event| event.seq).collect::<Vec<_>>(), wanted);
     assert!(delivered.is_sorted_by_key(|event| event.seq), "in order");
     let lost = delivered.iter().filter_map(|event| event.lost.as_ref());
@@ -326,11 +326,11 @@ fn whatever_is_offered_is_delivered_waits_or_is_accounted_for_and_nobody_is_left
             let number = random(accounts * accounts);
             // The first cause most of them.
             let account = number.isqrt();
-            let standing = Standing::ALL[(account % 4) as usize];
-            let charge = Charge { standing, account: format!("account {account}").into() };
-            let waits = waiting.charged.get(&charge).copied().unwrap_or(0);
+            let priority = Priority::ALL[(account % 4) as usize];
+            let tenant = Tenant { priority, name: format!("account {account}").into() };
+            let waits = waiting.tenants.get(&tenant).copied().unwrap_or(0);
             let kind = if random(20) == 0 { Kind::IncidentUpdated } else { Kind::LinkCreated };
-            let event = Event { charge, kind, ..Event::clone(&event(seq)) };
+            let event = Event { tenant, kind, ..Event::clone(&event(seq)) };
             let is_full = waiting.events.len() >= bounds.capacity;
             let taken = waiting.push(&Arc::new(event.into()), bounds, "test").is_ok();
             assert!(taken || waits > 0 || is_full, "seed {seed}: {account} finds no place for one event");

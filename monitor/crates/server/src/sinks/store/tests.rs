@@ -112,15 +112,15 @@ fn incident(id: &str, kind: Kind, seq: u64) -> Event {
 
 #[test]
 fn the_first_closed_incident_to_go_is_of_whoever_has_most() {
-    use kevtmon_event::{Charge, Standing};
+    use kevtmon_event::{Priority, Tenant};
     let directory = tempfile::tempdir().unwrap();
     let rig = &mut rig(directory.path());
-    let mut note = |id: &str, standing, seq| {
-        let charge = Charge { standing, account: format!("{standing:?}").into() };
-        rig.sink.destination.note(&Event { charge, ..incident(id, Kind::IncidentClosed, seq) });
+    let mut note = |id: &str, priority, seq| {
+        let tenant = Tenant { priority, name: format!("{priority:?}").into() };
+        rig.sink.destination.note(&Event { tenant, ..incident(id, Kind::IncidentClosed, seq) });
     };
-    note("user", Standing::Foreign, 1);
-    (2..20).for_each(|seq| note(&format!("pod{seq}"), Standing::Known, seq));
+    note("user", Priority::Foreign, 1);
+    (2..20).for_each(|seq| note(&format!("pod{seq}"), Priority::Known, seq));
     assert_eq!(rig.sink.destination.dispensable().map(|(id, _)| id.as_str()), Some("pod2"));
 }
 

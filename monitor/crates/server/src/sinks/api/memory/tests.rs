@@ -93,7 +93,7 @@ fn open_incidents_outlive_closed_ones_and_the_events() {
 #[test]
 fn the_closed_incidents_of_one_displace_none_of_others() {
     let memory = memory();
-    let put = |number: u64, account: &str, standing| {
+    let put = |number: u64, account: &str, priority| {
         let mut incident = memory::incident(&number.to_string(), number);
         incident.closed = Some(memory::time(number));
         let event = Event {
@@ -101,15 +101,15 @@ fn the_closed_incidents_of_one_displace_none_of_others() {
             incident: Some(Box::new(incident)),
             ..kevtmon_testing::sample::daemon(Severity::Info)
         };
-        let charge = Charge { standing, account: account.into() };
-        memory.push(&Event { charge, ..memory::numbered(number, event) }, "{}".into());
+        let tenant = Tenant { priority, name: account.into() };
+        memory.push(&Event { tenant, ..memory::numbered(number, event) }, "{}".into());
     };
-    (0..10).for_each(|number| put(number, "etcd", kevtmon_event::Standing::Known));
-    (10..4000).for_each(|number| put(number, "flapping", kevtmon_event::Standing::Known));
+    (0..10).for_each(|number| put(number, "etcd", kevtmon_event::Priority::Known));
+    (10..4000).for_each(|number| put(number, "flapping", kevtmon_event::Priority::Known));
     let all = memory.incidents(&IncidentFilter { all: true, ..IncidentFilter::default() }).unwrap();
     assert_eq!(all.len(), INCIDENTS);
     assert!((0..10).all(|number| all[number].incident.id == number.to_string()));
-    (4000..6000).for_each(|number| put(number, "users", kevtmon_event::Standing::Foreign));
+    (4000..6000).for_each(|number| put(number, "users", kevtmon_event::Priority::Foreign));
     let all = memory.incidents(&IncidentFilter { all: true, ..IncidentFilter::default() }).unwrap();
     let of_users = all.iter().filter(|view| view.incident.id.parse::<u64>().unwrap() >= 4000).count();
     assert!((100..130).contains(&of_users), "an eighth each: {of_users}");

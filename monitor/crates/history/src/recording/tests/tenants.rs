@@ -1,6 +1,6 @@
-//! Who is charged for what is recorded.
+//! The tenant of what is recorded.
 
-use kevtmon_event::Standing;
+use kevtmon_event::Priority;
 use kevtmon_testing::facts;
 
 use super::*;
@@ -52,6 +52,6 @@ fn what_is_found_on_behalf_of_a_user_is_charged_to_him() {
         _ => None,
     });
     let fact = Fact::Holders(Box::new(HolderReport::skipped(requested.unwrap(), "/mnt/x")));
-    let charge = live.core.charge_of(&Observation { at: 6, source: Source::Daemon, fact });
-    assert_eq!((charge.standing, &*charge.account), (Standing::Foreign, "user-1000.slice"));
+    let tenant = live.core.tenant_of(&Observation { at: 6, source: Source::Daemon, fact });
+    assert_eq!((tenant.priority, &*tenant.name), (Priority::Foreign, "user-1000.slice"));
 }

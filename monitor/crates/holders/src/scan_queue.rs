@@ -41,19 +41,19 @@ fn parties(share: &Share) -> [Party<'_>; 3] {
 
 /// Those that wait, and whose turn it was.
 #[derive(Debug)]
-pub(super) struct Places<T> {
+pub(super) struct ScanQueue<T> {
     waiting: Vec<Waiting<T>>,
-    turns: HashMap<(String, Option<u32>, Option<NsInum>), u64>,
+    scan_order: HashMap<(String, Option<u32>, Option<NsInum>), u64>,
     number: u64,
 }
 
-impl<T> Default for Places<T> {
+impl<T> Default for ScanQueue<T> {
     fn default() -> Self {
-        Self { waiting: Vec::new(), turns: HashMap::new(), number: 0 }
+        Self { waiting: Vec::new(), scan_order: HashMap::new(), number: 0 }
     }
 }
 
-impl<T> Places<T> {
+impl<T> ScanQueue<T> {
     /// Gives work a place, of which there are `max` for its kind. Returns who has none any more: it may be this very
     /// work.
     pub(super) fn add(&mut self, share: Share, kind: Kind, work: T, max: usize) -> Option<T> {
@@ -104,21 +104,21 @@ impl<T> Places<T> {
         let Waiting { share, kind, number, .. } = waiting;
         let is_other = share.rank == Rank::Other;
         let last = |(account, uid, mntns): Party<'_>| {
-            self.turns.get(&(account.to_owned(), uid, mntns)).copied().unwrap_or_default()
+            self.scan_order.get(&(account.to_owned(), uid, mntns)).copied().unwrap_or_default()
         };
-        let turns = if is_other { parties(share).map(last) } else { [0; 3] };
-        (is_other, turns, *kind, share.rank, *number)
+        let scan_order = if is_other { parties(share).map(last) } else { [0; 3] };
+        (is_other, scan_order, *kind, share.rank, *number)
     }
 
     fn note_turn(&mut self, share: &Share) {
         for (account, uid, mntns) in parties(share) {
-            self.turns.insert((account.to_owned(), uid, mntns), self.number);
+            self.scan_order.insert((account.to_owned(), uid, mntns), self.number);
         }
-        if self.turns.len() > REMEMBERED {
-            let mut turns: Vec<u64> = self.turns.values().copied().collect();
-            turns.sort_unstable();
-            let middle = turns[turns.len() / 2];
-            self.turns.retain(|_, turn| *turn > middle);
+        if self.scan_order.len() > REMEMBERED {
+            let mut scan_order: Vec<u64> = self.scan_order.values().copied().collect();
+            scan_order.sort_unstable();
+            let middle = scan_order[scan_order.len() / 2];
+            self.scan_order.retain(|_, turn| *turn > middle);
         }
     }
 
@@ -145,13 +145,13 @@ mod tests {
         share(Rank::Other, "user.slice", uid, mntns)
     }
 
-    fn all(places: &mut Places<u32>) -> Vec<u32> {
+    fn all(places: &mut ScanQueue<u32>) -> Vec<u32> {
         std::iter::from_fn(|| places.next(|_, _| true)).map(|(_, work)| work).collect()
     }
 
     #[test]
     fn whoever_has_most_places_loses_one_to_whoever_has_none() {
-        let mut places = Places::default();
+        let mut places = ScanQueue::default();
         for work in 0..4 {
             assert_eq!(places.add(other(1000, work), Kind::Scan, work, 4), None);
         }
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_user_with_many_namespaces_and_one_with_many_ids_have_one_share_each() {
-        let mut places = Places::default();
+        let mut places = ScanQueue::default();
         for work in 0..6 {
             places.add(share(Rank::Other, "user-1000.slice", 100_000 + work, 7), Kind::Scan, work, 8);
             places.add(share(Rank::Other, "docker-a", 0, work), Kind::Scan, 100 + work, 8);
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn volumes_and_the_host_come_first_and_others_by_turns() {
-        let mut places = Places::default();
+        let mut places = ScanQueue::default();
         for work in 0..3 {
             places.add(other(1000, 5), Kind::Scan, work, 32);
         }
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn what_may_not_be_done_yet_waits() {
-        let mut places = Places::default();
+        let mut places = ScanQueue::default();
         places.add(other(1000, 5), Kind::Look, 1, 32);
         assert_eq!(places.next(|rank, _| rank != Rank::Other), None);
         assert!(places.any(|rank, _| rank == Rank::Other) && !places.any(|_, kind| kind == Kind::Scan));
@@ -203,11 +203,11 @@ mod tests {
 
     #[test]
     fn turns_of_strangers_without_end_are_not_remembered_for_ever() {
-        let mut places = Places::default();
+        let mut places = ScanQueue::default();
         for uid in 0..10_000 {
             places.add(other(uid, uid), Kind::Look, uid, 32);
             places.next(|_, _| true);
         }
-        assert!(places.turns.len() <= REMEMBERED);
+        assert!(places.scan_order.len() <= REMEMBERED);
     }
 }

@@ -9,22 +9,22 @@ use crate::propagation::NamespaceMounts;
 use crate::scope::Scope;
 
 /// Bytes of all of them.
-const ROOM: usize = 48 << 20;
+const MEMORY_MAX: usize = 48 << 20;
 /// Places of the file system that are remembered.
 const PLACES: usize = 64;
 
 /// Room for the tables.
-pub(super) struct Room {
+pub(super) struct TableMemory {
     left: usize,
     /// Where something of what is searched for is mounted, or what an unmount of it could propagate to.
     places: Vec<String>,
 }
 
-impl Room {
+impl TableMemory {
     pub(super) fn new(own: &NamespaceMounts, scope: &Scope<'_>) -> Self {
-        let mut room = Self { left: ROOM, places: vec![scope.searched().mountpoint.clone()] };
-        room.note_places(&own.table, scope);
-        room
+        let mut memory = Self { left: MEMORY_MAX, places: vec![scope.searched().mountpoint.clone()] };
+        memory.note_places(&own.table, scope);
+        memory
     }
 
     /// Reduces a table to the mounts that can matter: those of the file system and those that an unmount could propagate to, what
@@ -55,9 +55,9 @@ impl Room {
     }
 
     fn note_places(&mut self, table: &MountTable, scope: &Scope<'_>) {
-        let room = PLACES.saturating_sub(self.places.len());
+        let memory = PLACES.saturating_sub(self.places.len());
         let reached = scope.at.iter().flat_map(|at| at.mounts(table)).map(|(mount, _)| mount);
-        let found = table.iter().filter(|mount| scope.touches(mount)).chain(reached).take(room);
+        let found = table.iter().filter(|mount| scope.touches(mount)).chain(reached).take(memory);
         self.places.extend(found.map(|mount| mount.mountpoint.clone()));
     }
 }
@@ -77,10 +77,10 @@ mod tests {
                     14 10 0:8 / /else rw - tmpfs u rw\n15 10 8:1 / /p rw master:1 - ext4 d rw\n\
                     16 15 0:6 / /p/v rw - tmpfs own rw\n17 16 0:5 / /p/v rw - tmpfs cover rw\n";
         let mut table = MountTable::parse(text, "/");
-        let mut room = Room::new(&own, &scope);
-        assert!(room.take(&mut table, &scope));
+        let mut memory = TableMemory::new(&own, &scope);
+        assert!(memory.take(&mut table, &scope));
         assert_eq!(table.iter().map(|mount| mount.id).collect::<Vec<_>>(), [10, 11, 12, 13, 15, 16, 17]);
-        room.left = 10;
-        assert!(!room.take(&mut table, &scope));
+        memory.left = 10;
+        assert!(!memory.take(&mut table, &scope));
     }
 }

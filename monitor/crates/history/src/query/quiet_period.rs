@@ -13,8 +13,10 @@ pub fn apply<'v>(views: impl IntoIterator<Item = &'v mut IncidentView>, state: &
         if !view.is_open() || view.boot_id != state.boot_id || view.seq > state.seq {
             continue;
         }
-        if let Some(lull) = state.lulls.iter().find(|lull| lull.id == view.incident.id) {
-            view.well_since = Some(lull.since.clone());
+        if let Some(quiet_period) =
+            state.quiet_periods.iter().find(|quiet_period| quiet_period.id == view.incident.id)
+        {
+            view.well_since = Some(quiet_period.since.clone());
             view.incident.advice.clear();
         }
     }
@@ -22,7 +24,7 @@ pub fn apply<'v>(views: impl IntoIterator<Item = &'v mut IncidentView>, state: &
 
 #[cfg(test)]
 mod tests {
-    use kevtmon_core::diagnose::Lull;
+    use kevtmon_core::diagnose::QuietPeriod;
 
     use super::*;
     use crate::test_support::memory::incident;
@@ -38,12 +40,16 @@ mod tests {
         let state = crate::test_support::node_state::state();
         let since = "2026-01-02T03:04:06Z".to_owned();
         views[..4].iter_mut().for_each(|view| view.boot_id.clone_from(&state.boot_id));
-        let state = NodeState { seq: 5, lulls: vec![Lull { id: "a".into(), since: since.clone() }], ..state };
+        let state = NodeState {
+            seq: 5,
+            quiet_periods: vec![QuietPeriod { id: "a".into(), since: since.clone() }],
+            ..state
+        };
         apply(&mut views, &state);
         let well: Vec<bool> = views.iter().map(|view| view.well_since.is_some()).collect();
         assert_eq!(well, [true, false, false, false, false]);
-        assert_eq!(views[0].standing(), Some("intermittent, not active now"));
-        assert_eq!(views[1].standing(), None);
-        assert_eq!(views[3].standing(), Some("closed"));
+        assert_eq!(views[0].status(), Some("intermittent, not active now"));
+        assert_eq!(views[1].status(), None);
+        assert_eq!(views[3].status(), Some("closed"));
     }
 }

@@ -1,4 +1,4 @@
-//! Who is charged for an event: whoever caused it. What users can choose, such as the names of processes, paths and
+//! The tenant of an event: whoever caused it. What users can choose, such as the names of processes, paths and
 //! control groups of their own, makes no difference.
 
 use std::borrow::Cow;
@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use kevtmon_event::{Actor, Charge, Cni, Container, Event, Join, Kind, Pod, Standing, Target};
+use kevtmon_event::{Actor, Cni, Container, Event, Join, Kind, Pod, Priority, Target, Tenant};
 use kevtmon_observation::cgroup;
 
 /// Everybody whose user is only known in a user namespace of their own.
@@ -47,22 +47,22 @@ impl fmt::Debug for Accounts {
     }
 }
 
-/// Who is charged for an event.
+/// The tenant of an event.
 #[must_use]
-pub fn charge(event: &Event, accounts: &mut Accounts) -> Charge {
+pub fn tenant(event: &Event, accounts: &mut Accounts) -> Tenant {
     let (actor, target) = (event.actor.as_deref(), event.target.as_deref());
     let call = event.cni.as_deref().filter(|_| event.incident.is_none());
     if let Some(name) = call.and_then(|call| of_call(call, target)) {
-        return Charge { standing: standing(event, actor, target), account: accounts.name(&name) };
+        return Tenant { priority: priority(event, actor, target), name: accounts.name(&name) };
     }
     let name = match (actor, target) {
         // One agent can break the gateways of all pods: each of them has an incident of its own.
         (_, Some(target)) if event.incident.is_some() => of_target(target),
         (Some(actor), _) => of_actor(actor),
         (None, Some(target)) => of_target(target),
-        (None, None) => return Charge::default(),
+        (None, None) => return Tenant::default(),
     };
-    Charge { standing: standing(event, actor, target), account: accounts.name(&name) }
+    Tenant { priority: priority(event, actor, target), name: accounts.name(&name) }
 }
 
 /// The budget that an event counts against.
@@ -78,10 +78,10 @@ pub enum Budget {
 
 /// The budget that an event counts against, if it is limited.
 #[must_use]
-pub fn budget(event: &Event, charge: &Charge) -> Option<Budget> {
+pub fn budget(event: &Event, tenant: &Tenant) -> Option<Budget> {
     if event.kind == Kind::EventsThrottled {
         None
-    } else if is_of_users(event, charge) {
+    } else if is_of_users(event, tenant) {
         Some(Budget::User)
     } else {
         is_of_own_network(event).then_some(Budget::Container)
@@ -116,8 +116,8 @@ fn pod_uid(pod: Option<&Pod>) -> Option<&str> {
     Pod::confirmed(pod).map(|pod| pod.uid.as_str())
 }
 
-fn is_of_users(event: &Event, charge: &Charge) -> bool {
-    if charge.standing != Standing::Foreign {
+fn is_of_users(event: &Event, tenant: &Tenant) -> bool {
+    if tenant.priority != Priority::Foreign {
         return false;
     }
     let target = event.target.as_deref();
@@ -130,26 +130,26 @@ fn is_of_users(event: &Event, charge: &Charge) -> bool {
     is_users && !is_gateway && !is_volume
 }
 
-/// Who is charged for a CNI call: the pod that makes the kubelet or runtime do it, not the sandbox, since a pod that does not
+/// The tenant of a CNI call: the pod that makes the kubelet or runtime do it, not the sandbox, since a pod that does not
 /// start has a new one each time.
 fn of_call<'a>(cni: &Cni, target: Option<&'a Target>) -> Option<Cow<'a, str>> {
     let pod = target.and_then(Target::confirmed_pod);
     pod.map(|pod| Cow::Borrowed(pod.uid.as_str())).or_else(|| cni.pod_name().map(Cow::Owned))
 }
 
-fn standing(event: &Event, actor: Option<&Actor>, target: Option<&Target>) -> Standing {
+fn priority(event: &Event, actor: Option<&Actor>, target: Option<&Target>) -> Priority {
     let is_owned = target.is_some_and(|target| target.container.is_some() || target.pod.is_some());
     // Only root of the node can name one.
     let is_nameless = |target: &Target| target.join == Join::Missed && target.netns_name.is_none();
     let is_unknown = target.is_some_and(is_nameless) && !is_owned;
     let is_users = actor.is_some_and(|actor| is_user(actor) && actor.container.is_none());
     if target.is_some_and(Target::is_foreign) || is_unknown || is_users && !is_owned {
-        return Standing::Foreign;
+        return Priority::Foreign;
     }
     let is_gateway = event.neighbor.as_ref().is_some_and(|neighbor| neighbor.gateway == Some(true));
     let is_incident =
         matches!(event.kind, Kind::IncidentOpened | Kind::IncidentUpdated | Kind::IncidentClosed);
-    if is_owned || is_gateway || is_incident { Standing::Known } else { Standing::Node }
+    if is_owned || is_gateway || is_incident { Priority::Known } else { Priority::Node }
 }
 
 /// Whether it acts for a user of the node: in a user namespace, or by a program that gave it rights for one thing.
@@ -164,7 +164,7 @@ fn of_actor(actor: &Actor) -> Cow<'_, str> {
     of_process(actor.cgroup.as_deref(), actor.uid, actor.userns.is_some())
 }
 
-/// Who is charged for what a process does, by its control group and user.
+/// The tenant of what a process does, by its control group and user.
 #[must_use]
 pub fn of_process(group: Option<&str>, uid: Option<u32>, in_userns: bool) -> Cow<'_, str> {
     Cow::Borrowed(match (group.and_then(cgroup::owner), uid) {
@@ -176,7 +176,7 @@ pub fn of_process(group: Option<&str>, uid: Option<u32>, in_userns: bool) -> Cow
     })
 }
 
-/// Who is charged for what is about a target.
+/// The tenant of what is about a target.
 #[must_use]
 pub fn of_target(target: &Target) -> Cow<'_, str> {
     if let Some(container) = &target.container {
@@ -201,11 +201,11 @@ mod tests {
 
     use super::*;
 
-    fn of(change: impl FnOnce(&mut Event)) -> (Standing, String) {
+    fn of(change: impl FnOnce(&mut Event)) -> (Priority, String) {
         let mut event = sample::deletion();
         change(&mut event);
-        let charge = charge(&event, &mut Accounts::default());
-        (charge.standing, charge.account.to_string())
+        let tenant = tenant(&event, &mut Accounts::default());
+        (tenant.priority, tenant.name.to_string())
     }
 
     fn unowned(event: &mut Event) {
@@ -228,7 +228,7 @@ mod tests {
         };
         let slice = "/user.slice/user-1000.slice/session-3.scope";
         let nested = "/user.slice/user-1000.slice/user@1000.service/kubelet.service/anything";
-        let foreign = |name: &str| (Standing::Foreign, name.to_owned());
+        let foreign = |name: &str| (Priority::Foreign, name.to_owned());
         for (cgroup, uid, userns, expected) in [
             (slice, 1000, false, foreign("user-1000.slice")),
             (nested, 100_007, true, foreign("user-1000.slice")),
@@ -236,8 +236,8 @@ mod tests {
             ("/", 100_007, true, foreign(USERS)),
             ("/", 100_008, true, foreign(USERS)),
             ("/", 0, true, foreign(USERS)),
-            ("/system.slice/cron.service/x", 0, false, (Standing::Node, "cron.service".to_owned())),
-            ("/", 0, false, (Standing::Node, "/".to_owned())),
+            ("/system.slice/cron.service/x", 0, false, (Priority::Node, "cron.service".to_owned())),
+            ("/", 0, false, (Priority::Node, "/".to_owned())),
         ] {
             assert_eq!(user(cgroup, uid, userns), expected, "{cgroup} {uid}");
         }
@@ -250,7 +250,7 @@ mod tests {
             let actor = event.actor.as_mut().unwrap();
             (actor.cgroup, actor.container) = (Some("/system.slice/kubelet.service".into()), None);
             change(&mut event);
-            charge(&event, &mut Accounts::default()).account.to_string()
+            tenant(&event, &mut Accounts::default()).name.to_string()
         };
         let uid = of_call(&|_| {});
         let target = sample::cni().target.unwrap().into_inner();
@@ -277,23 +277,23 @@ mod tests {
 
     #[test]
     fn gateways_and_containers_are_known_and_what_users_made_is_not() {
-        assert_eq!(of(|_| {}).0, Standing::Known);
+        assert_eq!(of(|_| {}).0, Priority::Known);
         let gateway = |event: &mut Event| {
             unowned(event);
             event.neighbor.as_mut().unwrap().gateway = Some(true);
         };
-        assert_eq!(of(gateway).0, Standing::Known);
+        assert_eq!(of(gateway).0, Priority::Known);
         let foreign = |event: &mut Event| {
             gateway(event);
             event.target.as_mut().unwrap().userns = Some(UserNamespace::Other);
         };
-        assert_eq!(of(foreign).0, Standing::Foreign);
+        assert_eq!(of(foreign).0, Priority::Foreign);
         let unknown = |event: &mut Event| {
             unowned(event);
             (event.actor, event.target) = (None, Some(Shared::new(Target::unknown(Join::Missed))));
         };
-        assert_eq!(of(unknown), (Standing::Foreign, UNKNOWN.to_owned()));
+        assert_eq!(of(unknown), (Priority::Foreign, UNKNOWN.to_owned()));
         let daemon = sample::daemon(kevtmon_event::Severity::Info);
-        assert_eq!(charge(&daemon, &mut Accounts::default()), Charge::default());
+        assert_eq!(tenant(&daemon, &mut Accounts::default()), Tenant::default());
     }
 }

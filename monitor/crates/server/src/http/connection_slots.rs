@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 /// Turns that accepted connections get before one counts as idle: to register with the runtime, and to read what
 /// was sent already.
-const TURNS: usize = 2;
+const YIELDS: usize = 2;
 
 /// How long a client may take to send its request.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +26,7 @@ pub struct Patience {
     pub scarce: Duration,
 }
 
-pub(super) struct Places {
+pub(super) struct ConnectionSlots {
     capacity: usize,
     free: Arc<Semaphore>,
     idle: Mutex<Idle>,
@@ -46,21 +46,21 @@ struct Eviction {
 
 /// The place of one connection; free when dropped.
 pub(super) struct Place {
-    places: Arc<Places>,
+    places: Arc<ConnectionSlots>,
     number: u64,
     eviction: Arc<Eviction>,
     has_request: AtomicBool,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Places {
+impl ConnectionSlots {
     pub(super) fn new(capacity: usize) -> Arc<Self> {
         Arc::new(Self { capacity, free: Arc::new(Semaphore::new(capacity)), idle: Mutex::default() })
     }
 
     /// A place for a connection that was accepted. Waits only while every other connection is being answered.
     pub(super) async fn take(self: &Arc<Self>) -> io::Result<Place> {
-        for _ in 0..TURNS {
+        for _ in 0..YIELDS {
             if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
                 return Ok(self.place(permit));
             }

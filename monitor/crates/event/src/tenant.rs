@@ -1,19 +1,19 @@
-//! Who is charged for an event, so that nobody's events displace those of others: in queues, in memory, in the store.
+//! The tenant of an event, so that nobody's events displace those of others: in queues, in memory, in the store.
 
 use std::sync::Arc;
 
-/// Who is charged for an event; not part of the schema.
+/// The tenant of an event; not part of the schema.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Charge {
+pub struct Tenant {
     /// How much it matters.
-    pub standing: Standing,
+    pub priority: Priority,
     /// Container, user or unit of whoever caused it.
-    pub account: Arc<str>,
+    pub name: Arc<str>,
 }
 
 /// Whom an event is about. Where not everything can be kept, a share counts the more the later it stands here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Standing {
+pub enum Priority {
     #[default]
     Daemon,
     /// A gateway, a container or a pod; an incident.
@@ -23,7 +23,7 @@ pub enum Standing {
     Foreign,
 }
 
-impl Standing {
+impl Priority {
     pub const ALL: [Self; 4] = [Self::Daemon, Self::Known, Self::Node, Self::Foreign];
 
     /// Places of a queue that must be free for each that it has already.
@@ -46,10 +46,10 @@ impl Standing {
     }
 }
 
-impl Charge {
+impl Tenant {
     /// What so many bytes of it count.
     #[must_use]
-    pub fn weigh(&self, bytes: u64) -> u64 {
-        bytes.saturating_mul(self.standing.weight())
+    pub fn cost(&self, bytes: u64) -> u64 {
+        bytes.saturating_mul(self.priority.weight())
     }
 }

@@ -31,7 +31,7 @@ const AGAIN_NS: BootNs = 60 * 1_000_000_000;
 
 /// The namespaces for which there was no room.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Crowd {
+pub struct NamespaceQuota {
     /// Since when.
     refused: BTreeMap<NsInum, BootNs>,
     /// What users' make is told apart from what hides a container.
@@ -59,7 +59,7 @@ pub struct Refused {
     pub of_containers: bool,
 }
 
-impl Crowd {
+impl NamespaceQuota {
     /// Whether there is room for a namespace other than the host's. Of those that users made the longest unread of the same
     /// account makes room, if that was long ago. One of a container has room unless there is too much in it; those with much
     /// in them share what all may have. What is known of one that is refused is not up to date any more.
@@ -212,14 +212,14 @@ mod tests {
     #[derive(Default)]
     struct Model {
         namespaces: Namespaces,
-        crowd: Crowd,
+        quota: NamespaceQuota,
     }
 
     fn admitted(model: &mut Model, at: BootNs, snapshots: impl Iterator<Item = NetnsSnapshot>) -> usize {
-        let Model { namespaces, crowd } = model;
+        let Model { namespaces, quota } = model;
         snapshots
             .filter(|snapshot| {
-                let has_room = crowd.admits(at, namespaces, snapshot, false);
+                let has_room = quota.admits(at, namespaces, snapshot, false);
                 if has_room {
                     namespaces.replace(at, snapshot.clone(), true);
                 }
@@ -232,7 +232,7 @@ mod tests {
     fn a_user_has_some_namespaces_in_the_model_and_takes_none_of_others() {
         let mut model = Model::default();
         assert_eq!(admitted(&mut model, S, (1000..2000).map(|netns| of_user(netns, 1000))), 32);
-        assert!(model.crowd.is_refused(S, 1999) && !model.crowd.is_refused(12 * S, 1999));
+        assert!(model.quota.is_refused(S, 1999) && !model.quota.is_refused(12 * S, 1999));
         assert_eq!(admitted(&mut model, S, (2000..2010).map(|netns| of_user(netns, 1001))), 10);
         let own = (3000..4000).map(NetnsSnapshot::empty);
         assert_eq!(admitted(&mut model, S, own), 1000, "those that root made have no limit");
@@ -248,7 +248,7 @@ mod tests {
         };
         let mut model = Model::default();
         assert_eq!(admitted(&mut model, S, (1000..1010).map(|netns| with_links(netns, 1000, 1000))), 2);
-        assert_eq!(model.crowd.refused(), 8);
+        assert_eq!(model.quota.refused(), 8);
         let more = with_links(1000, 1000, 1020);
         assert_eq!(admitted(&mut model, 2 * S, [more].into_iter()), 1, "its own rows count once");
         assert_eq!(admitted(&mut model, S, (2000..2001).map(|netns| with_links(netns, 1001, 1000))), 1);
@@ -264,19 +264,19 @@ mod tests {
      {
         let mut model = Model::default();
         let large = |netns| NetnsSnapshot { omitted: 1, ..of_user(netns, 1000) };
-        let mut refuse = |at, netns| model.crowd.admits(at, &mut model.namespaces, &large(netns), true);
+        let mut refuse = |at, netns| model.quota.admits(at, &mut model.namespaces, &large(netns), true);
         assert!(!refuse(S, 7) && !refuse(2 * S, 8) && !refuse(3 * S, 9));
         let refused =
             |count, from, until, netns| Some(Refused { count, from, until, netns, of_containers: true });
-        assert_eq!(model.crowd.take_due(3 * S, false).next(), refused(3, S, 3 * S, 9));
-        assert!(!model.crowd.admits(4 * S, &mut model.namespaces, &large(7), true));
-        assert_eq!(model.crowd.take_due(5 * S, false).next(), None);
-        assert_eq!(model.crowd.take_due(63 * S, false).next(), refused(1, 4 * S, 4 * S, 7));
-        assert_eq!(model.crowd.take_due(200 * S, true).next(), None);
-        assert!(!model.crowd.admits(201 * S, &mut model.namespaces, &large(7), true));
-        assert!(!model.crowd.admits(201 * S, &mut model.namespaces, &large(8), false));
+        assert_eq!(model.quota.take_due(3 * S, false).next(), refused(3, S, 3 * S, 9));
+        assert!(!model.quota.admits(4 * S, &mut model.namespaces, &large(7), true));
+        assert_eq!(model.quota.take_due(5 * S, false).next(), None);
+        assert_eq!(model.quota.take_due(63 * S, false).next(), refused(1, 4 * S, 4 * S, 7));
+        assert_eq!(model.quota.take_due(200 * S, true).next(), None);
+        assert!(!model.quota.admits(201 * S, &mut model.namespaces, &large(7), true));
+        assert!(!model.quota.admits(201 * S, &mut model.namespaces, &large(8), false));
         let due: Vec<_> =
-            model.crowd.take_due(202 * S, true).map(|one| (one.netns, one.of_containers)).collect();
+            model.quota.take_due(202 * S, true).map(|one| (one.netns, one.of_containers)).collect();
         assert_eq!(due, [(7, true), (8, false)], "what hides a container is not lost among what users make");
     }
 
@@ -290,7 +290,7 @@ mod tests {
         };
         let mut model = Model::default();
         assert_eq!(admitted(&mut model, S, (1000..1020).map(|netns| of_container(netns, 1000))), 8);
-        assert_eq!(model.crowd.refused(), 12);
+        assert_eq!(model.quota.refused(), 12);
         assert!(model.namespaces.get(1008).is_none());
         assert_eq!(admitted(&mut model, 2 * S, (1007..1008).map(|netns| of_container(netns, 1000))), 1);
         let usual = (2000..2500).map(|netns| of_container(netns, 20));

@@ -1,7 +1,7 @@
 //! In which order processes are looked at: by turns of those whose they are, so that nobody keeps out others by how many
 //! processes he has.
 //!
-//! By turns of the accounts of their control groups, within one by turns of its users, as [`super::places`] does: a user id is
+//! By turns of the accounts of their control groups, within one by turns of its users, as [`super::scan_queue`] does: a user id is
 //! anybody's to choose who is root in a container, and an account is not. The owner of a directory of /proc is no user: it is
 //! root where the process may not be inspected.
 
@@ -20,14 +20,14 @@ type Party = (usize, Option<u32>);
 
 /// Whose processes are, as far as it was asked for.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct ScanOrder {
     parties: HashMap<u32, Party>,
     accounts: HashMap<String, usize>,
     /// The control groups in files that were read.
     cgroups: HashMap<String, Option<String>>,
 }
 
-impl Turns {
+impl ScanOrder {
     /// The account of those of whom it is not known.
     pub(super) const UNKNOWN: usize = 0;
 
@@ -79,14 +79,14 @@ fn by_turns(of: &[(Party, u32)]) -> Vec<u32> {
     }
     within.sort_unstable();
     let mut of_account: HashMap<usize, u32> = HashMap::new();
-    let mut turns: Vec<(u32, usize, u32)> = Vec::new();
+    let mut scan_order: Vec<(u32, usize, u32)> = Vec::new();
     for (_, (account, _), tgid) in within {
         let turn = of_account.entry(account).or_default();
         *turn += 1;
-        turns.push((*turn, account, tgid));
+        scan_order.push((*turn, account, tgid));
     }
-    turns.sort_unstable();
-    turns.into_iter().map(|(.., tgid)| tgid).collect()
+    scan_order.sort_unstable();
+    scan_order.into_iter().map(|(.., tgid)| tgid).collect()
 }
 
 #[cfg(test)]
@@ -121,7 +121,7 @@ mod tests {
     fn order(processes: &[(u32, &str, u32)]) -> Vec<u32> {
         let (_top, proc) = node(processes);
         let tgids = processes.iter().map(|(tgid, ..)| *tgid);
-        Turns::default().order(&proc, tgids, &Deadline::after(Duration::from_secs(60)))
+        ScanOrder::default().order(&proc, tgids, &Deadline::after(Duration::from_secs(60)))
     }
 
     #[test]
@@ -150,9 +150,9 @@ mod tests {
             (2, "user.slice/user-5.slice/b", 5),
             (3, "a.service", 5),
         ]);
-        let mut turns = Turns::default();
-        assert_eq!(turns.order(&proc, [1, 2, 3], &Deadline::after(Duration::from_secs(60))), [1, 3, 2]);
-        assert_eq!(turns.account_of(1), turns.account_of(2));
-        assert_ne!(turns.account_of(1), turns.account_of(3));
+        let mut scan_order = ScanOrder::default();
+        assert_eq!(scan_order.order(&proc, [1, 2, 3], &Deadline::after(Duration::from_secs(60))), [1, 3, 2]);
+        assert_eq!(scan_order.account_of(1), scan_order.account_of(2));
+        assert_ne!(scan_order.account_of(1), scan_order.account_of(3));
     }
 }

@@ -8,20 +8,20 @@ use kevtmon_sources::procfs::mountinfo::is_below;
 use super::inventory::{HostMount, is_in_pod};
 
 /// Places of one file system that are remembered.
-const PLACES_MAX: usize = 256;
+const MOUNT_POINTS_MAX: usize = 256;
 /// Other places of a copy that are told.
 const OTHERS_MAX: usize = 16;
 
 /// Where the host has or had one file system.
 #[derive(Debug, Default)]
-pub(super) struct Places {
-    known: Vec<Place>,
+pub(super) struct MountPoints {
+    known: Vec<MountPoint>,
     /// Copies with this unique id, or a lower one, may be of a place that was forgotten.
     forgot: Option<u64>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct MountPoint {
     mount: HostMount,
     /// When it was seen last.
     at: BootNs,
@@ -31,19 +31,19 @@ struct Place {
     until: Option<u64>,
 }
 
-impl Places {
+impl MountPoints {
     /// A place that an earlier run of the daemon knew; `bound`: the unique id of a copy that is one of it for certain.
     pub(super) fn remember(&mut self, mount: HostMount, bound: Option<u64>) {
         match self.known.iter_mut().find(|place| place.mount.is_at(&mount)) {
             Some(place) => place.bound = place.bound.max(bound),
-            None => self.known.push(Place { mount, at: 0, bound, until: None }),
+            None => self.known.push(MountPoint { mount, at: 0, bound, until: None }),
         }
     }
 
     /// Takes in all places that the host has now. `is_crowded`: there are more.
     pub(super) fn update(&mut self, now: Vec<HostMount>, at: BootNs, bound: Option<u64>, is_crowded: bool) {
         for mount in now {
-            let found = Place { mount, at, bound, until: None };
+            let found = MountPoint { mount, at, bound, until: None };
             match self.known.iter_mut().find(|place| place.mount.is_at(&found.mount)) {
                 Some(place) => *place = found,
                 None => self.known.push(found),
@@ -55,9 +55,9 @@ impl Places {
         if is_crowded {
             self.forgot = self.forgot.max(bound.or(Some(u64::MAX)));
         }
-        if self.known.len() > PLACES_MAX {
+        if self.known.len() > MOUNT_POINTS_MAX {
             self.known.sort_by_key(|place| std::cmp::Reverse(place.at));
-            let forgotten = self.known.drain(PLACES_MAX..).filter_map(|place| place.until).max();
+            let forgotten = self.known.drain(MOUNT_POINTS_MAX..).filter_map(|place| place.until).max();
             self.forgot = self.forgot.max(forgotten);
         }
     }
@@ -79,16 +79,17 @@ impl Places {
         own: NsInum,
     ) -> Option<OriginalMount> {
         let (root, source) = (copy.mount.root.as_str(), copy.mount.source.as_str());
-        let may_be = |place: &&Place| place.until.zip(oldest).is_none_or(|(until, oldest)| oldest <= until);
-        let known: Vec<&Place> = self.known.iter().filter(may_be).collect();
-        let exact = |place: &&&Place| place.mount.root == root && place.mount.source == source;
-        let mut of: Vec<&Place> = known.iter().filter(exact).copied().collect();
+        let may_be =
+            |place: &&MountPoint| place.until.zip(oldest).is_none_or(|(until, oldest)| oldest <= until);
+        let known: Vec<&MountPoint> = self.known.iter().filter(may_be).collect();
+        let exact = |place: &&&MountPoint| place.mount.root == root && place.mount.source == source;
+        let mut of: Vec<&MountPoint> = known.iter().filter(exact).copied().collect();
         let is_exact = !of.is_empty();
         if !is_exact {
             // A directory below one that was mounted, or the same by another name of the device.
-            let above = |place: &&&Place| is_below(root, &place.mount.root);
+            let above = |place: &&&MountPoint| is_below(root, &place.mount.root);
             let length = known.iter().filter(above).map(|place| place.mount.root.len()).max()?;
-            let nearest = |place: &&&Place| above(place) && place.mount.root.len() == length;
+            let nearest = |place: &&&MountPoint| above(place) && place.mount.root.len() == length;
             of = known.iter().filter(nearest).copied().collect();
         }
         let by = copy.bind.as_ref().and_then(|bind| bind.on_host(&copy.mount.mountpoint));
@@ -98,7 +99,7 @@ impl Places {
             std::cmp::Reverse((by.as_ref() == Some(path), is_in_pod(path), place.at))
         });
         let (first, others) = of.split_first()?;
-        let mntns = |place: &Place| if place.mount.mntns == 0 { own } else { place.mount.mntns };
+        let mntns = |place: &MountPoint| if place.mount.mntns == 0 { own } else { place.mount.mntns };
         let was_there = oldest.zip(first.bound).is_some_and(|(oldest, bound)| oldest <= bound);
         let may_be_forgotten = self.forgot.is_some_and(|forgot| oldest.is_none_or(|oldest| oldest <= forgot));
         let others = others.iter().filter(|place| place.mount.path != first.mount.path);
@@ -150,14 +151,14 @@ mod tests {
     }
 
     /// Path, certainty, other paths of the original of a copy with the unique id 50.
-    fn of(places: &Places, copy: &MountCopy) -> Option<(String, bool, Vec<String>)> {
+    fn of(places: &MountPoints, copy: &MountCopy) -> Option<(String, bool, Vec<String>)> {
         let original = places.original(copy, Some(50), 1)?;
         let others = original.others.into_iter().map(|other| other.path).collect();
         Some((original.path, original.is_certain, others))
     }
 
-    fn seen(looks: &[&[HostMount]]) -> Places {
-        let mut places = Places::default();
+    fn seen(looks: &[&[HostMount]]) -> MountPoints {
+        let mut places = MountPoints::default();
         for (at, now) in (1_u32..).zip(looks) {
             places.update(now.to_vec(), at.into(), Some(u64::from(at) * 100), false);
         }
@@ -197,7 +198,7 @@ mod tests {
             |looks| of(&seen(looks), &copy("/", "s")).map(|(path, _, others)| (path, others.len()));
         // The copy has the id 50, and the first look the bound 100.
         assert_eq!(original(&[&first, &second]).map(|(_, others)| others), Some(1));
-        let mut places = Places::default();
+        let mut places = MountPoints::default();
         places.update(first.to_vec(), 1, Some(10), false);
         places.update(second.to_vec(), 2, Some(20), false);
         places.update(second.to_vec(), 3, Some(100), false);
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn what_there_was_no_room_for_makes_nothing_certain() {
-        let mut places = Places::default();
+        let mut places = MountPoints::default();
         places.update(vec![host("/", "s", A)], 1, Some(100), true);
         assert_eq!(of(&places, &copy("/", "s")), Some((A.into(), false, vec![])));
     }

@@ -15,7 +15,7 @@ const SHARE: u32 = 5;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Turns {
+pub(super) struct HandshakeRate {
     all: Bucket,
     /// Those that were used a moment ago: as the turns are bounded, so are they.
     of: BTreeMap<IpAddr, Bucket>,
@@ -34,7 +34,7 @@ impl Bucket {
     }
 }
 
-impl Turns {
+impl HandshakeRate {
     /// How long a client waits for its turn; `None` where that would be too long, which takes no turn.
     pub(super) fn take(&mut self, from: IpAddr, now: Instant) -> Option<Duration> {
         let from = key(from);
@@ -67,14 +67,15 @@ mod tests {
 
     #[test]
     fn handshakes_begin_at_a_bounded_rate_and_who_would_wait_long_is_disconnected() {
-        let (mut turns, now) = (Turns::default(), Instant::now());
-        let waits: Vec<Duration> = (0..1000).map_while(|number| turns.take(address(number), now)).collect();
+        let (mut handshake_rate, now) = (HandshakeRate::default(), Instant::now());
+        let waits: Vec<Duration> =
+            (0..1000).map_while(|number| handshake_rate.take(address(number), now)).collect();
         assert_eq!(waits.iter().filter(|wait| wait.is_zero()).count(), 50, "at once");
         assert_eq!(waits.len(), 50 + 100, "and those of two seconds");
         assert!(waits.is_sorted() && waits.last() == Some(&PATIENCE));
         let later = now + Duration::from_secs(60);
-        assert_eq!(turns.take(address(0), later), Some(Duration::ZERO));
-        assert_eq!(turns.of.len(), 1, "who waits for nothing any more is forgotten");
+        assert_eq!(handshake_rate.take(address(0), later), Some(Duration::ZERO));
+        assert_eq!(handshake_rate.of.len(), 1, "who waits for nothing any more is forgotten");
     }
 
     #[test]
@@ -86,14 +87,18 @@ mod tests {
             ("127.0.0.1", "::1"),
             ("2001:db8::1", "2001:db8::ffff:0:0:1"),
         ] {
-            let (mut turns, begin) = (Turns::default(), Instant::now());
+            let (mut handshake_rate, begin) = (HandshakeRate::default(), Instant::now());
             let same: [IpAddr; 2] = [first.parse().unwrap(), second.parse().unwrap()];
             let mut taken = 0;
             for millisecond in 0..10_000 {
                 let now = begin + Duration::from_millis(millisecond);
-                taken += same.iter().filter(|from| turns.take(**from, now).is_some()).count();
+                taken += same.iter().filter(|from| handshake_rate.take(**from, now).is_some()).count();
                 if millisecond % 1000 == 999 {
-                    assert_eq!(turns.take(address(1), now), Some(Duration::ZERO), "{first} {second}");
+                    assert_eq!(
+                        handshake_rate.take(address(1), now),
+                        Some(Duration::ZERO),
+                        "{first} {second}"
+                    );
                 }
             }
             assert!((100..140).contains(&taken), "{first} {second}: {taken}");
@@ -102,10 +107,10 @@ mod tests {
 
     #[test]
     fn addresses_of_different_clients_share_no_turns() {
-        let (mut turns, now) = (Turns::default(), Instant::now());
-        while turns.take(address(1), now).is_some() {}
+        let (mut handshake_rate, now) = (HandshakeRate::default(), Instant::now());
+        while handshake_rate.take(address(1), now).is_some() {}
         for other in ["10.0.0.2", "127.0.0.1", "2001:db8::1", "2001:db8:0:1::1"] {
-            assert_eq!(turns.take(other.parse().unwrap(), now), Some(Duration::ZERO), "{other}");
+            assert_eq!(handshake_rate.take(other.parse().unwrap(), now), Some(Duration::ZERO), "{other}");
         }
     }
 }
