@@ -9,7 +9,7 @@
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
 use aya_ebpf::macros::{btf_tracepoint, map};
-use aya_ebpf::maps::PerCpuArray;
+use aya_ebpf::maps::{Array, PerCpuArray};
 use aya_ebpf::programs::BtfTracePointContext;
 use aya_log_ebpf::debug;
 use kevtmon_ebpf::lanes::GatewayKey;
@@ -22,7 +22,7 @@ use kevtmon_ebpf::{Counter, Header, MISSING};
 use crate::emit::{self, RingReserve};
 use crate::lanes;
 use crate::memory::{Kernel, Structure as _, Typed, offset};
-use crate::task::{self, Program};
+use crate::task::{self, Program, Task};
 
 // NUD_* of include/uapi/linux/neighbour.h.
 const FAILED: u8 = 0x20;
@@ -38,6 +38,7 @@ const OVERRIDE: u32 = 1;
 /// an entry has not.
 const OVERRIDE_ISROUTER: u32 = 4;
 const AF_INET: u32 = 2;
+const SECOND_NS: u64 = 1_000_000_000;
 /// Where the arguments of a tracepoint have the second one, in bytes.
 const LLADDR_ARGUMENT: u32 = 8;
 
@@ -62,6 +63,26 @@ struct Change {
 static CHANGES: PerCpuArray<Change> = PerCpuArray::with_max_entries(RESOLVED_SLOT + 1, 0);
 /// Of what the protocol resolves: before 6.1 a softirq may run the program while a task's request is in it on the same processor.
 const RESOLVED_SLOT: u32 = Program::COUNT;
+
+/// The entries that a process has made within a minute while their table was nearly full, those that were refused too.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Created {
+    start_ns: u64,
+    /// When it began.
+    since_ns: u64,
+    tgid: u32,
+    family: u32,
+    entries: u64,
+}
+
+/// By the low bits of the process: of two that fall into one place neither is told as long as both go on.
+#[map]
+static CREATED: Array<Created> = Array::with_max_entries(CREATED_SLOTS, 0);
+const CREATED_SLOTS: u32 = 64;
+const CREATED_WITHIN_NS: u64 = 60 * SECOND_NS;
+/// Fewer are not told; of more, each doubling is.
+const CREATED_MIN: u64 = 64;
 
 /// `neigh_update(struct neighbour *n, const u8 *lladdr, u8 new, u32 flags, u32 nlmsg_pid)`, since 5.1.
 #[btf_tracepoint(function = "neigh_update")]
@@ -174,6 +195,84 @@ fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
         report_without_task(neighbour, &change);
     }
     0
+}
+
+/// `neigh_create(struct neigh_table *tbl, struct net_device *dev, const void *pkey, const struct neighbour *n, bool
+/// exempt_from_gc)`, since 5.1; also where the table is full and there is no entry.
+#[btf_tracepoint(function = "neigh_create")]
+fn neigh_create(ctx: BtfTracePointContext) -> i32 {
+    let is_exempt = ctx.arg::<u64>(4) as u8 != 0;
+    if is_exempt {
+        return 0;
+    }
+    let table = Typed(ctx.arg::<u64>(0));
+    let entries: i32 = table.get(offset!(neigh_table_gc_entries));
+    let nearly: i32 = table.get(offset!(neigh_table_gc_thresh2));
+    if entries < nearly {
+        return 0;
+    }
+    let device = Typed(ctx.arg::<u64>(1));
+    let Some(task) = task::current_typed(Program::NeighCreate) else { return 0 };
+    let netns = device.follow(offset!(net_device_nd_net));
+    // A packet that arrives or passes has nothing to do with the current task; it may still interrupt one of that namespace.
+    if task.id().netns != netns.get::<u32>(offset!(net_ns_inum)) {
+        return 0;
+    }
+    let family: u32 = table.get(offset!(neigh_table_family));
+    let made = count_created(task.id(), family);
+    if made < CREATED_MIN || !made.is_power_of_two() {
+        return 0;
+    }
+    let entry = GatewayKey { netns: task.id().netns, ifindex: 0, address: [0; 16] };
+    if let Some(room) = lanes::neighbor(&entry, netns.follow(offset!(net_user_ns)), task.id()) {
+        task::send_details(task, room);
+        send_created(&task, family, made, room);
+    }
+    0
+}
+
+#[inline(always)]
+fn count_created(task: &TaskId, family: u32) -> u64 {
+    let is_ipv6 = u32::from(family != AF_INET);
+    let Some(slot) = CREATED.get_ptr_mut((task.tgid * 2 + is_ipv6) % CREATED_SLOTS) else { return 0 };
+    // SAFETY: helper without arguments.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    // SAFETY: a value of the map, of plain numbers. Other processors may write there at the same time: then
+    // the count is wrong.
+    unsafe {
+        let mut created = slot.read_volatile();
+        let is_same =
+            created.start_ns == task.start_ns && created.tgid == task.tgid && created.family == family;
+        if !is_same || now.wrapping_sub(created.since_ns) > CREATED_WITHIN_NS {
+            created = Created { start_ns: task.start_ns, since_ns: now, tgid: task.tgid, family, entries: 0 };
+        }
+        created.entries += 1;
+        slot.write_volatile(created);
+        created.entries
+    }
+}
+
+#[inline(always)]
+fn send_created(task: &Task, family: u32, made: u64, room: RingReserve) {
+    let lost = room.loss(counter::RING_FULL, counter::USERS_RING_FULL);
+    emit::record::<NeighborRecord>(room, lost, |record| {
+        // SAFETY: the ring gave memory for a whole, aligned record, of which zeros are valid.
+        unsafe {
+            record
+                .cast::<[u64; size_of::<NeighborRecord>() / 8]>()
+                .write([0; size_of::<NeighborRecord>() / 8]);
+            (*record).header = Header { kind: KIND_NEIGHBOR, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).task = *task.id();
+            (*record).task_root = task.root();
+            (*record).netns = task.id().netns;
+            (*record).family = family as u16;
+            (*record).netlink_port = made as u32;
+            (*record).operation = operation::CREATED;
+            if room == RingReserve::Unprivileged {
+                (*record).device_marks = device_mark::NETNS_OF_USER;
+            }
+        }
+    });
 }
 
 #[inline(always)]

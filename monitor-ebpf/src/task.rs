@@ -76,6 +76,7 @@ static CURRENT: PerCpuArray<Current> = PerCpuArray::with_max_entries(Program::CO
 pub(crate) enum Program {
     NeighUpdate,
     NeighCleanup,
+    NeighCreate,
     Umount,
     Remove,
     Exec,
@@ -87,7 +88,7 @@ pub(crate) enum Program {
 }
 
 impl Program {
-    pub(crate) const COUNT: u32 = 10;
+    pub(crate) const COUNT: u32 = 11;
 }
 
 /// The current task.

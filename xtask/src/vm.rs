@@ -47,13 +47,14 @@ const WEDGE: &str = "wedge";
 
 /// The modules of tests of what is attached in different ways on different kernels, each with what it leaves out: no runtime is in
 /// the guest.
-const TESTS: [Test; 6] = [
+const TESTS: [Test; 7] = [
     ("hooks", &[]),
     ("hidden_types", &[]),
     ("iterators", &[]),
     // An entry must be used in the very moment in which another processor removes it, which emulation gives seldom.
     ("neighbor", &["--skip=used_at_that_moment"]),
     ("mount", &["--skip=container"]),
+    ("neighbor_table", &[]),
     // The last: it locks the kernel down for good.
     ("locked_down", &["--ignored"]),
 ];
@@ -84,10 +85,11 @@ const PATIENT_TESTS: [Test; 2] = [("stuck", &["--skip=started_in_a_mount_namespa
 /// The name of a module, and arguments of its own.
 type Test = (&'static str, &'static [&'static str]);
 
-const PREREQUISITES: [Prerequisite; 3] = [
+const PREREQUISITES: [Prerequisite; 4] = [
     program("xz", "xz-utils", "unpacks the kernels' modules"),
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
     program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
+    program("sysctl", "procps", "changes what the daemon advises to change"),
     program("busybox", "busybox-static", "is started by the tests").statically_linked(),
 ];
 
@@ -101,10 +103,11 @@ pub(crate) enum Scope {
 }
 
 /// Of the modules of tests, what the gate runs: each hook attaches, sees and names; the rest is in `full`.
-const GATE: [Test; 3] = [
+const GATE: [Test; 4] = [
     ("hooks", &[]),
     ("neighbor", &["--skip=used_at_that_moment", "--skip=alone"]),
     ("mount", &["--skip=container", "--skip=alone"]),
+    ("neighbor_table", &[]),
 ];
 
 /// Runs the tests on the `chosen` kernels, or on those of this release, side by side; all of them on each, or a share if they are

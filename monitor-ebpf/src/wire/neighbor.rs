@@ -58,6 +58,8 @@ pub mod operation {
     pub const SET: u8 = 5;
     /// The entry of a known gateway, which had no address, was resolved.
     pub const RESOLVED: u8 = 6;
+    /// A process has made so many entries within a minute while their table was nearly full: `netlink_port` has their number.
+    pub const CREATED: u8 = 7;
 }
 
 /// Bits of [`NeighborRecord::device_marks`].
@@ -90,7 +92,7 @@ pub struct NeighborRecord {
     pub ifindex: u32,
     /// `net_device.flags`.
     pub device_flags: u32,
-    /// Netlink port id of the request, 0 for ioctl and kernel.
+    /// Netlink port id of the request, 0 for ioctl and kernel; see [`operation::CREATED`].
     pub netlink_port: u32,
     /// `AF_INET` or `AF_INET6`.
     pub family: u16,
@@ -139,6 +141,8 @@ pub struct NeighborOffsets {
     pub neigh_ops_output: u32,
     pub neigh_ops_connected_output: u32,
     pub neigh_table_family: u32,
+    pub neigh_table_gc_entries: u32,
+    pub neigh_table_gc_thresh2: u32,
     pub net_device_ifindex: u32,
     pub net_device_flags: u32,
     pub net_device_name: u32,
@@ -162,5 +166,5 @@ pub struct NeighborOffsets {
 
 impl NeighborOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 26]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 28]);
 }

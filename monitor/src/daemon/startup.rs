@@ -28,7 +28,7 @@ use kevtmon_sources::procfs::own::Own;
 use kevtmon_sources::procfs::readers::Readers;
 use kevtmon_sources::rbd::SYSFS;
 use kevtmon_sources::runtime::{self, RuntimeSocket};
-use kevtmon_sources::{Barrier, Sender, components, ipam, observed_now, pod_remains, rbd};
+use kevtmon_sources::{Barrier, Sender, components, ipam, neighbor_tables, observed_now, pod_remains, rbd};
 use kevtmon_types::clock::boot_now;
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::{JoinHandle, spawn_local};
@@ -167,6 +167,7 @@ impl Sources {
         let netlink = tokio::spawn(self.netlink.run(netns, barriers, tx.clone()));
         follow_host_neighbors(tx.clone());
         follow_host_sysctls(tx.clone());
+        neighbor_tables::follow(daemon.readers.proc(), tx.clone());
         if let Some(logs) = self.logs {
             logs.start(tx.clone());
         }

@@ -8,7 +8,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
-use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
@@ -102,6 +102,8 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["turned-away", count, to] => turned_away(number(count)?, to),
         // Asks for metrics as often, and reads nothing of them but the status; keeps the connections.
         ["scrape-unread", count, to] => scrape_unread(number(count)?, to),
+        // Sends a datagram to as many addresses, from this one on.
+        ["scan", count, first] => scan(number(count)?, first),
         ["delete", link, address] => neighbor_entry(libc::SIOCDARP, link, address),
         // Does another of these in a thread of this name.
         ["thread", name, ref what @ ..] => in_thread(name, what),
@@ -109,6 +111,16 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["crowd", count, link, address] => crowd(number(count)?, link, address),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
+}
+
+fn scan(count: u32, first: &str) -> io::Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let first: Ipv4Addr = first.parse().map_err(|_| io::ErrorKind::InvalidInput)?;
+    for address in (first.to_bits()..).take(count as usize) {
+        // The kernel may have no room for the neighbor.
+        let _ = socket.send_to(&[0], (Ipv4Addr::from_bits(address), 9));
+    }
+    Ok(())
 }
 
 fn unshare_private() -> io::Result<()> {
@@ -381,7 +393,7 @@ fn neighbor_entry(request: libc::Ioctl, link: &str, address: &str) -> io::Result
     const PERMANENT: i32 = 0x02 | 0x04;
     let address: Ipv4Addr = address.parse().map_err(io::Error::other)?;
     let link = CString::new(link)?;
-    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     // SAFETY: all zeros is a request; the address has the size and alignment of the place it is written to, and a
     // name of up to 15 bytes fits with its NUL.
     let result = unsafe {

@@ -65,6 +65,7 @@ mod mount_leak;
 mod mount_order;
 mod multi_pod_disruption;
 mod neighbor;
+mod neighbor_table;
 mod netns_exit;
 mod netns_reuse;
 mod nfs;

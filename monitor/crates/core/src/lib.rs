@@ -198,6 +198,8 @@ impl Core {
             }
             Fact::VethPeers(found) => self.veth_peers(at, found),
             Fact::HostNeighbors(entries) => self.diagnose(at, &ModelChange::HostNeighbors(&entries)),
+            Fact::NeighborTables(tables) => self.diagnose(at, &ModelChange::NeighborTables(&tables)),
+            Fact::NeighborCreator(creator) => self.neighbor_creator(at, &creator),
             Fact::HostSysctls { sysctls, all } => self.sysctls(at, sysctls, all),
             Fact::PodRoutes { id, elsewhere } => {
                 self.diagnose(at, &ModelChange::PodRoutes { id, elsewhere: &elsewhere });

@@ -124,6 +124,10 @@ fn belongs(open: &OpenIncident, says: &LogSays, is_recent: impl Fn(&OpenIncident
         }
         LogSays::SpecHashChanged => open.kind() == "spec-hash-storm" && is_recent(open),
         LogSays::ThinDeletion => open.kind() == "container-undeletable" && is_recent(open),
+        LogSays::NeighborOverflow { ipv6 } if open.kind() == "neighbor-table-full" => {
+            let table = objects.neighbor_table.as_deref();
+            table.is_some_and(|table| (table.family == "ipv6") == *ipv6)
+        }
         LogSays::NeighborOverflow { ipv6 } => {
             let neighbor = objects.neighbor.as_deref().filter(|entry| entry.address.is_ipv6() == *ipv6);
             neighbor.is_some_and(|neighbor| match open.kind() {

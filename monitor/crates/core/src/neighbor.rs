@@ -5,11 +5,11 @@ mod elsewhere;
 use std::fmt::Write as _;
 
 use kevtmon_event::wording::{actor_phrase, cause_phrase, place_phrase};
-use kevtmon_event::{Event, Kind, Neighbor, Severity, Shared, Target, UserNamespace};
+use kevtmon_event::{Actor, Confidence, Event, Kind, Neighbor, Severity, Shared, Target, UserNamespace};
 use kevtmon_observation::cgroup;
 use kevtmon_observation::{
-    BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborKey, NeighborOp, Request, Source,
-    TaskFacts,
+    BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborCreator, NeighborKey, NeighborOp, Request,
+    Source, TaskFacts,
 };
 use kevtmon_types::escape::name;
 use serde::{Deserialize, Serialize};
@@ -79,6 +79,12 @@ struct Requested {
 }
 
 impl Core {
+    /// A process makes many entries of a table that is nearly full.
+    pub(super) fn neighbor_creator(&mut self, at: BootNs, creator: &NeighborCreator) {
+        let actor = Actor { confidence: Confidence::Likely, ..self.actor(&creator.actor, false) };
+        self.diagnose(at, &ModelChange::NeighborCreator { creator, actor: &Shared::new(actor) });
+    }
+
     pub(super) fn neighbor(&mut self, at: BootNs, mut change: NeighborChange) {
         let is_here = !self.is_elsewhere(&change);
         if is_here {

@@ -31,6 +31,10 @@ impl Core {
             Fact::Umount(attempt) => self.tenant_of_task(&attempt.actor, false),
             Fact::CniExec(exec) => self.tenant_of_task(&exec.actor, false),
             Fact::RbdExec(exec) => self.tenant_of_task(&exec.actor, false),
+            Fact::NeighborCreator(creator) => {
+                let is_users = self.is_users(creator.netns, creator.netns_of_user);
+                self.tenant_of_task(&creator.actor, is_users)
+            }
             Fact::Netns(snapshot) => self.tenant_of_netns(snapshot.netns, snapshot.foreign_userns),
             Fact::Link(link) => self.tenant_of_netns(link.netns, false),
             Fact::LinkGone { netns, .. }

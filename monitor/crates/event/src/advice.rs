@@ -132,7 +132,9 @@ pub mod form {
             ["gateway-neighbor-lost", "pod-route-missing", "pod-neighbor-unreachable", "cni-netns-mismatch"];
         SET_UP_INSIDE = "set-up-inside", Restart, "nsenter -t PID -n ip link set dev INTERFACE up",
             ["gateway-neighbor-lost", "pod-neighbor-unreachable", "cni-netns-mismatch"];
-        SET_SYSCTL = "set-sysctl", Restart, "sysctl -w SETTING", ["gateway-neighbor-lost"];
+        SET_SYSCTL = "set-sysctl", Restart, "sysctl -w SETTING",
+            ["gateway-neighbor-lost"];
+        RAISE_LIMITS = "raise-limits", Restart, "sysctl -w SETTING SETTING SETTING", ["neighbor-table-full"];
         LIST_BY_DOCKER = "list-by-docker", Read,
             "docker [--host SOCKET] ps --all --filter LABEL --filter LABEL", ["gateway-neighbor-lost"];
         LIST_BY_CRICTL = "list-by-crictl", Read,
@@ -177,7 +179,7 @@ pub mod form {
         CONTINUE_SERVER = "continue-server", Restart, "kill -CONT PID", ["umount-hung", "volume-busy"];
         TELL_POD = "tell-pod", Read, "kevtmon why POD",
             ["sandbox-crash-loop", "pod-stuck-terminating", "duplicate-pod-ip", "pod-neighbor-unreachable",
-             "pod-route-missing", "ipam-drift", "route-flapping"];
+             "pod-route-missing", "ipam-drift", "route-flapping", "neighbor-table-full"];
         SHOW_ROUTE = "show-route", Read, "ip route get ADDRESS", ["duplicate-pod-ip", "pod-neighbor-unreachable"];
         SHOW_ROUTES = "show-routes", Read, "ip [-6] route show match ADDRESS", ["pod-route-missing"];
         ADD_ROUTE = "add-route", Restart, "ip route replace ADDRESS dev INTERFACE scope link", ["pod-route-missing"];

@@ -30,6 +30,7 @@ mod link;
 mod log;
 mod mount;
 mod neighbor;
+mod neighbor_table;
 mod object;
 mod objects;
 mod rbd;
@@ -64,6 +65,7 @@ pub use log::Log;
 pub use mount::{Mount, MountHolder, RefusedCall, Serves, StagedVolume, Unreadable, Volume};
 pub use mount::{call_noun, refused_phrase};
 pub use neighbor::Neighbor;
+pub use neighbor_table::{NeighborCount, NeighborTable};
 pub use object::{Details, Object, Role, Visitor};
 pub use objects::IncidentObjects;
 pub use rbd::Rbd;
@@ -210,6 +212,8 @@ pub struct Event {
     pub neighbor: Option<Box<Neighbor>>,
     /// The address that several pods have, for incidents of kind `duplicate-pod-ip`.
     pub address_conflict: Option<Box<AddressConflict>>,
+    /// The kernel's table of neighbor entries, for incidents of kind `neighbor-table-full`.
+    pub neighbor_table: Option<Box<NeighborTable>>,
     /// The reservation of an address that a pod has, for incidents of kind `ipam-drift`.
     pub reservation: Option<Box<Reservation>>,
     /// The network interface, for `link.*`, and for incidents of kind `orphan-veth`.
@@ -284,6 +288,7 @@ impl Event {
             target: None,
             neighbor: None,
             address_conflict: None,
+            neighbor_table: None,
             reservation: None,
             link: None,
             route: None,
@@ -338,6 +343,7 @@ impl Event {
         [
             object(self.neighbor.as_deref()),
             object(self.address_conflict.as_deref()),
+            object(self.neighbor_table.as_deref()),
             object(self.reservation.as_deref()),
             object(self.link.as_deref()),
             object(self.route.as_deref()),

@@ -4,8 +4,8 @@ use kevtmon_observation::Verdict;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Actor, AddressConflict, Cni, Component, Event, LeakedMount, Link, Mount, MountHolder, Neighbor, Rbd,
-    Reservation, Route, Sandbox, Shared, Target, Unreadable,
+    Actor, AddressConflict, Cni, Component, Event, LeakedMount, Link, Mount, MountHolder, Neighbor,
+    NeighborTable, Rbd, Reservation, Route, Sandbox, Shared, Target, Unreadable,
 };
 
 /// The objects that an incident's events carry.
@@ -17,6 +17,7 @@ pub struct IncidentObjects {
     pub neighbor: Option<Box<Neighbor>>,
     /// The address that several pods have.
     pub address_conflict: Option<Box<AddressConflict>>,
+    pub neighbor_table: Option<Box<NeighborTable>>,
     /// The reservation of an address.
     pub reservation: Option<Box<Reservation>>,
     pub link: Option<Box<Link>>,
@@ -53,6 +54,7 @@ impl IncidentObjects {
             target: event.target.clone(),
             neighbor: event.neighbor.clone(),
             address_conflict: event.address_conflict.clone(),
+            neighbor_table: event.neighbor_table.clone(),
             reservation: event.reservation.clone(),
             link: event.link.clone(),
             route: event.route.clone(),
@@ -78,6 +80,7 @@ impl IncidentObjects {
             target: self.target,
             neighbor: self.neighbor,
             address_conflict: self.address_conflict,
+            neighbor_table: self.neighbor_table,
             reservation: self.reservation,
             link: self.link,
             route: self.route,
@@ -108,6 +111,7 @@ impl IncidentObjects {
         put(&mut self.target, newer.target);
         put(&mut self.neighbor, newer.neighbor);
         put(&mut self.address_conflict, newer.address_conflict);
+        put(&mut self.neighbor_table, newer.neighbor_table);
         put(&mut self.reservation, newer.reservation);
         put(&mut self.link, newer.link);
         put(&mut self.route, newer.route);

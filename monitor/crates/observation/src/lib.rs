@@ -22,6 +22,7 @@ mod leak;
 mod log;
 mod mount;
 mod neighbor;
+mod neighbor_table;
 mod net;
 pub mod own_mounts;
 mod pod_remains;
@@ -50,6 +51,7 @@ pub use mount::{
     PathUncertainty, Rank, SecondPath, Share, TableMark, UmountAttempt, Verdict, VolumeData,
 };
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
+pub use neighbor_table::{NeighborCreator, NeighborTable};
 pub use net::{
     AddressFacts, LinkAct, LinkFacts, LinkOp, LladdrAct, NetnsOwner, NetnsSnapshot, PeerLink, RouteAct,
     RouteFacts, RouteOp, RuleAction, RuleFacts, TABLE_LOCAL, TABLE_MAIN, iff,
@@ -260,6 +262,10 @@ pub enum Fact {
     /// The neighbor entries of the host's namespace that are not resolved, as a look shows them; one that was not at the last
     /// look is among them with its present state, if it is there.
     HostNeighbors(Vec<HostNeighbor>),
+    /// The tables of neighbor entries, when one of them is nearly full or was at the last look.
+    NeighborTables(Vec<NeighborTable>),
+    /// Who makes many entries in such a table.
+    NeighborCreator(Box<NeighborCreator>),
     /// Sysctls of the host's interfaces.
     HostSysctls {
         /// What is told of each.

@@ -267,6 +267,9 @@ pub struct NetnsSnapshot {
     pub rules: Vec<RuleFacts>,
     /// Neighbor entries, both families.
     pub neighbors: Vec<NeighborEntry>,
+    /// How many entries of IPv4 and of IPv6 count against the kernel's limits, also of those that are not in `neighbors`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub limited_neighbors: [u32; 2],
 }
 
 impl NetnsSnapshot {

@@ -12,6 +12,7 @@ pub mod kernel;
 pub mod kubelet;
 pub mod logs;
 pub mod loop_device;
+pub mod neighbor_tables;
 pub mod netlink;
 pub mod pod_remains;
 pub mod procfs;

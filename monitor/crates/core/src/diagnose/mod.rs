@@ -7,9 +7,10 @@
 use std::fmt::Debug;
 use std::net::IpAddr;
 
-use kevtmon_event::{Event, MountServer, Rbd, WallClock};
+use kevtmon_event::{Actor, Event, MountServer, Rbd, Shared, WallClock};
 use kevtmon_observation::{
-    BootNs, HostNeighbor, MountFacts, NeighborKey, NsInum, PodRoute, SandboxCheckpoint,
+    BootNs, HostNeighbor, MountFacts, NeighborCreator, NeighborKey, NeighborTable, NsInum, PodRoute,
+    SandboxCheckpoint,
 };
 use kevtmon_types::clock::SECOND;
 use kevtmon_types::settings::{Threshold, Thresholds};
@@ -53,6 +54,7 @@ mod kind;
 mod kubelet_crash_loop;
 mod mount_leak;
 mod multi_pod_disruption;
+mod neighbor_table_full;
 mod orphan_container;
 mod orphan_veth;
 mod pod_neighbor_unreachable;
@@ -87,8 +89,9 @@ pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, causes before their effects: a later diagnosis can link what an earlier one found in the same event. A stale CNI
 /// call is a cause only for what it did, so it comes behind that.
-pub const KINDS: [&IncidentKind; 23] = [
+pub const KINDS: [&IncidentKind; 24] = [
     &cni_teardown_failing::SPEC,
+    &neighbor_table_full::SPEC,
     &gateway_neighbor_lost::SPEC,
     &orphan_veth::SPEC,
     &ipam_drift::SPEC,
@@ -214,6 +217,10 @@ pub enum ModelChange<'a> {
     VethPeers(&'a [VethEnd]),
     /// The neighbor entries of the host's namespace that are not resolved were looked at.
     HostNeighbors(&'a [HostNeighbor]),
+    /// The tables of neighbor entries were looked at, one of which is nearly full or was.
+    NeighborTables(&'a [NeighborTable]),
+    /// A process makes many entries in such a table.
+    NeighborCreator { creator: &'a NeighborCreator, actor: &'a Shared<Actor> },
     /// The kernel was asked by which routes the host reaches addresses of pods.
     PodRoutes {
         /// The id of the request.

@@ -80,6 +80,9 @@ pub struct Namespace {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rules: Vec<RuleFacts>,
     gateways: Gateways,
+    /// Neighbor entries that count against the kernel's limits, of IPv4 and of IPv6, at the last reading.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    limited_neighbors: [u32; 2],
     /// Default gateways in use, by interface.
     in_use: BTreeSet<(u32, IpAddr)>,
     /// Those among them that others can take the place of, and these others.
@@ -230,6 +233,7 @@ impl Namespaces {
             routes: routes.into_iter().take(ROUTES_MAX).collect(),
             dead_gateways: snapshot.dead_gateways.into_iter().take(ROUTES_MAX).collect(),
             rules: snapshot.rules,
+            limited_neighbors: snapshot.limited_neighbors,
             in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
             shared: old.as_ref().map(|old| old.shared.clone()).unwrap_or_default(),
             ranked_since: old.as_ref().map_or(0, |old| old.ranked_since),
@@ -365,6 +369,12 @@ impl Namespaces {
 }
 
 impl Namespace {
+    /// Neighbor entries of a family that counted against the kernel's limits at the last reading.
+    #[must_use]
+    pub fn limited_neighbors(&self, ipv6: bool) -> u32 {
+        self.limited_neighbors[usize::from(ipv6)]
+    }
+
     /// Whether it has more default routes than are kept.
     #[must_use]
     pub fn has_omitted_routes(&self) -> bool {

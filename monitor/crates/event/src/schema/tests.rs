@@ -105,6 +105,7 @@ fn extremes() -> Event {
     let end = |ifname: &str| LinkPeer { ifindex: 9, netns: Some(1), ifname: Some(ifname.into()) };
     (link.moved_to, link.peer, link.master) = (Some(end("eth0")), Some(end("cali0")), Some(3));
     event.address_conflict = Some(conflict(&pod));
+    event.neighbor_table = Some(Box::new(neighbor_table()));
     event.reservation = Some(Box::new(reservation(&container, &pod)));
     event.sandbox = Some(Box::new(crate::Sandbox {
         id: container.id.clone(),
@@ -158,6 +159,11 @@ fn ancestor(actor: &crate::Actor) -> AncestorRef {
         pod: actor.pod.clone(),
         join: Some(actor.join),
     }
+}
+
+fn neighbor_table() -> crate::NeighborTable {
+    let namespaces = vec![crate::NeighborCount { netns: 7, owner: "pod a/b".into(), entries: 900 }];
+    crate::NeighborTable { family: "ipv4".into(), entries: 1024, limit: 1024, refused: 7, namespaces }
 }
 
 fn reservation(container: &crate::Container, pod: &crate::Pod) -> crate::Reservation {

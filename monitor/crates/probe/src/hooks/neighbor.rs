@@ -8,7 +8,7 @@ use kevtmon_ebpf::neighbor::{
 };
 use kevtmon_metrics::KernelMetric;
 use kevtmon_observation::{
-    Fact, LlAddr, NeighborCause, NeighborChange, NeighborKey, NeighborOp, NudState, iff,
+    Fact, LlAddr, NeighborCause, NeighborChange, NeighborCreator, NeighborKey, NeighborOp, NudState, iff,
 };
 use kevtmon_types::namespace::NsInum;
 use zerocopy::IntoBytes as _;
@@ -33,12 +33,15 @@ pub(super) const HOOK: Hook = Hook {
                 tp_btf("neigh_update"),
                 tp_btf("neigh_cleanup_and_release"),
                 tp_btf("neigh_timer_handler"),
+                tp_btf("neigh_create"),
             ]),
         },
         AttachMode {
             name: "netlink",
             note: Some("no actor"),
-            lost: Some("deleted and changed neighbor entries have no actor; deletions are seen"),
+            lost: Some(
+                "deleted and changed neighbor entries have no actor; deletions are seen; who fills the neighbor table is not",
+            ),
             mechanism: Mechanism::NeighborMessages,
         },
     ],
@@ -95,6 +98,8 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         neigh_ops_output: btf.need("neigh_ops.output")?,
         neigh_ops_connected_output: btf.need("neigh_ops.connected_output")?,
         neigh_table_family: btf.need("neigh_table.family")?,
+        neigh_table_gc_entries: btf.need("neigh_table.gc_entries")?,
+        neigh_table_gc_thresh2: btf.need("neigh_table.gc_thresh2")?,
         net_device_ifindex: btf.need("net_device.ifindex")?,
         net_device_flags: btf.need("net_device.flags")?,
         net_device_name: btf.need("net_device.name")?,
@@ -119,7 +124,18 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
 
 fn decode(bytes: &[u8], host_netns: NsInum) -> Result<Fact, DecodeError> {
     let record: &NeighborRecord = layout(bytes)?;
+    if record.operation == operation::CREATED {
+        return creator(record);
+    }
     Ok(Fact::Neighbor(Box::new(neighbor(record, host_netns)?)))
+}
+
+fn creator(record: &NeighborRecord) -> Result<Fact, DecodeError> {
+    let actor = actor(&record.task, record.task_root);
+    let actor = actor.ok_or(DecodeError::Value { field: "task", value: 0 })?;
+    let (netns, entries, ipv6) = (record.netns, record.netlink_port, record.family == 10);
+    let netns_of_user = record.device_marks & device_mark::NETNS_OF_USER != 0;
+    Ok(Fact::NeighborCreator(Box::new(NeighborCreator { netns, netns_of_user, ipv6, entries, actor })))
 }
 
 fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChange, DecodeError> {
@@ -285,6 +301,16 @@ mod tests {
         assert_eq!((change.op, change.old_state), (NeighborOp::Deleted, None));
         assert_eq!(change.cause, NeighborCause::LinkDown);
         assert!(change.lladdr.is_some() && change.actor.is_some());
+    }
+
+    #[test]
+    fn who_makes_many_entries_is_no_change_of_one() {
+        let mut record = NeighborRecord { operation: operation::CREATED, netlink_port: 256, ..deletion() };
+        let Ok(Fact::NeighborCreator(creator)) = decode(record.as_bytes(), 1) else { panic!("it is one") };
+        assert_eq!((creator.entries, creator.ipv6, creator.netns), (256, false, record.netns));
+        assert_eq!(creator.actor.key.tgid, record.task.tgid);
+        record.task.tgid = 0;
+        assert!(decode(record.as_bytes(), 1).is_err(), "nobody has made them");
     }
 
     #[test]

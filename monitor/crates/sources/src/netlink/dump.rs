@@ -307,6 +307,7 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: Most) -> Resul
             dead_gateways: tables.dead_gateways,
             rules,
             neighbors: tables.neighbors,
+            limited_neighbors: tables.limited_neighbors,
             ..NetnsSnapshot::default()
         },
         peers: tables.peers,
@@ -343,6 +344,7 @@ struct Tables {
     /// In the order of the kernel, without a table where the device of a packet decides.
     rules: Vec<Rule>,
     neighbors: Vec<NeighborEntry>,
+    limited_neighbors: [u32; 2],
     peers: Vec<(u32, i32)>,
     nexthops: HashMap<u32, Nexthop>,
     /// The tables of such devices, as far as they are up.
@@ -378,6 +380,9 @@ impl Tables {
             }
             Ok(Change::Rule(rule)) => self.rules.push(rule),
             Ok(Change::Neighbor { entry, .. }) => {
+                if !message::is_exempt(&entry, message.payload()) {
+                    self.limited_neighbors[usize::from(entry.address.is_ipv6())] += 1;
+                }
                 if self.neighbors.len() < self.most.neighbors || self.gateways.contains(&entry.address) {
                     self.neighbors.push(entry);
                 }
@@ -420,6 +425,9 @@ impl Tables {
         self.routes.append(&mut other.routes);
         self.dead_gateways.append(&mut other.dead_gateways);
         self.neighbors.append(&mut other.neighbors);
+        for (sum, more) in self.limited_neighbors.iter_mut().zip(other.limited_neighbors) {
+            *sum += more;
+        }
         self.peers.append(&mut other.peers);
         self.rules.append(&mut other.rules);
         self.nexthops.extend(other.nexthops);

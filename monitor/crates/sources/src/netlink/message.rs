@@ -321,6 +321,12 @@ fn neighbor(payload: &[u8]) -> Decoded<Option<NeighborEntry>> {
     }))
 }
 
+/// Whether an entry does not count against the kernel's limits (`exempt_from_gc`, net/core/neighbour.c).
+pub(super) fn is_exempt(entry: &NeighborEntry, payload: &[u8]) -> bool {
+    let is_managed = |header: NeighbourHeader| header.flags.contains(NeighbourFlags::ExtLearned);
+    entry.state.is_permanent() || NeighbourHeader::parse(payload).is_ok_and(is_managed)
+}
+
 /// `ndm_used` and `ndm_updated` of `struct nda_cacheinfo` (include/uapi/linux/neighbour.h): ages in ticks of 10 ms.
 const CACHE_USED: usize = 4;
 const CACHE_UPDATED: usize = 8;
