@@ -96,6 +96,7 @@ mod routes_random;
 mod rules;
 mod runtimes;
 mod sandbox_crash_loop;
+mod sandbox_network_replaced;
 mod scan_pins;
 mod scans;
 mod secrets;

@@ -140,7 +140,7 @@ pub mod form {
         LIST_BY_CRICTL = "list-by-crictl", Read,
             "crictl [--runtime-endpoint SOCKET] pods --namespace NAMESPACE --name NAME", ["gateway-neighbor-lost"];
         DELETE_POD = "delete-pod", Restart, "kubectl -n NAMESPACE delete pod NAME",
-            ["gateway-neighbor-lost", "volume-busy", "mount-leak"];
+            ["gateway-neighbor-lost", "volume-busy", "mount-leak", "sandbox-network-replaced"];
         RESTART_BY_DOCKER = "restart-by-docker", Restart, "docker [--host SOCKET] restart CONTAINER",
             ["gateway-neighbor-lost", "volume-busy", "mount-leak"];
         RESTART_BY_PODMAN = "restart-by-podman", Restart, "podman [--url SOCKET] restart CONTAINER",
@@ -244,6 +244,7 @@ mod tests {
         ("rbd-orphan-mapping/list-locks", "needs a Ceph cluster"),
         ("rbd-orphan-mapping/unmap-by-nbd", "needs a Ceph cluster, and rbd-nbd"),
         ("rbd-orphan-mapping/unmap-image", "needs a Ceph cluster, and a kernel with rbd"),
+        ("sandbox-network-replaced/delete-pod", "needs the API server of a cluster"),
         ("volume-busy/delete-pod", "needs the API server of a cluster"),
         ("volume-busy/restart-unit", "needs systemd as process 1"),
         ("volume-busy/stop-by-crictl", "Debian 12 has no package of crictl; carried out where it is there"),

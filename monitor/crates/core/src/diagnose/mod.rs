@@ -66,6 +66,7 @@ mod rbd_locked_elsewhere;
 mod rbd_orphan_mapping;
 mod route_flapping;
 mod sandbox_crash_loop;
+mod sandbox_network_replaced;
 mod spec_hash_storm;
 mod stale_cni_del;
 mod suspicion;
@@ -89,7 +90,7 @@ pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, causes before their effects: a later diagnosis can link what an earlier one found in the same event. A stale CNI
 /// call is a cause only for what it did, so it comes behind that.
-pub const KINDS: [&IncidentKind; 24] = [
+pub const KINDS: [&IncidentKind; 25] = [
     &cni_teardown_failing::SPEC,
     &neighbor_table_full::SPEC,
     &gateway_neighbor_lost::SPEC,
@@ -105,6 +106,7 @@ pub const KINDS: [&IncidentKind; 24] = [
     &kubelet_crash_loop::SPEC,
     &spec_hash_storm::SPEC,
     &sandbox_crash_loop::SPEC,
+    &sandbox_network_replaced::SPEC,
     &umount_hung::SPEC,
     &container_undeletable::SPEC,
     &pod_stuck_terminating::SPEC,

@@ -319,6 +319,14 @@ impl CniCalls {
         self.open.iter().any(is_its) || deleted_at.is_some_and(|deleted| deleted.saturating_add(window) >= at)
     }
 
+    /// Whether a sandbox is being added.
+    #[must_use]
+    pub fn is_being_added(&self, id: &str) -> bool {
+        self.open.iter().any(|call| {
+            call.first.command == CniCommand::Add && call.first.container_id.as_deref() == Some(id)
+        })
+    }
+
     /// The call in which a process, or one above it, was executed as a plugin.
     #[must_use]
     pub fn call_of(&self, actor: &Actor) -> Option<&Call> {

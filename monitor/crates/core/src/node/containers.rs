@@ -228,6 +228,12 @@ impl Containers {
         self.known.get(id)?.started
     }
 
+    /// The cookie of the network namespace that it runs in, once that was read.
+    #[must_use]
+    pub fn netns_cookie(&self, id: &str) -> Option<u64> {
+        self.known.get(id)?.netns_cookie
+    }
+
     /// A container of a pod, not one that claims to be; a running one takes precedence, then the sandbox.
     #[must_use]
     pub fn of_pod(&self, uid: &str) -> Option<&ContainerFacts> {
