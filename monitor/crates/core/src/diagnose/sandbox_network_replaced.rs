@@ -33,11 +33,11 @@ pub(super) const KIND: &str = "sandbox-network-replaced";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "A pod's sandbox was restarted, and its new network namespace is empty",
+    title: "A pod's sandbox was restarted and has a new network namespace",
     meaning: "The sandbox (pause) container of a pod has another network namespace than before, and no CNI ADD has set it up. The \
              network of the pod was in the former one. Containers that still run may be there until they restart.",
     remedy: "Delete the pod, so that it gets a new sandbox. Never restart a sandbox by hand, by docker restart for example.",
-    severities: &[Severity::Critical, Severity::Warning],
+    severities: &[Severity::Warning, Severity::Critical],
     counted: "sandboxes",
     thresholds: THRESHOLDS,
     watched_by: Watch::Runtime,
