@@ -9,6 +9,7 @@ use crate::daemon::{Daemon, program};
 use crate::event::Event;
 use crate::eventually;
 use crate::image::installed;
+use crate::netns::NetnsPath;
 use crate::process::{Finished, finish, write_script};
 
 /// A cluster that nobody serves.
@@ -136,7 +137,15 @@ fn in_shell(command: &str, daemon: &Daemon) -> Finished {
     std::fs::write(&cluster, NO_CLUSTER).expect("a file can be written");
     // What only bash understands is the form in which hidden characters are shown.
     let shell = if command.contains("$'") { "bash" } else { "sh" };
-    let mut run = Command::new(shell);
+    // Where the daemon takes another network for the node's, so does its operator.
+    let node = NetnsPath::of_process(daemon.pid());
+    let mut run = if node.inum() == NetnsPath::of_process(std::process::id()).inum() {
+        Command::new(shell)
+    } else {
+        let mut run = Command::new("nsenter");
+        run.arg(format!("--net={}", node.path().display())).arg(shell);
+        run
+    };
     run.args(["-c", command]).env("PATH", path).env("KUBECONFIG", cluster).stdin(Stdio::null());
     finish(&mut run, shell.as_ref())
 }

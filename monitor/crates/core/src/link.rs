@@ -212,7 +212,11 @@ impl Core {
             _ => None,
         };
         let verb = format!("changed: {}", change.join(", "));
-        self.emit_link(at, Kind::LinkChanged, new, &change, &verb, actor);
+        let mut event = self.link_event(at, Kind::LinkChanged, new, &change, &verb, actor);
+        if let Some(link) = event.link.as_mut().filter(|_| change.contains(&"mac")) {
+            link.old_mac = old.mac.as_ref().map(ToString::to_string);
+        }
+        self.emit(event);
     }
 
     pub(super) fn link_gone(&mut self, at: BootNs, netns: NsInum, ifindex: u32, moved_to: Option<PeerLink>) {

@@ -132,8 +132,8 @@ pub mod form {
             ["gateway-neighbor-lost", "pod-route-missing", "pod-neighbor-unreachable", "cni-netns-mismatch"];
         SET_UP_INSIDE = "set-up-inside", Restart, "nsenter -t PID -n ip link set dev INTERFACE up",
             ["gateway-neighbor-lost", "pod-neighbor-unreachable", "cni-netns-mismatch"];
-        SET_SYSCTL = "set-sysctl", Restart, "sysctl -w SETTING",
-            ["gateway-neighbor-lost"];
+        SET_SYSCTL = "set-sysctl", Restart, "sysctl -w SETTING", ["gateway-neighbor-lost"];
+        SET_MAC = "set-mac", Restart, "ip link set dev INTERFACE address MAC", ["gateway-neighbor-lost"];
         RAISE_LIMITS = "raise-limits", Restart, "sysctl -w SETTING SETTING SETTING", ["neighbor-table-full"];
         LIST_BY_DOCKER = "list-by-docker", Read,
             "docker [--host SOCKET] ps --all --filter LABEL --filter LABEL", ["gateway-neighbor-lost"];

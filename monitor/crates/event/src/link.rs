@@ -23,6 +23,8 @@ pub struct Link {
     pub master: Option<u32>,
     /// Hardware address.
     pub mac: Option<String>,
+    /// The one before, where it has changed.
+    pub old_mac: Option<String>,
     /// Whether it is administratively up; absent where unknown.
     pub up: Option<bool>,
     /// What changed: `up`, `down`, `carrier-up`, `carrier-down`, `mac`, `name`, `master`, `peer`, `netns`; of the host's
@@ -67,7 +69,10 @@ impl Object for Link {
             let netns = peer.netns.map_or_else(String::new, |netns| format!(" in netns {netns}"));
             format!("peer {name}({}){netns}", peer.ifindex)
         }));
-        words.extend(self.mac.clone());
+        words.extend(match (&self.old_mac, &self.mac) {
+            (Some(old), Some(mac)) => Some(format!("{old} → {mac}")),
+            (_, mac) => mac.clone(),
+        });
         words.extend(self.up.map(|up| if up { "up" } else { "down" }.to_owned()));
         details.line("link", &words.join(" · "));
     }

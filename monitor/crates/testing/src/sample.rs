@@ -231,6 +231,7 @@ pub fn link(severity: Severity) -> Event {
             peer: Some(LinkPeer { ifindex: 9, netns: Some(4_026_531_833), ifname: Some("cali0123".into()) }),
             master: None,
             mac: Some("02:42:ac:11:00:02".into()),
+            old_mac: None,
             up: Some(false),
             change: vec!["down".into()],
             moved_to: None,

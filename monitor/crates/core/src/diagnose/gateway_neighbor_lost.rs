@@ -19,6 +19,7 @@ use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Sus
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
 
+mod bridge_mac;
 mod failed;
 mod fault;
 pub(super) mod health;
@@ -35,6 +36,7 @@ mod undecided;
 mod unseen;
 mod wording;
 
+use bridge_mac::BridgeMacs;
 use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
 use health::Health;
 use host_side::LinkChanges;
@@ -126,6 +128,8 @@ pub(super) struct GatewayNeighborLost {
     #[serde(default, skip_serializing_if = "Undecided::is_empty")]
     undecided: Undecided,
     changes: LinkChanges,
+    #[serde(default, skip_serializing_if = "BridgeMacs::is_empty")]
+    bridges: BridgeMacs,
     /// When records of the kernel were lost last.
     lost_at: Option<BootNs>,
     /// The same of records of unprivileged users among themselves.
@@ -337,6 +341,9 @@ impl Diagnosis for GatewayNeighborLost {
         self.changes.note_route(context.node.host_netns, event);
         if let Some(link) = event.link.as_ref() {
             self.changes.note(context.node.host_netns, event);
+            if let Some(bridge) = self.bridges.note(context.node.host_netns, event) {
+                self.bridge_changed(context, bridge);
+            }
             // The advice depends on both ends of a pair.
             let other = link.peer.as_ref().and_then(|peer| peer.netns).filter(|netns| *netns != link.netns);
             for netns in [Some(link.netns), other].into_iter().flatten() {

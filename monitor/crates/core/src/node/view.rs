@@ -107,6 +107,7 @@ impl NodeView<'_> {
             }),
             master: link.master,
             mac: link.mac.as_ref().map(ToString::to_string),
+            old_mac: None,
             up: Some(link.flags & iff::UP != 0),
             change: Vec::new(),
             moved_to: None,

@@ -104,6 +104,7 @@ fn extremes() -> Event {
     let link = event.link.as_mut().unwrap();
     let end = |ifname: &str| LinkPeer { ifindex: 9, netns: Some(1), ifname: Some(ifname.into()) };
     (link.moved_to, link.peer, link.master) = (Some(end("eth0")), Some(end("cali0")), Some(3));
+    link.old_mac = Some("02:42:ac:11:00:01".into());
     event.address_conflict = Some(conflict(&pod));
     event.neighbor_table = Some(Box::new(neighbor_table()));
     event.reservation = Some(Box::new(reservation(&container, &pod)));

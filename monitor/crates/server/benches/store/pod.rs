@@ -53,6 +53,7 @@ impl Instance {
             peer: Some(LinkPeer { ifindex: 2, netns: Some(self.netns), ifname: Some("eth0".to_owned()) }),
             master: None,
             mac: Some("ee:ee:ee:ee:ee:ee".to_owned()),
+            old_mac: None,
             up: Some(true),
             change: if kind == Kind::LinkChanged { vec!["carrier-down".to_owned()] } else { Vec::new() },
             moved_to: None,

@@ -19,6 +19,8 @@ use crate::node::view::NodeView;
 
 /// The states in which packets go to a link-layer address at once.
 const USABLE: [&str; 5] = ["reachable", "stale", "delay", "probe", "noarp"];
+/// Those that the kernel checks.
+const LEARNED: [&str; 4] = ["reachable", "stale", "delay", "probe"];
 const PERMANENT: &str = "permanent";
 
 /// What is wrong with the entry.
@@ -241,6 +243,7 @@ impl Fault {
         let is_doubted = reason == FaultReason::WrongLladdr || may_be_harmless(context.node, key(&entry));
         self.confidence = if is_doubted { Confidence::Likely } else { Confidence::Certain };
         self.what_happened = what;
+        self.learned &= entry.state.as_deref() != Some(PERMANENT);
         self.last = context.now;
         self.evidence.clear();
         (self.recovered, self.gone_since) = (false, None);
@@ -292,6 +295,8 @@ impl Fault {
         neighbor: &Neighbor,
     ) -> Self {
         let first = context.clock.boot_ns(&incident.first_seen).unwrap_or_default();
+        let is_learned = neighbor.reason.as_deref() == Some(FaultReason::WrongLladdr.name())
+            && neighbor.state.as_deref().is_some_and(|state| LEARNED.contains(&state));
         let mut fault = Self {
             owner,
             ifname: neighbor.ifname.clone(),
@@ -305,7 +310,7 @@ impl Fault {
             objects: IncidentObjects::of(event),
             found_at_start: false,
             recovered: false,
-            learned: false,
+            learned: is_learned,
             gone_since: None,
             explanation: None,
         };

@@ -40,7 +40,8 @@ pub(in crate::diagnose) fn health(node: &NodeView<'_>, key: NeighborKey) -> Heal
     };
     let is_unconnected = node.unconnected_gateway(key).is_some();
     let expected = node.gateway_lladdr(key);
-    let is_other = expected.zip(gateway.lladdr()).is_some_and(|(expected, lladdr)| expected != lladdr);
+    let is_other = expected.zip(gateway.lladdr()).is_some_and(|(expected, lladdr)| expected != lladdr)
+        && !is_of_own_port(node, key);
     let is_wrong = is_unconnected || is_other;
     if gateway.is_static() {
         return match expected {
@@ -61,6 +62,15 @@ pub(in crate::diagnose) fn health(node: &NodeView<'_>, key: NeighborKey) -> Heal
     } else {
         Health::Absent
     }
+}
+
+/// Whether an entry has the address of the host's end of the pair. A bridge takes what comes by the very port whose address it is
+/// to, whatever its own address is (`eth_type_trans`, net/ethernet/eth.c).
+pub(super) fn is_of_own_port(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    let gateway = node.namespaces.get(key.netns).and_then(|known| known.gateway(key.ifindex, key.address));
+    let lladdr = gateway.and_then(|gateway| gateway.lladdr());
+    let end = node.host_end(key.netns, key.ifindex).and_then(|end| end.mac.as_ref());
+    end.is_some_and(|end| Some(end) == lladdr)
 }
 
 /// Whether the entry is no longer needed: see [`Namespace::is_former_gateway`].
@@ -95,6 +105,11 @@ pub(super) fn was_told_since(node: &NodeView<'_>, key: NeighborKey, at: BootNs) 
         .get(key.netns)
         .and_then(|namespace| namespace.gateway(key.ifindex, key.address))
         .is_some_and(|gateway| gateway.changed_since(at.saturating_add(1)))
+}
+
+/// Whether a snapshot came then or later.
+pub(super) fn was_read_since(node: &NodeView<'_>, netns: NsInum, at: BootNs) -> bool {
+    node.namespaces.get(netns).is_some_and(|namespace| namespace.read >= at)
 }
 
 /// The owner of a namespace other than the host's in which a process lives.

@@ -44,6 +44,8 @@ pub(super) enum Act {
     ForwardsNothing,
     /// The host lost its default route.
     NoRoute,
+    /// A bridge got another MAC address.
+    OtherMac,
 }
 
 /// The last one of its kind.
@@ -76,10 +78,10 @@ pub(super) struct Explanation {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Cause {
-    act: Act,
-    netns: NsInum,
-    ifindex: u32,
+pub(super) struct Cause {
+    pub(super) act: Act,
+    pub(super) netns: NsInum,
+    pub(super) ifindex: u32,
 }
 
 /// Why nothing answers, who is to blame for it, and how else the same may have been said.
@@ -90,6 +92,11 @@ struct Silence {
 }
 
 impl Explanation {
+    /// Of what the text of the entry says.
+    pub(super) fn of_entry(cause: Cause, seq: u64, now: BootNs) -> Self {
+        Self { text: String::new(), seq, cause: Some(cause), seen: now }
+    }
+
     /// What the summary of an incident of an earlier run says.
     pub(super) fn resumed(text: &str, now: BootNs) -> Self {
         Self { text: text.to_owned(), seq: 0, cause: None, seen: now }
@@ -295,9 +302,8 @@ impl LinkChanges {
         };
         let change = self.last(key.netns, key.ifindex, acts).filter(|change| change.at <= fault.first);
         let Some(change) = change else { return };
-        let cause = Some(Cause { act: change.act, netns: key.netns, ifindex: key.ifindex });
-        fault.explanation =
-            Some(Explanation { text: String::new(), seq: change.seq, cause, seen: context.now });
+        let cause = Cause { act: change.act, netns: key.netns, ifindex: key.ifindex };
+        fault.explanation = Some(Explanation::of_entry(cause, change.seq, context.now));
         let Some(actor) = change.actor.as_deref() else { return };
         let (by, ifname) = (by(actor), name(&fault.ifname));
         fault.what_happened = match change.act {
@@ -329,6 +335,7 @@ impl GatewayNeighborLost {
                     self.changes.explain_loss(context, key, fault);
                 }
             }
+            FaultReason::WrongLladdr if fault.evidence.is_empty() => self.explain_mac(context, key, fault),
             FaultReason::Missing | FaultReason::WrongLladdr => {}
         }
     }
@@ -418,7 +425,7 @@ fn others_answer(node: &NodeView<'_>, end: &LinkFacts) -> bool {
     })
 }
 
-fn by(actor: &Actor) -> String {
+pub(super) fn by(actor: &Actor) -> String {
     let likely = if actor.confidence == Confidence::Certain { "" } else { ", likely" };
     format!("{likely} by {}", actor_phrase(actor))
 }

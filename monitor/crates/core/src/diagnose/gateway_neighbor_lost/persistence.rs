@@ -2,6 +2,7 @@
 
 use kevtmon_observation::{BootNs, NeighborKey};
 
+use super::bridge_mac::outdated;
 use super::fault::lladdr_after;
 use super::health::{self, Health};
 use super::recheck::{REPLACED_AFTER, mismatch};
@@ -32,7 +33,17 @@ impl Fault {
         if health::is_former(context.node, key) {
             return Recheck::Resolved;
         }
-        match (health::health(context.node, key), self.reason) {
+        let health = health::health(context.node, key);
+        if self.is_outdated() {
+            return match health {
+                Health::Wrong => Recheck::Persists,
+                Health::Learned if outdated(context.node, key).is_some() => Recheck::Persists,
+                // No bridge shows it by now.
+                Health::Learned | Health::Unknown => Recheck::Inconclusive,
+                _ => Recheck::Resolved,
+            };
+        }
+        match (health, self.reason) {
             (Health::Correct, _) | (Health::Learned, FaultReason::Failed) => Recheck::Resolved,
             // Whoever took its permanence is to blame if it fails soon.
             (Health::Usable, _) if self.is_downgrade() && self.phase != FaultPhase::Open => {

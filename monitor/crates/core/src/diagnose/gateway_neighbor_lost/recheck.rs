@@ -70,6 +70,12 @@ impl GatewayNeighborLost {
                 (FaultPhase::Suspected { .. }, Recheck::Resolved)
                     if health::is_suspended(context.node, key) => {}
                 (_, Recheck::Resolved) => self.close(key, CloseReason::Resolved, evidence, findings),
+                // Nothing is sent to it, or it would have been checked.
+                (FaultPhase::Open, Recheck::Persists)
+                    if fault.is_outdated() && fault.first.saturating_add(UNUSED_AFTER) <= context.now =>
+                {
+                    self.close(key, CloseReason::Expired, evidence, findings);
+                }
                 (FaultPhase::Open, Recheck::Persists) => {
                     fault.last = context.now;
                     let last = repeat_of(fault, key, None);
@@ -86,7 +92,7 @@ impl GatewayNeighborLost {
                 (FaultPhase::Open, Recheck::Inconclusive) => {
                     let is_learned = health::health(context.node, key) == Health::Learned;
                     fault.recovered |= is_learned && !may_be_old;
-                    let unused = fault.reason == FaultReason::Failed
+                    let unused = (fault.reason == FaultReason::Failed || fault.is_outdated())
                         && fault.last.saturating_add(UNUSED_AFTER) <= context.now;
                     if unused {
                         self.close(key, CloseReason::Expired, evidence, findings);
@@ -94,6 +100,9 @@ impl GatewayNeighborLost {
                 }
                 (FaultPhase::Suspected { due }, result)
                     if context.now < due && !(fault.is_downgrade() && result == Recheck::Persists) => {}
+                // Only a snapshot tells whether it was learned anew.
+                (FaultPhase::Suspected { due }, Recheck::Persists)
+                    if fault.is_outdated() && !health::was_read_since(context.node, netns, due) => {}
                 // Its event is still to come, perhaps.
                 (FaultPhase::Suspected { .. }, Recheck::Persists)
                     if fault.awaited_until(context, PENDING_EVENT).is_some() =>
@@ -197,9 +206,31 @@ impl GatewayNeighborLost {
                     };
                     self.found(context, key, found, due, findings);
                 }
+                Health::Learned => self.detect_outdated(context, key, gateway, findings),
                 _ => {}
             }
         }
+    }
+
+    /// Detects a learned entry that has the former address of a bridge.
+    fn detect_outdated(
+        &mut self,
+        context: &Context<'_>,
+        key: NeighborKey,
+        gateway: &Gateway,
+        findings: &mut Findings,
+    ) {
+        let Some(since) = self.bridges.of_entry(context, key).map(|change| change.at) else { return };
+        let found = DetectedFault {
+            reason: FaultReason::WrongLladdr,
+            confidence: Confidence::Likely,
+            what_happened: mismatch(context.node, key, gateway),
+            was_fine: true,
+            learned: true,
+        };
+        let passed = context.now.saturating_sub(since);
+        let due = self.confirmed(context, key.netns, gateway).saturating_sub(passed).max(context.now);
+        self.found(context, key, found, due, findings);
     }
 
     /// When a fault of this gateway that is found now is confirmed if it persists.
@@ -292,7 +323,8 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// Raises the severity of a fault that persists, unless a learned entry works meanwhile, or packets may find another way.
+    /// Raises the severity of a fault that persists, unless a learned entry works meanwhile or will soon, or packets may find another
+    /// way.
     pub(super) fn escalate(&mut self, context: &Context<'_>, key: NeighborKey, findings: &mut Findings) {
         let Some(fault) = self.faults.get(&key).filter(|fault| fault.phase == FaultPhase::Open) else {
             return;
@@ -302,7 +334,7 @@ impl GatewayNeighborLost {
             return self.escalations.set(&key, context.now + STARTUP_GRACE);
         }
         match fault.recheck(context, key) {
-            Recheck::Persists if !may_be_harmless(context.node, key) => {
+            Recheck::Persists if !may_be_harmless(context.node, key) && !fault.is_outdated() => {
                 let severity = fault.owner.severity(Severity::Critical);
                 findings.repeat(repeat_of(fault, key, Some(severity)));
             }

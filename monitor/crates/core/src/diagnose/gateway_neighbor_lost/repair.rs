@@ -4,6 +4,7 @@ use kevtmon_event::{Actor, Advice, Container, Pod, Target, form};
 use kevtmon_observation::{BootNs, CniPod, LinkFacts, LlAddr, NeighborKey, RouteFacts, iff};
 use kevtmon_types::escape::name;
 
+use super::bridge_mac::outdated;
 use super::host_side::{Act, Explanation, HostFault, host_fault};
 use super::{Fault, FaultReason, SECOND};
 use crate::diagnose::Context;
@@ -40,13 +41,18 @@ pub(super) fn advice_for(
         if let Some(found) = host_fault(context.node, key) {
             steps.extend(about_host(context.node, fault, found));
         }
-        if let Some(lladdr) = replaceable(context.node, fault, key) {
+        // One that was learned is mended by the kernel, and would be no longer if it were static.
+        if let Some(lladdr) = replaceable(context.node, fault, key).filter(|_| !fault.is_outdated()) {
             let (address, lladdr) = (key.address.to_string(), lladdr.to_string());
             let words =
                 ["neigh", "replace", &address, "lladdr", &lladdr, "nud", "permanent", "dev", &link.ifname];
             let text = "put the entry back; packets flow again at once";
             steps.push(inside.advice(form::REPLACE_ENTRY, text, &words));
         }
+        steps.extend(outdated(context.node, key).and_then(|bridge| keep_mac(fault, bridge)));
+    }
+    if fault.is_outdated() {
+        return steps;
     }
     match (target.confirmed_pod(), &target.container) {
         (Some(pod), container) => steps.extend(about_pod(context, fault, pod, container.as_ref())),
@@ -105,6 +111,20 @@ fn about_host(node: &NodeView<'_>, fault: &Fault, found: HostFault<'_>) -> Vec<A
         steps.push(of_end("forwarding", text));
     }
     steps
+}
+
+/// Has a bridge keep its address.
+fn keep_mac(fault: &Fault, bridge: &LinkFacts) -> Option<Advice> {
+    fault.explanation.as_ref().filter(|known| known.blames(bridge, &[Act::OtherMac]))?;
+    let text = match fault.is_outdated() {
+        true => {
+            "have the bridge keep this MAC address, whatever ports come and go; the entry was learned, and the kernel mends it \
+             within a minute if the pod sends anything"
+        }
+        false => "have the bridge keep this MAC address, whatever ports come and go",
+    };
+    let mac = bridge.mac.as_ref()?.to_string();
+    Some(advice(form::SET_MAC, text, &["ip", "link", "set", "dev", &bridge.ifname, "address", &mac]))
 }
 
 /// What to do with the pod. Where the removal of an older sandbox of its name may be failing, that is what took the

@@ -8,6 +8,7 @@ use crate::Resume;
 use crate::diagnose::tests::harness::*;
 
 mod advice;
+mod bridge_mac;
 mod downtime;
 mod host_side;
 mod kinds;
