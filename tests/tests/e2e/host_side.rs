@@ -3,7 +3,7 @@
 
 use std::process::{self, Command, Stdio};
 
-use kevtmon_tests::advice::{carry_out, resolved};
+use kevtmon_tests::advice::{carry_out, incident, resolved};
 use kevtmon_tests::daemon::{Daemon, Launch, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -168,19 +168,22 @@ fn who_deleted_the_host_end_of_a_pod_that_had_learned_its_gateway_is_named() {
 /// route alone.
 #[test]
 fn a_host_that_lost_its_default_route_is_told_for_the_gateway_that_it_no_longer_answers_for() {
-    let (node, pod) = (OwnNode::new(), Pod::new());
-    node.take(&pod);
+    let (node, pods) = (OwnNode::new(), [Pod::new(), Pod::new(), Pod::new()]);
     node.netns().ip_batch(
         "link add up0 type veth peer name up1\nlink set up0 up\nlink set up1 up\n\
          address add 10.61.0.1/30 dev up0\nroute add default via 10.61.0.2 dev up0\n",
     );
-    answer_for_others(node.netns(), pod.host_end());
-    // It is learned.
-    pod.ip(&format!("neigh del {GATEWAY} dev eth0"));
-    let sandbox = PodSandbox::of(&pod);
-    let _sending = send_without_end(&pod, GATEWAY);
-    let mut daemon = node.launch().config(IMPATIENT).start();
-    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    for pod in &pods {
+        node.take(pod);
+        answer_for_others(node.netns(), pod.host_end());
+        // It is learned.
+        pod.ip(&format!("neigh del {GATEWAY} dev eth0"));
+    }
+    let sandboxes: Vec<PodSandbox> = pods.iter().map(PodSandbox::of).collect();
+    let _sending: Vec<Running> = pods.iter().map(|pod| send_without_end(pod, GATEWAY)).collect();
+    let config = format!("{IMPATIENT}multi_pod_disruption_seconds = 600\n");
+    let mut daemon = node.launch().config(&config).start();
+    pods.iter().for_each(|pod| daemon.wait_for_gateway(pod.inum(), GATEWAY));
     node.ip("route del default");
     let lost = daemon.wait_for("the route", |event| {
         event.kind() == "route.deleted"
@@ -188,18 +191,40 @@ fn a_host_that_lost_its_default_route_is_told_for_the_gateway_that_it_no_longer_
             && event.number("/route/netns") == Some(node.netns().inum())
     });
     // What was learned lasts.
-    pod.ip("neigh flush dev eth0");
-    let opened = daemon.wait_for("the loss", |event| {
-        event.is_incident("incident.opened", KIND) && event.is_neighbor(pod.inum(), GATEWAY)
-    });
-    opened.expect_none("/actor");
-    opened.expect("/neighbor/reason", "failed");
-    opened.expect("/target/pod/uid", sandbox.uid());
-    let expected = "and the host has lost its default route, which is likely why";
-    assert!(opened.text("/incident/summary").ends_with(expected), "{opened}");
+    for pod in &pods {
+        pod.ip("neigh flush dev eth0");
+    }
     let number = lost.number("/seq").expect("it has a number");
-    assert!(opened.list("/incident/evidence").iter().any(|seq| *seq == number), "{opened}");
+    let mut ids = Vec::new();
+    for (pod, sandbox) in pods.iter().zip(&sandboxes) {
+        let opened = daemon.wait_for("the loss", |event| {
+            event.is_incident("incident.opened", KIND) && event.is_neighbor(pod.inum(), GATEWAY)
+        });
+        opened.expect_none("/actor");
+        opened.expect("/neighbor/reason", "failed");
+        opened.expect("/target/pod/uid", sandbox.uid());
+        opened.expect("/incident/host_cause/change", "default-route-deleted");
+        let expected = "and the host has lost its default route, which is likely why";
+        assert!(opened.text("/incident/summary").ends_with(expected), "{opened}");
+        assert!(opened.list("/incident/evidence").iter().any(|seq| *seq == number), "{opened}");
+        ids.push(opened.text("/incident/id").to_owned());
+    }
+    // Nobody is known who did it, and still it is one cause.
+    let cause = daemon.wait_for("the cause", |event| {
+        event.is_incident("incident.opened", "multi-pod-disruption")
+            && event.text("/incident/host_cause/change") == "default-route-deleted"
+    });
+    cause.expect_none("/actor");
+    cause.expect("/incident/count", 3);
+    cause.expect("/incident/confidence", "likely");
+    let expected = "the default route of the node was deleted: 3 pods lost their gateway within ";
+    assert!(cause.text("/message").starts_with(expected), "{cause}");
+    let cause = cause.text("/incident/id").to_owned();
+    let is_linked =
+        |id: &String| incident(&daemon, id).list("/caused_by").iter().any(|known| *known == *cause);
+    eventually!(ids.iter().all(is_linked), "each incident of a pod names its cause");
     node.ip("route add default via 10.61.0.2 dev up0");
-    let closed = resolved(&mut daemon, opened.text("/incident/id"));
+    let closed = resolved(&mut daemon, &ids[0]);
     assert!(closed.text("/message").contains("the host has lost its default route"), "{closed}");
+    resolved(&mut daemon, &cause);
 }

@@ -49,6 +49,8 @@ pub struct Incident {
     /// Ids of the incidents that caused this one.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub caused_by: Vec<String>,
+    /// What was done to the node, where that is likely why: the same for all incidents of it.
+    pub host_cause: Option<HostCause>,
     /// One sentence with actor and target. That of a closed incident tells of the time before it closed.
     pub summary: String,
     /// What was checked and found healthy, before it closed.
@@ -68,6 +70,55 @@ pub struct Incident {
 
 /// Evidence that an incident lists.
 pub const EVIDENCE_MAX: usize = 32;
+
+/// What was done to the network of the node, by which several pods lose theirs.
+#[serde_with::skip_serializing_none]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HostCause {
+    /// What was done.
+    pub change: HostChange,
+    /// Network namespace of the node, inode number.
+    pub netns: u32,
+    /// Index of the bridge; absent where it is no bridge's.
+    pub ifindex: Option<u32>,
+    /// Its name.
+    pub ifname: Option<String>,
+}
+
+/// What is done to the network of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostChange {
+    /// A bridge was set down.
+    BridgeDown,
+    /// A bridge got another MAC address.
+    BridgeMac,
+    /// It forwards no IPv4 packets.
+    ForwardingOff,
+    /// Its default route was deleted.
+    DefaultRouteDeleted,
+}
+
+impl HostChange {
+    /// The name in the JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BridgeDown => "bridge-down",
+            Self::BridgeMac => "bridge-mac",
+            Self::ForwardingOff => "forwarding-off",
+            Self::DefaultRouteDeleted => "default-route-deleted",
+        }
+    }
+}
+
+impl HostCause {
+    /// A text that no other cause on this node has.
+    #[must_use]
+    pub fn key(&self) -> String {
+        format!("{}/{}/{}", self.change.name(), self.netns, self.ifindex.unwrap_or_default())
+    }
+}
 
 /// Why an incident closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -57,7 +57,7 @@ pub use component::Component;
 pub use daemon::{Daemon, Lost, SourceStates};
 pub use file_server::MountServer;
 pub use file_server::servers_phrase;
-pub use incident::{CloseReason, EVIDENCE_MAX, Incident};
+pub use incident::{CloseReason, EVIDENCE_MAX, HostCause, HostChange, Incident};
 pub use kind::Severity;
 pub use leak::{ContainerPart, LEAKS_MAX, LeakedMount, leak_holder};
 pub use link::{Link, LinkPeer};

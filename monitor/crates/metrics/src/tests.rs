@@ -382,6 +382,7 @@ fn incident(id: &str, kind: Kind, severity: Severity) -> Event {
         close_reason: None,
         found_at_start: false,
         caused_by: Vec::new(),
+        host_cause: None,
         summary: String::new(),
         advice: Vec::new(),
         evidence: Vec::new(),

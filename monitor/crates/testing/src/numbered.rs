@@ -40,6 +40,7 @@ pub fn incident(id: &str, last: u64) -> Incident {
         close_reason: None,
         found_at_start: false,
         caused_by: Vec::new(),
+        host_cause: None,
         summary: format!("incident {id}"),
         advice: Vec::new(),
         evidence: Vec::new(),

@@ -1,7 +1,7 @@
 //! What a diagnosis reports.
 
 pub use kevtmon_event::IncidentObjects;
-use kevtmon_event::{Advice, CloseReason, Confidence, Severity};
+use kevtmon_event::{Advice, CloseReason, Confidence, HostCause, Severity};
 use kevtmon_observation::{BootNs, Request};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub struct Report {
     /// Whether it existed before the daemon started.
     pub found_at_start: bool,
     pub caused_by: Vec<IncidentKey>,
+    /// What was done to the node, where that is likely why.
+    pub host_cause: Option<HostCause>,
 }
 
 impl Report {
@@ -72,6 +74,7 @@ impl Report {
             count: Count::Total(1),
             found_at_start: false,
             caused_by: Vec::new(),
+            host_cause: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-use kevtmon_event::{Advice, Confidence, EVIDENCE_MAX, Incident, Severity, WallClock};
+use kevtmon_event::{Advice, Confidence, EVIDENCE_MAX, HostCause, Incident, Severity, WallClock};
 use kevtmon_observation::BootNs;
 use kevtmon_types::is_zero::is_zero;
 use serde::{Deserialize, Serialize};
@@ -70,6 +70,7 @@ impl OpenIncident {
                 close_reason: None,
                 found_at_start: report.found_at_start,
                 caused_by: Vec::new(),
+                host_cause: report.host_cause,
                 summary: report.summary,
                 ruled_out: report.ruled_out.unwrap_or_default(),
                 advice: report.advice.unwrap_or_default(),
@@ -110,6 +111,12 @@ impl OpenIncident {
     #[must_use]
     pub fn confidence(&self) -> Confidence {
         self.incident.confidence
+    }
+
+    /// What was done to the node, where that is likely why.
+    #[must_use]
+    pub fn host_cause(&self) -> Option<&HostCause> {
+        self.incident.host_cause.as_ref()
     }
 
     /// When it was first observed, RFC 3339.
@@ -154,6 +161,7 @@ impl OpenIncident {
         }
         notable |= self.restate(report.summary);
         let incident = &mut self.incident;
+        incident.host_cause = report.host_cause;
         if let Some(ruled_out) = report.ruled_out {
             incident.ruled_out = ruled_out;
         }

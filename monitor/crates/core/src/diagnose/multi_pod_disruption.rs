@@ -1,7 +1,7 @@
-//! One actor disrupts the network of several pods within a short time: a restarted network service, a script, an agent that
-//! tears down what it does not know.
+//! The network of several pods is disrupted within a short time by one actor (a restarted network service, a script, an agent that
+//! tears down what it does not know), or by one change of the node, whoever made it.
 //!
-//! It is found in the open incidents of single pods, which name the actor, and is their cause. Processes that one process
+//! It is found in the open incidents of single pods, which name that change, or else the actor, and is their cause. Processes that one process
 //! started as the same program are one actor: a script runs `ip` again for each pod. A process is told from a later one with its
 //! id by its start; where that is not known, the incident is only likely.
 
@@ -9,8 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use effects::{Effect, Effects};
 use kevtmon_event::wording::{actor_phrase, repeated_actor_phrase};
-use kevtmon_event::{Actor, CloseReason, Confidence, Event, Severity, Shared, form, identity};
+use kevtmon_event::{
+    Actor, CloseReason, Confidence, Event, HostCause, HostChange, Severity, Shared, form, identity,
+};
 use kevtmon_observation::BootNs;
+use kevtmon_types::escape::name;
 use kevtmon_types::settings::{Thresholds, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
@@ -30,10 +33,12 @@ pub(super) const KIND: &str = "multi-pod-disruption";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "One actor has disrupted the network of several pods",
-    meaning: "A network service that was restarted, a script or an agent broke the network of these pods. Each of them \
-             has an incident of its own, and this one is their cause.",
-    remedy: "Find out why the actor did it, and stop that first; then restore the pods as their incidents advise.",
+    title: "One actor or change has disrupted the network of several pods",
+    meaning: "A network service that was restarted, a script or an agent broke the network of these pods, or that of the node on \
+             which they depend: forwarding, its default route, a bridge. Each of them has an incident of its own, and this one is \
+             their cause.",
+    remedy: "If the summary begins with forwarding, the default route or a bridge that is down, undo that; keep a new MAC \
+             address. Find out why the actor did it, and stop that; then restore the pods as their incidents advise.",
     severities: &[Severity::Warning],
     counted: "pods",
     thresholds: THRESHOLDS,
@@ -42,19 +47,19 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     start: |thresholds| Box::new(MultiPodDisruption::new(thresholds)),
 };
 
-/// Incidents whose actor did something to the network of a pod. The actor of others holds or calls something.
+/// Incidents whose actor did something to the network of a pod, or of the node. The actor of others holds or calls something.
 const EFFECTS: [&str; 2] = [gateway_neighbor_lost::KIND, pod_route_missing::KIND];
 /// Pods that a summary names.
 const NAMED: usize = 8;
 
 thresholds! {
-    /// The networks of this number of pods, disrupted by one actor, are one incident.
+    /// The networks of this number of pods, disrupted by one actor or one change of the node, are one incident.
     PODS = "multi_pod_disruption_pods", default 3, Unit::Count;
     /// If they were disrupted within this time.
     WINDOW = "multi_pod_disruption_seconds", default 10, Unit::Seconds;
 }
 
-/// What one actor did.
+/// What one actor did, or what one change of the node did.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Disruption {
     /// When the first and the last pod was hit.
@@ -71,7 +76,7 @@ struct Disruption {
 pub(super) struct MultiPodDisruption {
     #[serde(skip)]
     thresholds: Thresholds,
-    /// The open ones, by the identity of the actor.
+    /// The open ones, by the key of what the effects have in common.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     disruptions: BTreeMap<String, Disruption>,
     /// What the open incidents tell: looking at all of them for each event would cost the more the more there are.
@@ -87,20 +92,20 @@ impl MultiPodDisruption {
     /// Looks at the open incidents, if one has changed since.
     fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let others = self.disruptions.keys();
-        for actor in self.effects.look(context, others) {
-            let effects = self.effects.of(&actor);
+        for key in self.effects.look(context, others) {
+            let effects = self.effects.of(&key);
             if effects.is_empty() {
-                self.end(actor, findings);
+                self.end(key, findings);
             } else {
-                self.judge(actor, &effects, findings);
+                self.judge(key, &effects, findings);
             }
         }
     }
 
-    fn judge(&mut self, actor: String, effects: &[Shared<Effect>], findings: &mut Findings) {
+    fn judge(&mut self, key: String, effects: &[Shared<Effect>], findings: &mut Findings) {
         let window = seconds(self.thresholds.get(&WINDOW));
-        let is_open = self.disruptions.contains_key(&actor);
-        let begin = match self.disruptions.get(&actor) {
+        let is_open = self.disruptions.contains_key(&key);
+        let begin = match self.disruptions.get(&key) {
             Some(known) => Some(known.first),
             None => self.burst(effects, window),
         };
@@ -108,7 +113,7 @@ impl MultiPodDisruption {
         if !is_open && self.disruptions.len() >= CAPACITY {
             return findings.discard();
         }
-        let disruption = self.disruptions.entry(actor.clone()).or_insert_with(|| Disruption {
+        let disruption = self.disruptions.entry(key.clone()).or_insert_with(|| Disruption {
             first: begin,
             last: begin,
             pods: BTreeMap::new(),
@@ -117,7 +122,8 @@ impl MultiPodDisruption {
         });
         let mut of_it: Vec<&Effect> = Vec::new();
         for effect in effects.iter().filter(|effect| effect.first >= begin) {
-            if effect.first > disruption.last.saturating_add(window) {
+            // When a pod notices what was done to the node depends on what it sends.
+            if effect.host_cause.is_none() && effect.first > disruption.last.saturating_add(window) {
                 break;
             }
             disruption.last = disruption.last.max(effect.first);
@@ -125,7 +131,7 @@ impl MultiPodDisruption {
             of_it.push(effect);
         }
         if of_it.is_empty() {
-            return self.end(actor, findings);
+            return self.end(key, findings);
         }
         let severity = of_it.iter().map(|effect| effect.severity).max();
         let severity = severity.unwrap_or(Severity::Warning).max(Severity::Warning);
@@ -133,11 +139,11 @@ impl MultiPodDisruption {
         if count > disruption.told || severity > disruption.severity {
             disruption.told = disruption.told.max(count);
             disruption.severity = severity;
-            findings.report(report(actor.clone(), disruption, &of_it));
+            findings.report(report(key.clone(), disruption, &of_it));
         }
         for effect in of_it {
             let subject = effect.subject.clone();
-            let cause = IncidentKey { kind: KIND, subject: actor.clone() };
+            let cause = IncidentKey { kind: KIND, subject: key.clone() };
             findings.link(IncidentKey { kind: effect.kind, subject }, cause);
         }
     }
@@ -155,18 +161,23 @@ impl MultiPodDisruption {
         effects.iter().find(is_burst).map(|effect| effect.first)
     }
 
-    fn end(&mut self, actor: String, findings: &mut Findings) {
-        if self.disruptions.remove(&actor).is_some() {
-            findings.close(actor, CloseReason::Resolved, None);
+    fn end(&mut self, key: String, findings: &mut Findings) {
+        if self.disruptions.remove(&key).is_some() {
+            findings.close(key, CloseReason::Resolved, None);
         }
     }
 }
 
 fn report(subject: String, disruption: &Disruption, effects: &[&Effect]) -> Report {
-    let actors: Vec<&Actor> = effects.iter().map(|effect| &*effect.actor).collect();
+    let mut actors: Vec<&Actor> = effects.iter().filter_map(|effect| effect.actor.as_deref()).collect();
+    let host_cause = effects.first().and_then(|effect| effect.host_cause.clone());
+    // The same may have been done to the node twice.
+    if host_cause.is_some() && actors.windows(2).any(|pair| !is_one_process(pair[0], pair[1])) {
+        actors.clear();
+    }
     let confidence = effects.iter().map(|effect| effect.confidence).min().unwrap_or(Confidence::Likely);
     let kind = effects.first().map_or(gateway_neighbor_lost::KIND, |effect| effect.kind);
-    let summary = summary(disruption, &actors, confidence);
+    let summary = summary(disruption, host_cause.as_ref(), &actors, confidence);
     Report {
         advice: Some(vec![advice(
             form::LIST_EFFECTS,
@@ -179,12 +190,19 @@ fn report(subject: String, disruption: &Disruption, effects: &[&Effect]) -> Repo
         },
         first: disruption.first,
         count: Count::Total(disruption.told),
+        host_cause,
         ..Report::new(subject, disruption.severity, confidence, summary, disruption.last)
     }
 }
 
-/// `the network of 110 pods was disrupted within 8 s by systemd-networkd (pid 812): a/b, c/d and 108 more`
-fn summary(disruption: &Disruption, actors: &[&Actor], confidence: Confidence) -> String {
+/// `the network of 110 pods was disrupted within 8 s by systemd-networkd (pid 812): a/b, c/d and 108 more`, or `IPv4 forwarding was
+/// switched off on the node, likely by sysctl (pid 902): 110 pods lost their gateway within 8 s: a/b, c/d and 108 more`
+fn summary(
+    disruption: &Disruption,
+    cause: Option<&HostCause>,
+    actors: &[&Actor],
+    confidence: Confidence,
+) -> String {
     let by = match actors {
         [first, others @ ..] if others.iter().all(|other| is_one_process(first, other)) => {
             actor_phrase(first)
@@ -199,11 +217,28 @@ fn summary(disruption: &Disruption, actors: &[&Actor], confidence: Confidence) -
     let more = disruption.told.saturating_sub(u64::try_from(names.len().min(NAMED)).unwrap_or(u64::MAX));
     names.truncate(NAMED);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    format!(
-        "the network of {} pods was disrupted within {span} s, {likely}by {by}: {}{more}",
-        disruption.told,
-        names.join(", ")
-    )
+    let (count, names) = (disruption.told, names.join(", "));
+    let Some(cause) = cause else {
+        return format!(
+            "the network of {count} pods was disrupted within {span} s, {likely}by {by}: {names}{more}"
+        );
+    };
+    let by = if by.is_empty() { by } else { format!(", {likely}by {by}") };
+    let cause = cause_phrase(cause, !actors.is_empty());
+    format!("{cause}{by}: {count} pods lost their gateway within {span} s: {names}{more}")
+}
+
+/// What was done to the node; `was_seen`: somebody was seen doing it.
+fn cause_phrase(cause: &HostCause, was_seen: bool) -> String {
+    let bridge = name(cause.ifname.as_deref().unwrap_or_default());
+    match (cause.change, was_seen) {
+        (HostChange::ForwardingOff, true) => "IPv4 forwarding was switched off on the node".to_owned(),
+        (HostChange::ForwardingOff, false) => "IPv4 forwarding is off on the node".to_owned(),
+        (HostChange::DefaultRouteDeleted, _) => "the default route of the node was deleted".to_owned(),
+        (HostChange::BridgeDown, true) => format!("the bridge {bridge} was set down"),
+        (HostChange::BridgeDown, false) => format!("the bridge {bridge} is down"),
+        (HostChange::BridgeMac, _) => format!("the bridge {bridge} got another MAC address"),
+    }
 }
 
 fn is_one_process(one: &Actor, other: &Actor) -> bool {
@@ -228,7 +263,9 @@ impl Diagnosis for MultiPodDisruption {
     }
 
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
-        let (incident, actor) = (event.incident.as_ref()?, event.actor.as_deref()?);
+        let incident = event.incident.as_ref()?;
+        let of_actor = || event.actor.as_deref().map(|actor| identity(actor).key);
+        let subject = incident.host_cause.as_ref().map(HostCause::key).or_else(of_actor)?;
         let time = |text: &str| context.clock.boot_ns(text).unwrap_or(context.now);
         let known = Disruption {
             first: time(&incident.first_seen),
@@ -237,7 +274,6 @@ impl Diagnosis for MultiPodDisruption {
             told: incident.count,
             severity: incident.severity,
         };
-        let subject = identity(actor).key;
         self.disruptions.insert(subject.clone(), known);
         self.effects = Effects::default();
         Some(subject)

@@ -287,6 +287,7 @@ impl OrphanVeth {
             count: Count::Total(u64::from(is_new)),
             found_at_start: orphan.found_at_start,
             caused_by,
+            host_cause: None,
             ..Report::new(subject, Severity::Warning, confidence, summary, context.now)
         });
     }

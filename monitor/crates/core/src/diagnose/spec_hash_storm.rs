@@ -161,6 +161,7 @@ impl SpecHashStorm {
             count: Count::Total(storm.containers),
             found_at_start: new.iter().all(|one| one.found_at_start),
             caused_by: Vec::new(),
+            host_cause: None,
         });
     }
 }

@@ -321,6 +321,7 @@ impl StaleCniDel {
             },
             found_at_start: false,
             caused_by: vec![IncidentKey { kind: cni_teardown_failing::KIND, subject: id.to_owned() }],
+            host_cause: None,
         });
         self.timers.set(&id.to_owned(), context.now.saturating_add(QUIET));
     }

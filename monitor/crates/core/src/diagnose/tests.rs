@@ -57,6 +57,7 @@ fn report(subject: &str, caused_by: Vec<IncidentKey>) -> Report {
         evidence: vec![1],
         count: Count::More(1),
         caused_by,
+        host_cause: None,
         ..Report::new(subject.into(), Severity::Warning, Confidence::Likely, "something is wrong".into(), 1)
     }
 }

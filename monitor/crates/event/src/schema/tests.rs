@@ -11,8 +11,8 @@ use super::*;
 use crate::test_support::sample;
 use crate::test_support::schema::{assert_valid, errors};
 use crate::{
-    Advice, AncestorRef, CloseReason, Confidence, ContainerPart, Incident, Kind, LeakedMount, LinkPeer,
-    NamedProcess, ProcessLink, Risk, Serves, Severity,
+    Advice, AncestorRef, CloseReason, Confidence, ContainerPart, HostCause, HostChange, Incident, Kind,
+    LeakedMount, LinkPeer, NamedProcess, ProcessLink, Risk, Serves, Severity,
 };
 
 /// The events that recordings with a reviewed answer lead to.
@@ -237,6 +237,12 @@ fn closed_incident(event: &Event) -> Incident {
         close_reason: Some(CloseReason::SubjectGone),
         found_at_start: true,
         caused_by: vec!["2".into()],
+        host_cause: Some(HostCause {
+            change: HostChange::BridgeMac,
+            netns: 1,
+            ifindex: Some(2),
+            ifname: Some("cni0".into()),
+        }),
         summary: "x".into(),
         advice: vec![Advice {
             text: "look".into(),

@@ -168,6 +168,7 @@ pub(super) fn incident(id: &str, opened: u32) -> Incident {
         close_reason: None,
         found_at_start: false,
         caused_by: Vec::new(),
+        host_cause: None,
         summary: "s".into(),
         advice: Vec::new(),
         evidence: Vec::new(),

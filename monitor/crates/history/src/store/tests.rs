@@ -51,6 +51,7 @@ pub(super) fn incident(id: &str, kind: Kind, seq: u64) -> Event {
         close_reason: closed.then_some(kevtmon_event::CloseReason::Resolved),
         found_at_start: false,
         caused_by: vec![],
+        host_cause: None,
         summary: "held".into(),
         advice: vec![],
         evidence: vec![],

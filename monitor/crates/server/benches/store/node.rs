@@ -323,6 +323,7 @@ impl Node {
             close_reason: None,
             found_at_start: false,
             caused_by: Vec::new(),
+            host_cause: None,
             summary: event.message.clone(),
             advice: vec![
                 advice(

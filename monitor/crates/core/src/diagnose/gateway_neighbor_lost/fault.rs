@@ -275,6 +275,7 @@ impl Fault {
             evidence: self.all_evidence(),
             found_at_start: self.found_at_start,
             caused_by: Vec::new(),
+            host_cause: self.explanation.as_ref().and_then(|known| known.host_cause(context.node)),
         }
     }
 

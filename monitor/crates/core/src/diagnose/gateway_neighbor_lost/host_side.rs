@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use kevtmon_event::wording::actor_phrase;
-use kevtmon_event::{Actor, Confidence, Event, Kind, Route, Severity, Shared};
+use kevtmon_event::{Actor, Confidence, Event, HostCause, HostChange, Kind, Route, Severity, Shared};
 use kevtmon_observation::{BootNs, LinkFacts, NeighborKey, NsInum, RouteFacts, iff};
 use kevtmon_types::escape::name;
 use serde::{Deserialize, Serialize};
@@ -100,6 +100,24 @@ impl Explanation {
     /// What the summary of an incident of an earlier run says.
     pub(super) fn resumed(text: &str, now: BootNs) -> Self {
         Self { text: text.to_owned(), seq: 0, cause: None, seen: now }
+    }
+
+    /// What was done to the node, if that concerns more than one pod.
+    pub(super) fn host_cause(&self, node: &NodeView<'_>) -> Option<HostCause> {
+        let Cause { act, netns, ifindex } = self.cause.filter(|cause| cause.netns == node.host_netns)?;
+        let bridge = || {
+            let link = node.namespaces.get(netns)?.links.get(&ifindex)?;
+            (link.kind.as_deref() == Some("bridge")).then_some(link)
+        };
+        let (change, link) = match act {
+            Act::ForwardsNothing => (HostChange::ForwardingOff, None),
+            Act::NoRoute => (HostChange::DefaultRouteDeleted, None),
+            Act::Down => (HostChange::BridgeDown, Some(bridge()?)),
+            Act::OtherMac => (HostChange::BridgeMac, Some(bridge()?)),
+            Act::Deleted | Act::Moved | Act::ProxyOff | Act::ForwardingOff => return None,
+        };
+        let ifname = link.map(|link| link.ifname.clone());
+        Some(HostCause { change, netns, ifindex: link.map(|link| link.ifindex), ifname })
     }
 
     /// Whether one of these was done to an interface, as far as that is known: then it is not ruled out once it is undone.

@@ -1,10 +1,10 @@
-//! What the open incidents tell of who disrupts the networks of pods, kept as they change.
+//! What the open incidents tell of who or what disrupts the networks of pods, kept as they change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use kevtmon_event::wording::pod_label;
-use kevtmon_event::{Actor, Confidence, Identity, Severity, Shared, identity};
+use kevtmon_event::{Actor, Confidence, HostCause, Identity, Severity, Shared, identity};
 use kevtmon_observation::BootNs;
 
 use super::EFFECTS;
@@ -18,11 +18,12 @@ pub(super) struct Effect {
     pub(super) kind: &'static str,
     pub(super) subject: String,
     pub(super) first: BootNs,
-    pub(super) actor: Shared<Actor>,
-    /// The identity of the actor.
+    pub(super) host_cause: Option<HostCause>,
+    pub(super) actor: Option<Shared<Actor>>,
+    /// What it has in common with others: the change of the node, else the identity of the actor.
     key: String,
     pub(super) severity: Severity,
-    /// How sure it is that this actor did it.
+    /// How sure it is that this actor, or this change of the node, did it.
     pub(super) confidence: Confidence,
     pub(super) uid: String,
     pub(super) label: String,
@@ -34,8 +35,8 @@ pub(super) struct Effects {
     /// The changes of incidents that were looked at.
     seen: Option<u64>,
     by_incident: BTreeMap<IncidentId, Shared<Effect>>,
-    /// By the identity of the actor.
-    by_actor: BTreeMap<String, BTreeSet<IncidentId>>,
+    /// By their keys.
+    by_key: BTreeMap<String, BTreeSet<IncidentId>>,
 }
 
 impl fmt::Debug for Effects {
@@ -45,8 +46,7 @@ impl fmt::Debug for Effects {
 }
 
 impl Effects {
-    /// Looks at the incidents that have changed since; returns the identities of the actors of whom something else may be to be
-    /// said: where it is not known which have changed all of them, and those that are `known`.
+    /// Looks at the incidents that have changed since; returns the keys of which something else may be to be said: where it is not known which have changed all of them, and those that are `known`.
     pub(super) fn look<'a>(
         &mut self,
         context: &Context<'_>,
@@ -56,15 +56,15 @@ impl Effects {
         if self.seen == Some(changes) {
             return BTreeSet::new();
         }
-        let actors = match self.seen.and_then(|seen| context.incidents.changed_since(seen)) {
+        let keys = match self.seen.and_then(|seen| context.incidents.changed_since(seen)) {
             Some(changed) => self.follow(context, changed),
             None => {
                 self.read(context);
-                self.by_actor.keys().cloned().chain(known.cloned()).collect()
+                self.by_key.keys().cloned().chain(known.cloned()).collect()
             }
         };
         self.seen = Some(changes);
-        actors
+        keys
     }
 
     fn read(&mut self, context: &Context<'_>) {
@@ -79,22 +79,22 @@ impl Effects {
         context: &Context<'_>,
         changed: impl Iterator<Item = IncidentId>,
     ) -> BTreeSet<String> {
-        let mut actors = BTreeSet::new();
+        let mut keys = BTreeSet::new();
         for id in changed.collect::<BTreeSet<_>>() {
             let now = context.incidents.get(id).and_then(|open| effect(context, open));
             if self.by_incident.get(&id).map(|before| &**before) == now.as_ref() {
                 continue;
             }
-            actors.extend(now.as_ref().map(|effect| effect.key.clone()));
-            actors.extend(self.remove(id));
+            keys.extend(now.as_ref().map(|effect| effect.key.clone()));
+            keys.extend(self.remove(id));
             self.insert(id, now);
         }
-        actors
+        keys
     }
 
-    /// Those of an actor, in the order in which they were first seen.
-    pub(super) fn of(&self, actor: &str) -> Vec<Shared<Effect>> {
-        let ids = self.by_actor.get(actor).into_iter().flatten();
+    /// Those with a key, in the order in which they were first seen.
+    pub(super) fn of(&self, key: &str) -> Vec<Shared<Effect>> {
+        let ids = self.by_key.get(key).into_iter().flatten();
         let mut effects: Vec<_> = ids.filter_map(|id| self.by_incident.get(id)).cloned().collect();
         effects.sort_by_key(|effect| effect.first);
         effects
@@ -102,42 +102,51 @@ impl Effects {
 
     fn insert(&mut self, id: IncidentId, effect: Option<Effect>) {
         let Some(effect) = effect else { return };
-        self.by_actor.entry(effect.key.clone()).or_default().insert(id);
+        self.by_key.entry(effect.key.clone()).or_default().insert(id);
         self.by_incident.insert(id, Shared::new(effect));
     }
 
-    /// Returns the identity of the actor.
+    /// Returns its key.
     fn remove(&mut self, id: IncidentId) -> Option<String> {
         let effect = self.by_incident.remove(&id)?;
-        let others = self.by_actor.get_mut(&effect.key)?;
+        let others = self.by_key.get_mut(&effect.key)?;
         others.remove(&id);
         if others.is_empty() {
-            self.by_actor.remove(&effect.key);
+            self.by_key.remove(&effect.key);
         }
         Some(effect.key.clone())
     }
 }
 
-/// What an incident tells, if it is one of the network of a pod that somebody else has disrupted.
+/// What an incident tells, if it is one of the network of a pod that a change of the node or somebody else has disrupted.
 fn effect(context: &Context<'_>, open: &OpenIncident) -> Option<Effect> {
     let kind = *EFFECTS.iter().find(|kind| **kind == open.kind())?;
     let objects = open.objects();
     let target = objects.target.as_deref().filter(|target| !target.is_foreign())?;
-    let actor = objects.actor.as_ref().filter(|actor| actor.userns.is_none())?;
     if is_own_doing(objects) {
         return None;
     }
     let pod = target.confirmed_pod()?;
-    let Identity { key, is_certain } = identity(actor);
-    let confidence = actor.confidence.min(open.confidence());
+    let host_cause = open.host_cause().cloned();
+    let actor = objects.actor.clone().filter(|actor| actor.userns.is_none());
+    let (key, confidence) = match (&host_cause, &actor) {
+        (Some(cause), _) => (cause.key(), Confidence::Likely),
+        (None, Some(actor)) => {
+            let Identity { key, is_certain } = identity(actor);
+            let most = if is_certain { Confidence::Certain } else { Confidence::Likely };
+            (key, actor.confidence.min(most))
+        }
+        (None, None) => return None,
+    };
     Some(Effect {
         kind,
         subject: open.subject().to_owned(),
         first: context.clock.boot_ns(open.first_seen())?,
-        actor: actor.clone(),
+        host_cause,
+        actor,
         key,
         severity: open.severity(),
-        confidence: if is_certain { confidence } else { confidence.min(Confidence::Likely) },
+        confidence: confidence.min(open.confidence()),
         uid: pod.uid.clone(),
         label: pod_label(pod),
     })

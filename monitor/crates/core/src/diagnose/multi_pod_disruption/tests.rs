@@ -186,3 +186,97 @@ fn an_actor_that_is_known_by_its_id_alone_is_only_likely_one() {
     assert_eq!((found.count, found.confidence), (4, Confidence::Likely));
     assert!(found.summary.contains(", likely by ip, run by bash (pid 49000)"), "{}", found.summary);
 }
+
+/// The host forwards nothing any more, and pods that have learned their gateways find that out.
+fn stop_forwarding(node: &mut TestNode, by: Option<u32>, numbers: std::ops::Range<u32>) {
+    if let Some(tgid) = by {
+        node.observe(task(tgid, "/usr/sbin/sysctl"));
+        node.observe(Fact::SysctlWrite(Box::new(SysctlWrite {
+            netns: HOST,
+            name: "net/ipv4/ip_forward".into(),
+            old: "1".into(),
+            new: "0".into(),
+            missing: 0,
+            netns_cookie: None,
+            actor: TaskRef { key: task_key(tgid), tid: tgid, comm: "sysctl".into(), context: None },
+        })));
+    }
+    let off = InterfaceSysctls { forwarding: Some(false), ..InterfaceSysctls::default() };
+    node.observe(Fact::HostSysctls { sysctls: vec![off], all: false });
+    for link in node.tables[&HOST].links.clone() {
+        let off = InterfaceSysctls {
+            ifindex: Some(link.ifindex),
+            forwarding: Some(false),
+            ..InterfaceSysctls::default()
+        };
+        node.observe(Fact::HostSysctls { sysctls: vec![off], all: false });
+    }
+    for number in numbers {
+        node.set_entry(FIRST + number, Some((NudState::FAILED, None)));
+        node.observe(failure(FIRST + number));
+    }
+    node.run_for(15 * S);
+}
+
+/// A node with many pods that have learned their gateways, for which the host answers.
+fn learned() -> TestNode {
+    let mut node = TestNode::booted(Resume::default());
+    let mut containers = Vec::new();
+    for number in 0..MANY {
+        let netns = FIRST + number;
+        node.add_pod(netns, &format!("cali{number:011x}"), NudState(0x02));
+        let (id, uid) = (format!("{number:064x}"), format!("3f0f6a0e-2f6a-4d4e-9d1f-{number:012x}"));
+        containers.push(sandbox(&id, netns, "web", &format!("pod-{number:02}"), &uid));
+    }
+    node.start(containers);
+    let of = |ifindex, proxy| InterfaceSysctls {
+        ifindex,
+        forwarding: Some(true),
+        proxy: Some(proxy),
+        ..InterfaceSysctls::default()
+    };
+    let ends = node.tables[&HOST].links.iter().map(|link| of(Some(link.ifindex), true));
+    let sysctls = std::iter::once(of(None, false)).chain(ends).collect();
+    node.observe(Fact::HostSysctls { sysctls, all: true });
+    node.events.clear();
+    node
+}
+
+#[test]
+fn one_change_of_the_node_is_the_cause_of_what_it_does_to_pods_whoever_made_it() {
+    let names = ": 3 pods lost their gateway within 1 s: web/pod-00, web/pod-01, web/pod-02";
+    for (by, expected) in [
+        (Some(902), "IPv4 forwarding was switched off on the node, likely by sysctl (pid 902)"),
+        (None, "IPv4 forwarding is off on the node"),
+    ] {
+        let mut node = learned();
+        stop_forwarding(&mut node, by, 0..3);
+        let found = parent(&node).unwrap_or_else(|| panic!("{:#?}", node.open()));
+        assert_eq!(found.summary, format!("{expected}{names}"));
+        assert_eq!((found.count, found.confidence), (3, Confidence::Likely));
+        assert!(effects(&node).iter().all(|effect| effect.caused_by == [found.id.as_str()]));
+        assert!(effects(&node).iter().all(|effect| effect.host_cause == found.host_cause));
+        let actor = node.events.iter().rfind(is_parent).unwrap().actor.as_ref().map(|actor| actor.pid);
+        assert_eq!(actor, by);
+
+        // It goes on over a restart of the daemon.
+        let mut next = TestNode::booted(node.resume_state());
+        next.tables.clone_from(&node.tables);
+        let containers = node.observed.iter().find_map(|observation| match &observation.fact {
+            Fact::RuntimeSnapshot { containers, .. } => Some(containers.clone()),
+            _ => None,
+        });
+        next.start(containers.unwrap());
+        assert_eq!(parent(&next).map(|next| (next.id, next.count)), Some((found.id, 3)));
+        (0..3).for_each(|number| next.set_entry(FIRST + number, Some((NudState(0x02), Some(host_mac())))));
+        next.run_for(40 * S);
+        assert_eq!(next.open(), []);
+    }
+}
+
+#[test]
+fn two_pods_that_one_change_of_the_node_hits_are_not_many() {
+    let mut node = learned();
+    stop_forwarding(&mut node, Some(902), 0..2);
+    assert_eq!((parent(&node), effects(&node).len()), (None, 2));
+}

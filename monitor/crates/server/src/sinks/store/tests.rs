@@ -102,6 +102,7 @@ fn incident(id: &str, kind: Kind, seq: u64) -> Event {
         ruled_out: Vec::new(),
         found_at_start: false,
         caused_by: vec![],
+        host_cause: None,
         summary: "held".into(),
         advice: vec![],
         evidence: vec![],
