@@ -76,12 +76,12 @@ struct Created {
     entries: u64,
 }
 
-/// By the low bits of the process: of two that fall into one place neither is told as long as both go on.
+/// By the low bits of the process id: of two processes in one slot neither is reported as long as both go on.
 #[map]
 static CREATED: Array<Created> = Array::with_max_entries(CREATED_SLOTS, 0);
 const CREATED_SLOTS: u32 = 64;
 const CREATED_WITHIN_NS: u64 = 60 * SECOND_NS;
-/// Fewer are not told; of more, each doubling is.
+/// Fewer are not reported; of more, each doubling is.
 const CREATED_MIN: u64 = 64;
 
 /// `neigh_update(struct neighbour *n, const u8 *lladdr, u8 new, u32 flags, u32 nlmsg_pid)`, since 5.1.

@@ -65,6 +65,8 @@ fn a_sandbox_that_is_restarted_is_reported_until_a_plugin_has_set_it_up_again() 
     };
     let opened = daemon.wait_for("the incident", |event| is_its(&broken, event));
     opened.expect("/severity", "critical");
+    // An empty namespace has no number by which the kernel tells what becomes of it.
+    opened.expect("/incident/confidence", "likely");
     opened.expect("/target/pod/name", &*broken.pod);
     let (pod, id) = (&broken.pod, &broken.container.id()[..12]);
     let expected = format!(

@@ -28,6 +28,7 @@ pub struct PeerLink {
     pub netns: Option<NsInum>,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkFacts {
     /// Namespace it is in.
@@ -43,7 +44,6 @@ pub struct LinkFacts {
     pub master: Option<u32>,
     pub peer: Option<PeerLink>,
     /// The device below, of a kind of link that goes with it (`vlan`, `macvlan`, …).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lower: Option<PeerLink>,
 }
 

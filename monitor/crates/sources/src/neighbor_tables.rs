@@ -15,7 +15,7 @@ use crate::{Sender, spawn_until_closed, tell};
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Follows them until the receiver of observations is gone. Only the initial network namespace shows them
-/// (`neigh_table_init`, net/core/neighbour.c); in another one nothing is told.
+/// (`neigh_table_init`, net/core/neighbour.c); in another one nothing is reported.
 pub fn follow(proc: &Proc, tx: Sender) {
     let root = proc.root().to_owned();
     spawn_until_closed(tx.clone(), async move {

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::finding::{Count, Findings, Report};
+use super::rereads::RereadSchedule;
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Suspicion, Watch, seconds};
 use crate::node::containers::is_live;
@@ -29,7 +30,6 @@ mod other_ways;
 mod persistence;
 mod recheck;
 mod repair;
-mod rereads;
 mod suspected;
 mod unattributed;
 mod undecided;
@@ -41,7 +41,6 @@ use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
 use health::Health;
 use host_side::LinkChanges;
 use other_ways::{is_replaceable, may_be_harmless};
-use rereads::RereadSchedule;
 use unattributed::UnattributedEvent;
 use undecided::Undecided;
 

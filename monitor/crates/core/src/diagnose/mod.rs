@@ -64,6 +64,7 @@ mod pod_stuck_terminating;
 mod rbd_lock_left;
 mod rbd_locked_elsewhere;
 mod rbd_orphan_mapping;
+mod rereads;
 mod route_flapping;
 mod sandbox_crash_loop;
 mod sandbox_network_replaced;

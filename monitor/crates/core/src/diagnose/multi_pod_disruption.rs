@@ -228,7 +228,7 @@ fn summary(
     format!("{cause}{by}: {count} pods lost their gateway within {span} s: {names}{more}")
 }
 
-/// What was done to the node; `was_seen`: somebody was seen doing it.
+/// What was done to the node; `was_seen`: the process that did it is known.
 fn cause_phrase(cause: &HostCause, was_seen: bool) -> String {
     let bridge = name(cause.ifname.as_deref().unwrap_or_default());
     match (cause.change, was_seen) {

@@ -2,8 +2,8 @@
 //! network of all others: for a gateway that has no entry any more there is no packet.
 //!
 //! That it is full is the kernel's own count. Who has most of its entries is read from the namespaces then. Who makes entries is
-//! told by the kernel programs once the table is nearly full: whoever made those before is not known. Nobody is named in the host's
-//! own namespace: there packets of pods make entries too, in whatever task they interrupt.
+//! reported by the kernel programs once the table is nearly full: who made those before is not known. No process of the host's own
+//! namespace is named: there packets of pods make entries too, in whatever task they interrupt.
 
 use std::cmp::Reverse;
 
@@ -19,6 +19,7 @@ use super::advice::advice;
 use super::conditions::{Condition, Conditions, Known, Look, Seen, start};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::gateway_neighbor_lost::health::live_target;
+use super::rereads::RereadSchedule;
 use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
 
 /// As users filter and alert on it.
@@ -45,7 +46,7 @@ thresholds! {
     AFTER = "neighbor_table_full_seconds", default 2, Unit::Seconds;
 }
 
-/// A table is no longer full once it has not been for this time: whoever fills it may go on.
+/// A table is no longer full once it has not been for this time: what fills it may go on.
 const OVER_AFTER: BootNs = 60 * SECOND;
 /// How often the namespaces are read at most, to see who has the entries; and where nothing is refused, as on a node with many
 /// permanent entries.
@@ -57,8 +58,8 @@ const CREATED_WITHIN: BootNs = 60 * SECOND;
 const LIMIT_MAX: u64 = 1 << 20;
 /// Those who make entries of which it is remembered.
 const CREATORS_MAX: usize = 64;
-/// Namespaces that are told.
-const TOLD_MAX: usize = 5;
+/// Namespaces that are reported.
+const NAMESPACES_MAX: usize = 5;
 
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -69,6 +70,8 @@ pub(super) struct NeighborTableFull {
     creators: Vec<Creator>,
     /// When the namespaces were to be read last.
     read: Option<BootNs>,
+    #[serde(default)]
+    rereads: RereadSchedule,
 }
 
 /// One that is or was full.
@@ -94,7 +97,7 @@ struct Creator {
     actor: Shared<Actor>,
 }
 
-/// What makes a report worth to be told again. Numbers are no news until they are ten times as high.
+/// When any of it changes, the incident is reported again; a number only once it is ten times as high.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct News {
@@ -128,7 +131,7 @@ impl NeighborTableFull {
         let is_due = self.read.is_none_or(|read| read.saturating_add(interval) <= now);
         if is_due && tables.iter().any(is_reached) {
             self.read = Some(now);
-            context.node.namespaces.all().for_each(|(netns, _)| findings.request(Request::Netns { netns }));
+            self.rereads.schedule_all(now);
         }
         for table in tables {
             let is_full = is_reached(table) && (table.refused > 0 || self.is_used(context, table));
@@ -163,13 +166,13 @@ impl NeighborTableFull {
                 && (known.actor.pid, &known.actor.start_time_ns) == (actor.pid, &actor.start_time_ns);
             !is_same && at < known.at.saturating_add(CREATED_WITHIN)
         });
-        // In order of their number: whoever made the fewest makes room.
+        // The one with the fewest entries makes room.
         self.creators.push(Creator { netns, ipv6, entries, at, actor: actor.clone() });
         self.creators.sort_by_key(|creator| Reverse(creator.entries));
         self.creators.truncate(CREATORS_MAX);
     }
 
-    /// Looks who is to blame; whoever was is so until somebody else is.
+    /// Finds who is to blame. Who was stays so until another process is.
     fn blame(&self, context: &Context<'_>, filled: &mut Filled) {
         let is_much = |entries: u64| entries >= filled.table.gc_thresh3 / 4;
         let creator = self.creators.iter().find(|one| {
@@ -189,7 +192,7 @@ impl NeighborTableFull {
 
     fn condition(&self, context: &Context<'_>, filled: &Filled) -> Condition<News> {
         let Filled { table, refused, netns, actor, .. } = filled;
-        let largest = self.largest(context, table.ipv6).into_iter().take(TOLD_MAX);
+        let largest = self.largest(context, table.ipv6).into_iter().take(NAMESPACES_MAX);
         let count = |(netns, entries): (NsInum, u32)| NeighborCount {
             netns,
             owner: owner(context, netns),
@@ -317,8 +320,12 @@ impl Conditions for NeighborTableFull {
         }
     }
 
-    fn conditions(&mut self, seen: &Seen<'_, News>, _: &mut Findings) -> Option<Vec<Condition<News>>> {
+    fn conditions(&mut self, seen: &Seen<'_, News>, findings: &mut Findings) -> Option<Vec<Condition<News>>> {
         let context = seen.context;
+        let all = || context.node.namespaces.all().map(|(netns, _)| netns).collect();
+        for netns in self.rereads.take_due(context.now, all) {
+            findings.request(Request::Netns { netns });
+        }
         let mut tables = std::mem::take(&mut self.tables);
         tables.retain(|filled| context.now < filled.last.saturating_add(OVER_AFTER));
         tables.iter_mut().for_each(|filled| self.blame(context, filled));
@@ -327,7 +334,8 @@ impl Conditions for NeighborTableFull {
     }
 
     fn settle(&self, _: &Seen<'_, News>, _: &mut Findings) -> Option<BootNs> {
-        self.tables.iter().map(|filled| filled.last.saturating_add(OVER_AFTER)).min()
+        let ends = self.tables.iter().map(|filled| filled.last.saturating_add(OVER_AFTER));
+        ends.chain(self.rereads.next()).min()
     }
 
     fn is_news(known: &Known<News>, _: &Report, memory: &News) -> bool {

@@ -46,7 +46,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
 };
 
 thresholds! {
-    /// A restarted sandbox whose network nobody has set up again is reported after this time.
+    /// A restarted sandbox whose network is not set up again is reported after this time.
     AFTER = "sandbox_network_replaced_seconds", default 10, Unit::Seconds;
 }
 
@@ -103,7 +103,7 @@ impl Network {
         self.tgid != now.tgid || is_later
     }
 
-    /// `None`: nobody knows.
+    /// `None` if that is not known.
     fn is_other_netns(&self, now: &Self) -> Option<bool> {
         match self.cookie.zip(now.cookie) {
             Some((before, now)) => Some(before != now),
@@ -325,7 +325,7 @@ impl Conditions for SandboxNetworkReplaced {
 
     fn conditions(&mut self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<Vec<Condition<()>>> {
         let context = seen.context;
-        // Before the runtimes have told their containers nobody knows which are gone.
+        // Which are gone is known once the runtimes have listed their containers.
         context.ready?;
         let containers = context.node.containers;
         let is_all = context.node.runtimes == RuntimeAvailability::All;

@@ -17,6 +17,7 @@ const REPLACED_AFTER_NS: u64 = 60_000_000_000;
 const CAPACITY: usize = 16;
 
 /// The neighbor entry of one gateway.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gateway {
     /// State and link-layer address; `None` when there is no entry.
@@ -24,14 +25,15 @@ pub struct Gateway {
     /// Link-layer address of the static entry that exists, or that existed and was not replaced since.
     pub static_lladdr: Option<LlAddr>,
     /// Link-layer address of the static entry that one of another state with the same address has replaced.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     former_lladdr: Option<LlAddr>,
     /// Whether a learned entry was ever seen with a link-layer address.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub worked: bool,
     /// Whether its route went together with its interface or address, and nobody deleted it by itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub went_with_link: bool,
     /// Name of its interface.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub ifname: String,
     /// Whether an earlier run of the daemon saw the static entry last, or the interface, and this one did not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

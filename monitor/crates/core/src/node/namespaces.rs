@@ -51,7 +51,6 @@ pub struct Namespaces {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Namespace {
     /// Name below /run/netns.
-    #[serialize_always]
     pub name: Option<String>,
     /// `SO_NETNS_COOKIE`, where the kernel has it.
     pub cookie: Option<u64>,
@@ -125,6 +124,7 @@ pub struct Namespace {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     risen: Vec<(BootNs, u32)>,
     /// When a link or route was last added or changed.
+    #[serde(default, skip_serializing_if = "is_zero")]
     changed: BootNs,
     /// Whether the kernel sends no messages about it: it is known as of the last snapshot.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -100,7 +100,7 @@ impl GatewayNeighborLost {
                 }
                 (FaultPhase::Suspected { due }, result)
                     if context.now < due && !(fault.is_downgrade() && result == Recheck::Persists) => {}
-                // Only a snapshot tells whether it was learned anew.
+                // Only a snapshot shows whether it was learned again.
                 (FaultPhase::Suspected { due }, Recheck::Persists)
                     if fault.is_outdated() && !health::was_read_since(context.node, netns, due) => {}
                 // Its event is still to come, perhaps.

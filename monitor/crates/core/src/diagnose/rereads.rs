@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 use kevtmon_observation::{BootNs, NsInum};
 use serde::{Deserialize, Serialize};
 
-use super::SECOND;
-use crate::diagnose::CAPACITY;
-use crate::diagnose::timers::Timers;
+use super::timers::Timers;
+use super::{CAPACITY, SECOND};
 
 /// All namespaces are read again at most once in this time, however many records were lost.
 const ALL_INTERVAL: BootNs = 30 * SECOND;
