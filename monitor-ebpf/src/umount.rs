@@ -82,7 +82,7 @@ impl Start {
 /// By thread id: a thread is in one system call at a time. When it is full, the calls that began first are
 /// forgotten: callers that block in great numbers hide no other.
 #[map]
-pub(crate) static STARTED: LruHashMap<u32, Start> = LruHashMap::with_max_entries(4096, 0);
+pub(crate) static STARTED: LruHashMap<u32, Start> = LruHashMap::with_max_entries(3072, 0);
 
 /// A record is larger than the stack of a program.
 #[map]

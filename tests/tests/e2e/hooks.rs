@@ -54,6 +54,9 @@ fn resident(daemon: &Daemon) -> (u64, u64) {
 #[test]
 fn reading_the_kernels_types_leaves_little_memory_behind() {
     let daemon = launch().start();
+    let status = format!("/proc/{}/status", daemon.pid());
+    let status = std::fs::read_to_string(status).expect("the daemon runs");
+    assert!(status.contains("THP_enabled:\t0"), "a stack may take 2 MiB: {status}");
     // Of its own file a debug build has many times the pages of the program that is shipped. The types take more than
     // 5 MiB alone, however they are read.
     let is_little = |(anonymous, others): (u64, u64)| {

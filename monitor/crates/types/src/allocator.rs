@@ -24,7 +24,13 @@ const HEAPS: c_int = 2;
 /// Bounds what the allocator keeps; called before any other thread is there. By itself it takes the largest block that was
 /// ever freed, at the start that is the kernel's BTF with several MiB, for one to expect again, and keeps twice as much; and
 /// each thread gets a heap of its own, in which what others free stays unused.
+///
+/// Nor does the daemon take huge pages: where they are `always` used, a thread's stack that happens to be aligned would cost
+/// 2 MiB. What it runs inherits that (`PR_SET_THP_DISABLE(2const)`).
 pub fn keep_little() {
+    if let Err(error) = nix::sys::prctl::set_thp_disable(true) {
+        tracing::debug!(%error, "huge pages stay enabled");
+    }
     #[cfg(target_env = "gnu")]
     for (option, value) in
         [(libc::M_MMAP_THRESHOLD, SHARED_MAX), (libc::M_TRIM_THRESHOLD, SPARE), (libc::M_ARENA_MAX, HEAPS)]
