@@ -1,5 +1,5 @@
 //! CNI calls: a program in a directory of CNI plugins, executed by root of the node, its environment, and its end; and calls of
-//! the program `rbd`, with its arguments.
+//! the program `rbd` and of the clients of container runtimes, with their arguments.
 //!
 //! Anybody may execute a plugin with the name of another's pod in its environment. So nothing is read but of root in the
 //! initial user namespace, and there only in a mount namespace of the host's, or below a kubelet or runtime and in its mount
@@ -7,7 +7,8 @@
 //! of one.
 //!
 //! A program called `rbd` may lie anywhere, as drivers of volumes bring one along in their containers. What it is given says
-//! something of the node only where it can map images: of root with the right to administer the node (`CAP_SYS_ADMIN`).
+//! something of the node only where it can map images: of root with the right to administer the node (`CAP_SYS_ADMIN`). The
+//! same holds for clients of runtimes.
 
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
@@ -20,10 +21,10 @@ use aya_ebpf::maps::{HashMap, LpmTrie, PerCpuArray};
 use aya_ebpf::programs::BtfTracePointContext;
 use kevtmon_ebpf::Header;
 use kevtmon_ebpf::exec::{
-    CALLERS_MAX, COMPONENT_COMMS, ComponentRecord, DIRECTORIES_MAX, DIRECTORY_CAPACITY, EnvironmentRecord,
-    ExecOffsets, ExecRecord, ExitRecord, FILENAME_CAPACITY, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC,
-    KIND_EXIT, KIND_RBD, MOUNT_NAMESPACES_MAX, PART_CAPACITY, PARTS_MAX, RBD_COMM, RUNNING_MAX, RbdRecord,
-    TICK_NS, counter,
+    CALLERS_MAX, CLIENT_COMMS, COMPONENT_COMMS, CommandRecord, ComponentRecord, DIRECTORIES_MAX,
+    DIRECTORY_CAPACITY, EnvironmentRecord, ExecOffsets, ExecRecord, ExitRecord, FILENAME_CAPACITY,
+    KIND_CLIENT, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT, KIND_RBD, MOUNT_NAMESPACES_MAX,
+    PART_CAPACITY, PARTS_MAX, RBD_COMM, RUNNING_MAX, TICK_NS, counter,
 };
 
 use crate::emit::{self, RingReserve};
@@ -79,12 +80,15 @@ fn sched_process_exec(ctx: BtfTracePointContext) -> i32 {
     };
     let comm = name_of_program();
     let is_called = |name: &[u64; 2]| comm[0] == name[0] && comm[1] == name[1];
-    let is_rbd = is_called(&RBD_COMM);
-    if !is_plugin && !is_rbd && !COMPONENT_COMMS.iter().any(is_called) {
-        return 0;
-    }
+    let kind = match () {
+        () if is_plugin => KIND_EXEC,
+        () if is_called(&RBD_COMM) => KIND_RBD,
+        () if CLIENT_COMMS.iter().any(is_called) => KIND_CLIENT,
+        () if COMPONENT_COMMS.iter().any(is_called) => KIND_COMPONENT,
+        () => return 0,
+    };
     if let Some(task) = task::current_typed(Program::Exec) {
-        if is_plugin || is_rbd { executed(task, filename, is_plugin) } else { component(task) }
+        if kind == KIND_COMPONENT { component(task) } else { executed(task, filename, kind) }
     }
     0
 }
@@ -118,10 +122,11 @@ fn component(task: Task) {
     });
 }
 
-/// Tells of a plugin, or else of `rbd`.
+/// Tells of a plugin, of `rbd` or of a client.
 #[inline(always)]
-fn executed(task: Task, filename: u64, is_plugin: bool) {
+fn executed(task: Task, filename: u64, kind: u32) {
     let id = task.id();
+    let is_plugin = kind == KIND_EXEC;
     if is_plugin {
         if !is_root(&task) || !is_on_host(id.mntns) && !task.is_called_in_its_mntns_by(is_caller) {
             return emit::count(counter::OTHERS);
@@ -133,8 +138,8 @@ fn executed(task: Task, filename: u64, is_plugin: bool) {
         return;
     };
     task::send_details(task, room);
-    let sent = if is_plugin { send_plugin(&task, filename, room) } else { send_rbd(&task, room) };
-    if !sent {
+    let sent = if is_plugin { send_plugin(&task, filename, room) } else { send_command(&task, kind, room) };
+    if !sent || kind == KIND_CLIENT {
         return;
     }
     // Without it the end of the call is not seen.
@@ -168,17 +173,17 @@ fn send_plugin(task: &Task, filename: u64, room: RingReserve) -> bool {
     sent && send_environment(id.start_ns, id.tgid, start, len, room)
 }
 
-/// Sends `rbd` and its arguments; false if that was lost.
+/// Sends the arguments; false if they were lost.
 #[inline(always)]
-fn send_rbd(task: &Task, room: RingReserve) -> bool {
+fn send_command(task: &Task, kind: u32, room: RingReserve) -> bool {
     let mm = task.address.follow(offset!(task_mm));
     let start: u64 = mm.get(volatile(&raw const task::OFFSETS.mm_arg_start));
     let end: u64 = mm.get(volatile(&raw const task::OFFSETS.mm_arg_end));
-    emit::record::<RbdRecord>(room, counter::RING_FULL, |record| {
+    emit::record::<CommandRecord>(room, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole record; every field is written, `arguments` as far as its length goes,
         // and the daemon reads no further.
         unsafe {
-            (*record).header = Header { kind: KIND_RBD, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).header = Header { kind, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
             (*record).task = *task.id();
             (*record).arguments_len = end.wrapping_sub(start);
             (*record).task_root = task.root();

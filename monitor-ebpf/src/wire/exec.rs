@@ -16,8 +16,10 @@ pub const KIND_ENVIRONMENT: u32 = HOOK.kind(1);
 pub const KIND_EXIT: u32 = HOOK.kind(2);
 /// `Header::kind` of a [`ComponentRecord`].
 pub const KIND_COMPONENT: u32 = HOOK.kind(3);
-/// `Header::kind` of an [`RbdRecord`].
+/// `Header::kind` of a [`CommandRecord`] of `rbd`.
 pub const KIND_RBD: u32 = HOOK.kind(4);
+/// `Header::kind` of a [`CommandRecord`] of a runtime's client.
+pub const KIND_CLIENT: u32 = HOOK.kind(5);
 
 /// What the programs count.
 pub mod counter {
@@ -50,8 +52,8 @@ pub const FILENAME_CAPACITY: usize = 256;
 pub const PART_CAPACITY: usize = 4096;
 /// Records of one environment at most: what is beyond them is not read.
 pub const PARTS_MAX: usize = 32;
-/// Bytes of the arguments of `rbd` that are captured: with a dozen monitors they have some 600.
-pub const RBD_ARGUMENTS_CAPACITY: usize = 2048;
+/// Bytes of the arguments that are captured: those of `rbd` with a dozen monitors have some 600.
+pub const ARGUMENTS_CAPACITY: usize = 2048;
 
 /// A program that was executed. Its environment follows in order, in one record at least.
 #[repr(C)]
@@ -118,11 +120,11 @@ pub struct ComponentRecord {
     pub reserved: u32,
 }
 
-/// A program with the name `rbd` that root executed with the right to administer the node.
+/// A program with the name `rbd`, or of a runtime's client, that root executed with the right to administer the node.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub struct RbdRecord {
-    /// `KIND_RBD`.
+pub struct CommandRecord {
+    /// `KIND_RBD` or `KIND_CLIENT`.
     pub header: Header,
     /// The process, as the new program.
     pub task: TaskId,
@@ -133,11 +135,14 @@ pub struct RbdRecord {
     /// Bytes of `arguments` that count; 0 where they could not be read.
     pub len: u32,
     /// Arguments, each NUL-terminated, cut. Of a script those of its interpreter.
-    pub arguments: [u8; RBD_ARGUMENTS_CAPACITY],
+    pub arguments: [u8; ARGUMENTS_CAPACITY],
 }
 
-/// The name of that program, as the kernel keeps it.
+/// Its name, as the kernel keeps it.
 pub const RBD_COMM: [u64; 2] = comm(b"rbd");
+
+/// The names of programs by which people start and stop containers.
+pub const CLIENT_COMMS: [[u64; 2]; 4] = [comm(b"docker"), comm(b"nerdctl"), comm(b"crictl"), comm(b"ctr")];
 
 /// The names of kubelets and runtimes, as far as the kernel keeps them (`TASK_COMM_LEN`), as the two words that it keeps them in.
 pub const COMPONENT_COMMS: [[u64; 2]; 9] = [
@@ -166,7 +171,7 @@ const _: () = assert!(size_of::<ComponentRecord>() == 16 + 8);
 const _: () = assert!(size_of::<ExecRecord>() == 16 + 64 + 16 + 256);
 const _: () = assert!(size_of::<EnvironmentRecord>() == 16 + 24 + 4096);
 const _: () = assert!(size_of::<ExitRecord>() == 32);
-const _: () = assert!(size_of::<RbdRecord>() == 16 + 64 + 16 + 2048);
+const _: () = assert!(size_of::<CommandRecord>() == 16 + 64 + 16 + 2048);
 
 /// Where the kernel keeps what only this hook reads.
 #[repr(C)]

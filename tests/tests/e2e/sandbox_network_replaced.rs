@@ -69,9 +69,12 @@ fn a_sandbox_that_is_restarted_is_reported_until_a_plugin_has_set_it_up_again() 
     opened.expect("/incident/confidence", "likely");
     opened.expect("/target/pod/name", &*broken.pod);
     let (pod, id) = (&broken.pod, &broken.container.id()[..12]);
+    opened.expect("/actor/comm", "docker");
+    opened.expect("/actor/confidence", "likely");
+    let client = opened.number("/actor/pid").unwrap_or_default();
     let expected = format!(
-        "pod lijiaob/{pod} lost its network: its sandbox {id} was restarted, by whom was not seen, and has a new network \
-         namespace that no CNI plugin set up"
+        "docker (pid {client}) has likely restarted the sandbox {id} of pod lijiaob/{pod}, which lost its network: it has a new \
+         network namespace that no CNI plugin set up"
     );
     assert_eq!(opened.text("/message"), expected);
     assert_eq!(opened.list("/incident/evidence").len(), 2, "its end and its start: {opened}");

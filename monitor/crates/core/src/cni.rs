@@ -10,6 +10,12 @@ use crate::diagnose::ModelChange;
 use crate::node::cni::{Call, GivenUp, OPEN_MAX};
 
 impl Core {
+    /// The end of a call of a plugin or of `rbd`.
+    pub(super) fn exec_ended(&mut self, at: BootNs, exit: CniExit) {
+        self.cni_exit(at, exit);
+        self.rbd_exit(at, exit);
+    }
+
     pub(super) fn cni_exec(&mut self, at: BootNs, exec: CniExec) {
         if let Some(CniPod { namespace, name, uid: Some(uid) }) = &exec.pod {
             // Who made the call is root of the node.
@@ -42,7 +48,7 @@ impl Core {
         }
     }
 
-    pub(super) fn cni_exit(&mut self, at: BootNs, exit: CniExit) {
+    fn cni_exit(&mut self, at: BootNs, exit: CniExit) {
         if let Some(call) = self.cni.exited(at, exit) {
             self.finished(call);
         }

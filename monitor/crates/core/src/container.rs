@@ -1,8 +1,10 @@
 //! Events of the container lifecycle: a report of a runtime changes the model, and each change of state is an event.
 
 use kevtmon_event::wording::{owner_phrase, target_label};
-use kevtmon_event::{Event, Kind, Severity, Shared};
-use kevtmon_observation::{BootNs, ContainerExit, ContainerFacts, ContainerState, PodIdentity};
+use kevtmon_event::{Actor, Confidence, Event, Kind, Severity, Shared};
+use kevtmon_observation::{
+    BootNs, ContainerExit, ContainerFacts, ContainerStart, ContainerState, PodIdentity,
+};
 use kevtmon_types::escape::name;
 
 use super::Core;
@@ -11,6 +13,14 @@ use crate::diagnose::{ModelChange, is_folded};
 use crate::node::containers::Transition;
 
 impl Core {
+    /// A call of a client is no event. The runtimes tell that a container was started, and not for whom: he who asked for it is
+    /// likely why.
+    pub(super) fn container_start(&mut self, at: BootNs, start: &ContainerStart) {
+        let actor = Actor { confidence: Confidence::Likely, ..self.actor(&start.actor, false) };
+        let change = ModelChange::ContainerStart(&start.containers, &Shared::new(actor));
+        self.diagnose(at, &change);
+    }
+
     pub(super) fn container(&mut self, at: BootNs, facts: ContainerFacts) {
         let id = facts.id.clone();
         if let Some(pod) = &facts.pod {

@@ -187,10 +187,7 @@ impl Core {
             Fact::Neighbor(change) => self.neighbor(at, *change),
             Fact::Umount(attempt) => self.umount_below_known_root(at, *attempt),
             Fact::CniExec(exec) => self.cni_exec(at, *exec),
-            Fact::CniExit(exit) => {
-                self.cni_exit(at, exit);
-                self.rbd_exit(at, exit);
-            }
+            Fact::CniExit(exit) => self.exec_ended(at, exit),
             Fact::CniNetns(found) => self.cni_netns(at, found),
             Fact::Kubelet(facts) => self.kubelet(at, facts),
             Fact::SandboxCheckpoints(found) => {
@@ -243,6 +240,7 @@ impl Core {
             Fact::RbdImages(found) => self.rbd_images(at, found),
             Fact::RbdUses(found) => self.rbd_uses(at, &found),
             Fact::RbdExec(exec) => self.rbd_exec(at, *exec),
+            Fact::ContainerStart(start) => self.container_start(at, &start),
             Fact::Log(line) => self.log_line(at, *line),
             Fact::MountCopies(found) => self.mount_copies(at, *found),
             Fact::ComponentExecuted { tgid } => self.request(Request::Component { tgid }),

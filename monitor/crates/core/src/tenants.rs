@@ -31,6 +31,7 @@ impl Core {
             Fact::Umount(attempt) => self.tenant_of_task(&attempt.actor, false),
             Fact::CniExec(exec) => self.tenant_of_task(&exec.actor, false),
             Fact::RbdExec(exec) => self.tenant_of_task(&exec.actor, false),
+            Fact::ContainerStart(start) => self.tenant_of_task(&start.actor, false),
             Fact::NeighborCreator(creator) => {
                 let is_users = self.is_users(creator.netns, creator.netns_of_user);
                 self.tenant_of_task(&creator.actor, is_users)

@@ -63,7 +63,8 @@ pub use process::{
 };
 pub use rbd::{ImageName, RbdCommand, RbdExec, RbdImage, RbdImages, RbdNumber, RbdUse, RbdUses};
 pub use runtime::{
-    ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, PodIdentity, PodProof,
+    ContainerExit, ContainerFacts, ContainerStart, ContainerState, Incarnation, OwnMounts, PodIdentity,
+    PodProof,
 };
 pub use source::{BudgetClass, KnownNetns, Loss, SourceKind, SourceStatus, Throttled};
 pub use sysctl::{InterfaceSysctls, RpFilter, SysctlWrite};
@@ -248,6 +249,8 @@ pub enum Fact {
     RbdUses(RbdUses),
     /// `rbd` was executed.
     RbdExec(Box<RbdExec>),
+    /// A client of a container runtime was executed, to start containers.
+    ContainerStart(Box<ContainerStart>),
     /// A log has a line that says something of interest.
     Log(Box<LogLine>),
     /// Root executed a program that has the name of one.

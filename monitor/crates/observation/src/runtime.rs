@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use kevtmon_types::names::names;
 use serde::{Deserialize, Serialize};
 
-use super::{BootNs, NsInum};
+use super::{BootNs, NsInum, TaskRef};
 
 /// Lifecycle state, one set for all runtimes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -138,6 +138,16 @@ pub struct ContainerFacts {
     /// Why its removal failed, as the runtime says; of one that is dead only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removal_error: Option<Box<str>>,
+}
+
+/// A client of a runtime that root of the node executed with the right to administer it, to start or restart containers. Whether
+/// the runtime does so is another matter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerStart {
+    /// The process, as that program.
+    pub actor: TaskRef,
+    /// Names, ids or prefixes of ids, as they were given.
+    pub containers: Vec<String>,
 }
 
 /// What a runtime mounts for one container, where it says that itself: in these paths nothing else tells whose they are.

@@ -13,6 +13,7 @@ impl Observation {
             Fact::Task(task) => task.text_bytes(),
             Fact::CniExec(exec) => of_plugin(exec),
             Fact::RbdExec(exec) => of_rbd(exec),
+            Fact::ContainerStart(start) => start.containers.iter().map(String::capacity).sum(),
             _ => 0,
         }
     }

@@ -26,6 +26,7 @@ mod questions;
 mod rbd;
 mod refusal;
 mod ring;
+mod runtime_client;
 pub mod settings;
 mod skipped;
 mod syscall_context;

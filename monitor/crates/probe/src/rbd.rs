@@ -2,7 +2,7 @@
 //!
 //! They are read where they lie in the ring, and hold keys of the cluster. Nothing is copied of them but names.
 
-use kevtmon_ebpf::exec::RbdRecord;
+use kevtmon_ebpf::exec::CommandRecord;
 use kevtmon_observation::{Fact, RbdExec};
 use kevtmon_sources::rbd::command_line::{Asked, Call, Spec, asked};
 
@@ -16,11 +16,11 @@ const DEFAULT_POOL: &str = "rbd";
 
 /// A call of `rbd`, if it is one that concerns others.
 pub(super) fn call(bytes: &[u8]) -> PartDecoded {
-    let record = layout::<RbdRecord>(bytes)?;
+    let record = layout::<CommandRecord>(bytes)?;
     let Some(actor) = actor(&record.task, record.task_root) else {
         return Err(DecodeError::Value { field: "tgid", value: 0 });
     };
-    let arguments = record.arguments.get(..record.len as usize).unwrap_or(&record.arguments);
+    let arguments = arguments(record);
     // What was cut off may change what the rest means.
     let is_whole = !arguments.is_empty() && arguments.len() as u64 == record.arguments_len;
     let fact = match if is_whole { asked(arguments) } else { Asked::Unclear } {
@@ -45,6 +45,11 @@ pub(super) fn call(bytes: &[u8]) -> PartDecoded {
         }
     };
     Ok(Some((record.header.boot_ns, fact)))
+}
+
+/// As far as they were captured.
+pub(super) fn arguments(record: &CommandRecord) -> &[u8] {
+    record.arguments.get(..record.len as usize).unwrap_or(&record.arguments)
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use kevtmon_event::wording::{pod_label, short_id};
-use kevtmon_event::{Advice, CloseReason, Confidence, Event, Kind, Pod, Severity, Shared, form};
+use kevtmon_event::wording::{actor_phrase, pod_label, short_id};
+use kevtmon_event::{Actor, Advice, CloseReason, Confidence, Event, Kind, Pod, Severity, Shared, form};
 use kevtmon_observation::{BootNs, CniCommand, ContainerFacts, NsInum, PodIdentity, iff};
 use kevtmon_types::escape::name;
 use kevtmon_types::is_zero::is_zero;
@@ -53,6 +53,10 @@ thresholds! {
 /// For so long after a CNI `DEL` of it a sandbox may be on its way out.
 const TEARDOWN: BootNs = 60 * SECOND;
 
+/// A container that is to be restarted starts within this time. First it may end: `docker restart` waits for that for 10 s, unless
+/// it is told otherwise.
+const STARTS_WITHIN: BootNs = 60 * SECOND;
+
 /// The network of a sandbox, as it was set up.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -73,6 +77,12 @@ struct Network {
     /// When the last `ADD` that has succeeded began.
     #[serde(skip_serializing_if = "is_zero")]
     added: BootNs,
+    /// When somebody asked last for it to be started, and who.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    asked: Option<(BootNs, Shared<Actor>)>,
+    /// When it was started again, and who likely asked for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    restarted: Option<(BootNs, Shared<Actor>)>,
     /// Its exit, and its start since.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     events: Vec<u64>,
@@ -84,7 +94,7 @@ impl Network {
         let node = context.node;
         let netns = facts.netns.filter(|netns| *netns != node.host_netns)?;
         // One that was read before its process ran may have been another one with its number.
-        let started = facts.started_ns.or_else(|| node.containers.started(&facts.id));
+        let started = started(context, facts);
         let namespace = node.namespaces.get(netns).filter(|known| known.read >= started.unwrap_or(0));
         let own = node.containers.netns_cookie(&facts.id);
         let cookie = own.or_else(|| namespace.and_then(|known| known.cookie));
@@ -101,6 +111,16 @@ impl Network {
     fn is_other_process(&self, now: &Self) -> bool {
         let is_later = self.started.zip(now.started).is_some_and(|(before, now)| before != now);
         self.tgid != now.tgid || is_later
+    }
+
+    /// Notes who asked for the start that was then. Who asks again later has not made it.
+    fn note_restart(&mut self, started: Option<BootNs>) {
+        if started.is_none() || self.restarted.as_ref().map(|(at, _)| *at) != started {
+            let is_it =
+                |at: BootNs, started: BootNs| at <= started && started <= at.saturating_add(STARTS_WITHIN);
+            let asked = self.asked.as_ref().zip(started).filter(|((at, _), started)| is_it(*at, *started));
+            self.restarted = asked.map(|((_, actor), started)| (started, actor.clone()));
+        }
     }
 
     /// `None` if that is not known.
@@ -134,7 +154,7 @@ impl SandboxNetworkReplaced {
         if !known.is_other_process(&now) {
             let (cookie, added) = (now.cookie.or(known.cookie), known.added);
             let had_interface = now.had_interface || known.had_interface;
-            *known = Network { cookie, added, had_interface, ..now };
+            *known = Network { cookie, added, had_interface, asked: known.asked.take(), ..now };
             return None;
         }
         match known.is_other_netns(&now) {
@@ -146,6 +166,7 @@ impl SandboxNetworkReplaced {
         if !known.had_interface || !is_current(context, facts, pod) {
             return None;
         }
+        known.note_restart(started(context, facts));
         let Some(namespace) = namespace(context, facts, &now) else { return unknown() };
         // What becomes of one that the kernel tells nothing of is not seen.
         if is_set_up(known, &now) || now.had_interface && may_be_set_up(context, known) {
@@ -160,6 +181,16 @@ impl SandboxNetworkReplaced {
         self.networks.values().any(|known| known.netns == netns && !known.had_interface)
     }
 
+    fn asked(&mut self, context: &Context<'_>, named: &[String], actor: &Shared<Actor>) {
+        for (id, known) in &mut self.networks {
+            let Some(facts) = context.node.containers.get(id) else { continue };
+            if named.iter().any(|word| id.starts_with(word.as_str()) || facts.name == *word) {
+                known.note_restart(started(context, facts));
+                known.asked = Some((context.now, actor.clone()));
+            }
+        }
+    }
+
     fn added(&mut self, call: &Call) {
         let Some(id) = call.first.container_id.as_ref().filter(|_| call.first.command == CniCommand::Add)
         else {
@@ -172,6 +203,11 @@ impl SandboxNetworkReplaced {
     }
 }
 
+/// When its present process began, as far as that is known.
+fn started(context: &Context<'_>, facts: &ContainerFacts) -> Option<BootNs> {
+    facts.started_ns.or_else(|| context.node.containers.started(&facts.id))
+}
+
 /// Whether no other sandbox of the pod has taken its place.
 fn is_current(context: &Context<'_>, facts: &ContainerFacts, pod: &PodIdentity) -> bool {
     let current = current_sandbox(context.node.containers, &pod.namespace, &pod.name);
@@ -180,7 +216,7 @@ fn is_current(context: &Context<'_>, facts: &ContainerFacts, pod: &PodIdentity) 
 
 /// The namespace of a sandbox, if it was read.
 fn namespace<'n>(context: &Context<'n>, facts: &ContainerFacts, now: &Network) -> Option<&'n Namespace> {
-    let started = now.started.or_else(|| context.node.containers.started(&facts.id));
+    let started = started(context, facts);
     let namespace = context.node.namespaces.get(now.netns)?;
     (namespace.cookie == now.cookie && namespace.read >= started.unwrap_or(0)).then_some(namespace)
 }
@@ -233,15 +269,20 @@ fn condition(
         is_seen && interface.is_none() && !has_former && known.tgid != 0 && !namespace.is_unheard();
     let severity = if interface.is_none() { Severity::Critical } else { Severity::Warning };
     let confidence = if is_certain { Confidence::Certain } else { Confidence::Likely };
+    let actor = known.restarted.as_ref().map(|(_, actor)| actor);
     let report = Report {
         advice: Some(steps(context, &pod)),
-        objects: IncidentObjects { target: Some(Shared::new(target)), ..IncidentObjects::default() },
+        objects: IncidentObjects {
+            actor: actor.cloned(),
+            target: Some(Shared::new(target)),
+            ..IncidentObjects::default()
+        },
         evidence: known.events.clone(),
         ..Report::new(
             facts.id.clone(),
             severity,
             confidence,
-            summary(&pod, &facts.id, interface, has_former),
+            summary(actor, &pod, &facts.id, interface, has_former),
             context.now,
         )
     };
@@ -251,7 +292,13 @@ fn condition(
     Condition { not_before, ..Condition::new(report) }
 }
 
-fn summary(pod: &Pod, id: &str, interface: Option<&str>, has_former: bool) -> String {
+fn summary(
+    actor: Option<&Shared<Actor>>,
+    pod: &Pod,
+    id: &str,
+    interface: Option<&str>,
+    has_former: bool,
+) -> String {
     let lost = match interface {
         Some(_) => "may have lost its network",
         None if has_former => "loses its network once its containers restart",
@@ -261,12 +308,17 @@ fn summary(pod: &Pod, id: &str, interface: Option<&str>, has_former: bool) -> St
         Some(ifname) => format!("was seen to set up, with interface {}", name(ifname)),
         None => "set up".to_owned(),
     };
-    format!(
-        "pod {} {lost}: its sandbox {} was restarted, by whom was not seen, and has a new network namespace that no CNI plugin \
-         {set_up}",
-        pod_label(pod),
-        short_id(id)
-    )
+    let (pod, id) = (pod_label(pod), short_id(id));
+    let new = format!("a new network namespace that no CNI plugin {set_up}");
+    match actor {
+        Some(actor) => {
+            let actor = actor_phrase(actor);
+            format!("{actor} has likely restarted the sandbox {id} of pod {pod}, which {lost}: it has {new}")
+        }
+        None => {
+            format!("pod {pod} {lost}: its sandbox {id} was restarted, by whom was not seen, and has {new}")
+        }
+    }
 }
 
 fn steps(context: &Context<'_>, pod: &Pod) -> Vec<Advice> {
@@ -314,6 +366,10 @@ impl Conditions for SandboxNetworkReplaced {
             ModelChange::Container(id) => {
                 let is_sandbox = seen.context.node.containers.get(id).is_some_and(|facts| facts.sandbox);
                 Look::soon_if(is_sandbox || has_suspects())
+            }
+            ModelChange::ContainerStart(named, actor) => {
+                self.asked(seen.context, named, actor);
+                Look::No
             }
             // A restart may come at once.
             ModelChange::Netns(netns) if self.waits_for(*netns) => Look::Now,

@@ -1,9 +1,9 @@
-//! Executions of CNI plugins by root of the node, with what their environment asks for, and of `rbd`, with what its arguments ask
-//! for; and how they end.
+//! Executions of CNI plugins by root of the node, with what their environment asks for, and of `rbd` and the clients of container
+//! runtimes, with what their arguments ask for; and how they end.
 
 use kevtmon_ebpf::exec::{
-    ComponentRecord, ExecOffsets, ExitRecord, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT,
-    KIND_RBD, counter,
+    ComponentRecord, ExecOffsets, ExitRecord, KIND_CLIENT, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC,
+    KIND_EXIT, KIND_RBD, counter,
 };
 use kevtmon_metrics::KernelMetric;
 use kevtmon_observation::{CniExit, Fact};
@@ -14,13 +14,13 @@ use super::{Attach, AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offse
 use crate::btf::{Btf, BtfError};
 use crate::cni::PartialCalls;
 use crate::decode::{DecodeError, layout};
-use crate::{objects, rbd};
+use crate::{objects, rbd, runtime_client};
 
 pub(super) const HOOK: Hook = Hook {
     name: "exec",
-    observes: "calls of CNI plugins and of rbd",
+    observes: "calls of CNI plugins, of rbd and of clients of container runtimes",
     without: "calls of CNI plugins and of rbd are not seen: changes of the network are not linked to calls; wanted and \
-              locked RBD images are unknown",
+              locked RBD images are unknown, and who restarts a sandbox by hand",
     attach_modes: &[AttachMode {
         name: "tp_btf",
         note: None,
@@ -35,6 +35,7 @@ pub(super) const HOOK: Hook = Hook {
             (KIND_EXIT, Decode::Fact(exit)),
             (KIND_COMPONENT, Decode::Fact(component)),
             (KIND_RBD, Decode::Part(|_, bytes| rbd::call(bytes))),
+            (KIND_CLIENT, Decode::Part(|_, bytes| runtime_client::call(bytes))),
         ],
         counts: &[Count { counter: counter::OTHERS, metric: KernelMetric::CniIgnored, labels: &[] }],
         losses: &[

@@ -1,22 +1,22 @@
-use kevtmon_ebpf::exec::{KIND_RBD, RBD_ARGUMENTS_CAPACITY};
+use kevtmon_ebpf::exec::{ARGUMENTS_CAPACITY, KIND_RBD};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use super::*;
 use crate::Decoder;
 
-fn record(arguments: &[u8]) -> RbdRecord {
-    let mut record = RbdRecord::new_zeroed();
+fn record(arguments: &[u8]) -> CommandRecord {
+    let mut record = CommandRecord::new_zeroed();
     record.header.kind = KIND_RBD;
     record.header.boot_ns = 77;
     (record.task.tgid, record.task.start_ns) = (7, 5);
     record.arguments_len = arguments.len() as u64;
-    let len = arguments.len().min(RBD_ARGUMENTS_CAPACITY);
+    let len = arguments.len().min(ARGUMENTS_CAPACITY);
     record.arguments[..len].copy_from_slice(&arguments[..len]);
     record.len = u32::try_from(len).unwrap();
     record
 }
 
-fn decoded(record: &RbdRecord) -> Option<Fact> {
+fn decoded(record: &CommandRecord) -> Option<Fact> {
     let observed = Decoder::new(1).record(record.as_bytes()).unwrap()?;
     assert_eq!(observed.at, 77);
     Some(observed.fact)
@@ -201,14 +201,17 @@ fn what_is_not_understood_is_counted_and_is_no_call() {
 #[test]
 fn what_was_cut_or_could_not_be_read_is_no_call() {
     let unclear = Some(Fact::Malformed { source: "hook.exec".into(), count: 1 });
-    let long = format!("rbd map kube/index --key={} --image other", "x".repeat(RBD_ARGUMENTS_CAPACITY));
+    let long = format!("rbd map kube/index --key={} --image other", "x".repeat(ARGUMENTS_CAPACITY));
     assert_eq!(decoded(&record(&arguments(&long))), unclear);
-    assert_eq!(decoded(&RbdRecord { len: 0, ..record(&arguments("rbd map kube/index")) }), unclear);
-    assert_eq!(decoded(&RbdRecord { len: u32::MAX, ..record(&arguments("rbd map kube/index")) }), unclear);
+    assert_eq!(decoded(&CommandRecord { len: 0, ..record(&arguments("rbd map kube/index")) }), unclear);
+    assert_eq!(
+        decoded(&CommandRecord { len: u32::MAX, ..record(&arguments("rbd map kube/index")) }),
+        unclear
+    );
     assert_eq!(decoded(&record(b"rbd\0map\0kube/\xff\0")), unclear);
     assert_eq!(decoded(&record(b"")), unclear);
     let nobody = record(b"rbd\0map\0a\0");
-    let nobody = RbdRecord { task: kevtmon_ebpf::task::TaskId { tgid: 0, ..nobody.task }, ..nobody };
+    let nobody = CommandRecord { task: kevtmon_ebpf::task::TaskId { tgid: 0, ..nobody.task }, ..nobody };
     assert!(Decoder::new(1).record(nobody.as_bytes()).is_err());
     assert!(Decoder::new(1).record(&record(b"rbd\0").as_bytes()[..100]).is_err());
 }

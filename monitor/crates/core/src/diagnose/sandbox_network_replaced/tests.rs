@@ -120,6 +120,50 @@ fn a_sandbox_that_is_restarted_has_lost_the_network_of_its_pod() {
     }
 }
 
+/// Somebody executes a client of a runtime that is to start these.
+fn ask(node: &mut TestNode, tgid: u32, containers: &[&str]) {
+    let actor = TaskRef { key: task_key(tgid), tid: tgid, comm: "docker".into(), context: None };
+    let containers = containers.iter().map(|&name| name.to_owned()).collect();
+    node.observe(Fact::ContainerStart(Box::new(ContainerStart { actor, containers })));
+}
+
+#[test]
+fn who_asked_for_the_restart_last_is_named() {
+    let name = etcd_sandbox().name;
+    for (asked, is_named) in
+        [(&[&SANDBOX[..12]][..], true), (&["web", &name], true), (&["web", "2917x"], false)]
+    {
+        let mut node = node();
+        ask(&mut node, 800, &[SANDBOX]);
+        node.run_for(S);
+        ask(&mut node, 812, asked);
+        if !is_named {
+            node.run_for(60 * S);
+        }
+        stop(&mut node, false);
+        start(&mut node, NEW, Some(2));
+        ask(&mut node, 900, &[SANDBOX]);
+        node.run_for(90 * S);
+        let incident = only(&node);
+        let actor = node.last_incident().actor.clone();
+        if !is_named {
+            assert_eq!((incident.summary.as_str(), actor), (EMPTY, None), "the first was long ago");
+            continue;
+        }
+        assert_eq!(
+            incident.summary,
+            "docker (pid 812) has likely restarted the sandbox 291716a39be9 of pod lijiaob/etcd1-0, which lost its network: it has \
+             a new network namespace that no CNI plugin set up"
+        );
+        assert_eq!(actor.map(|actor| (actor.pid, actor.confidence)), Some((812, Confidence::Likely)));
+        let mut next = TestNode::booted(node.resume_state());
+        next.tables = node.tables.clone();
+        next.start(vec![run(200, 0, NEW)]);
+        next.run_for(12 * S);
+        assert_eq!(only(&next).summary, incident.summary);
+    }
+}
+
 #[test]
 fn a_call_of_add_that_sets_the_new_namespace_up_ends_it() {
     let mut node = node();
