@@ -194,7 +194,7 @@ pub async fn run(
         lanes: None,
         plugins: None,
         components: None,
-        pod_processes: None,
+        pods_wanted: None,
         wanted_containers: sources.wanted_containers(),
         leaks: None,
         rbd_uses: None,
@@ -239,7 +239,7 @@ struct Daemon {
     /// Takes processes that may be kubelets or runtimes; the next, containers that their runtimes are asked about.
     components: Option<mpsc::Sender<u32>>,
     /// Takes pods whose processes are to be listed.
-    pod_processes: Option<pod_remains::Wanted>,
+    pods_wanted: Option<pod_remains::Wanted>,
     wanted_containers: broadcast::Sender<String>,
     /// Takes requests to look for mounts that are left.
     leaks: Option<mpsc::Sender<()>>,

@@ -34,7 +34,8 @@ impl Daemon {
             Request::Component { tgid } => components::look_at(self.components.as_ref(), tgid),
             Request::Container { id } => drop(self.wanted_containers.send(id)),
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
-            Request::PodProcesses { pods } => pod_remains::list_of(self.pod_processes.as_ref(), pods),
+            Request::PodProcesses { pods } => pod_remains::list_processes(self.pods_wanted.as_ref(), pods),
+            Request::PodMounts { pods } => pod_remains::list_mounts(self.pods_wanted.as_ref(), pods),
             Request::VethPeers { links } => {
                 netlink::find_veth_peers_and_send(&self.readers, &self.observations, links);
             }

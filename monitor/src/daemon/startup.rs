@@ -222,7 +222,7 @@ impl Daemon {
         rbd::start(readers.clone(), sysfs, observations.clone());
         ipam::start(self.config.get(&ipam::DIRECTORY).0, readers.clone(), observations.clone());
         let kubelets = self.kubelets.clone();
-        self.pod_processes = Some(pod_remains::start(readers.clone(), kubelets, observations.clone()));
+        self.pods_wanted = Some(pod_remains::start(readers.clone(), kubelets, observations.clone()));
     }
 }
 

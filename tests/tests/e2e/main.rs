@@ -79,6 +79,7 @@ mod pod_claims;
 mod pod_neighbor;
 mod pod_remains;
 mod pod_route;
+mod pod_volume_lost;
 mod propagation;
 mod query;
 mod quiet_pods;

@@ -140,7 +140,7 @@ pub mod form {
         LIST_BY_CRICTL = "list-by-crictl", Read,
             "crictl [--runtime-endpoint SOCKET] pods --namespace NAMESPACE --name NAME", ["gateway-neighbor-lost"];
         DELETE_POD = "delete-pod", Restart, "kubectl -n NAMESPACE delete pod NAME",
-            ["gateway-neighbor-lost", "volume-busy", "mount-leak", "sandbox-network-replaced"];
+            ["gateway-neighbor-lost", "volume-busy", "mount-leak", "sandbox-network-replaced", "pod-volume-lost"];
         RESTART_BY_DOCKER = "restart-by-docker", Restart, "docker [--host SOCKET] restart CONTAINER",
             ["gateway-neighbor-lost", "volume-busy", "mount-leak"];
         RESTART_BY_PODMAN = "restart-by-podman", Restart, "podman [--url SOCKET] restart CONTAINER",
@@ -237,6 +237,7 @@ mod tests {
         ("mount-leak/delete-pod", "needs the API server of a cluster"),
         ("mount-leak/restart-unit", "needs systemd as process 1"),
         ("mount-leak/stop-by-crictl", "Debian 12 has no package of crictl; carried out where it is there"),
+        ("pod-volume-lost/delete-pod", "needs the API server of a cluster"),
         ("rbd-lock-left/list-locks", "needs a Ceph cluster"),
         ("rbd-lock-left/list-watchers", "needs a Ceph cluster"),
         ("rbd-locked-elsewhere/list-locks", "needs a Ceph cluster"),

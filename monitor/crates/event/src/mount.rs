@@ -277,7 +277,9 @@ impl Object for Mount {
             words.push(format!("{}{flags}{errno}{attempt}", self.syscall));
         }
         details.line("mount", &self.path);
-        details.line("", &words.join(" · "));
+        if !words.is_empty() {
+            details.line("", &words.join(" · "));
+        }
         file_server::describe(&self.servers, details);
     }
 }

@@ -115,6 +115,15 @@ pub fn actor_phrase(actor: &Actor) -> String {
     text
 }
 
+/// The same before a verb: a comma ends what is set off by one.
+pub fn actor_subject(actor: &Actor) -> String {
+    let mut text = actor_phrase(actor);
+    if text.contains(", ") {
+        text.push(',');
+    }
+    text
+}
+
 /// A process above an actor: any user chooses the names of his.
 fn ancestor_phrase(process: &AncestorRef) -> String {
     user_process_phrase(uid_on_host(process), &process.comm, process.pid)

@@ -186,7 +186,7 @@ fn is_user_slice(segment: &str) -> bool {
 }
 
 fn is_unit(segment: &str) -> bool {
-    [".service", ".scope", ".slice"]
+    [".service", ".scope", ".slice", ".mount"]
         .iter()
         .any(|suffix| segment.strip_suffix(suffix).is_some_and(|stem| !stem.is_empty()))
 }

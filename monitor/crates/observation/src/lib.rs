@@ -358,6 +358,11 @@ pub enum Request {
         /// Uids of the pods.
         pods: Vec<String>,
     },
+    /// List the mounts of these pods, too; replaces what was requested before. The reply is `Fact::PodRemains`.
+    PodMounts {
+        /// Uids of the pods.
+        pods: Vec<String>,
+    },
     /// Where the other ends of these veth devices of the host are, and what keeps the namespaces that they are in; the reply
     /// is `Fact::VethPeers`.
     VethPeers {

@@ -40,7 +40,10 @@ pub struct PodRemains {
     /// there are processes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub started: bool,
-    /// Its volumes that are mounted; not listed as long as there are processes.
+    /// Whether its mounted volumes were listed: of one that has processes only as far as they were requested.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub listed: bool,
+    /// Its volumes that are mounted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<MountFacts>,
     /// Mounted volumes that are not listed, because the list is bounded.

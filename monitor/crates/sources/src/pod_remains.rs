@@ -38,32 +38,49 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Pods that are told; a node has some hundred, and only root makes their directories.
 const PODS_MAX: usize = 512;
 
-/// Of which pods the processes are listed.
+/// What is to be listed of which pods.
 #[derive(Debug)]
-pub struct Wanted(watch::Sender<Vec<String>>);
+pub struct Wanted(watch::Sender<Lists>);
 
-/// Has the processes of these pods listed from now on, and no others; they are looked at at once.
-pub fn list_of(wanted: Option<&Wanted>, pods: Vec<String>) {
+/// Uids of pods that have processes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Lists {
+    /// Their processes and mounts are listed.
+    processes: Vec<String>,
+    /// Their mounts are.
+    mounts: Vec<String>,
+}
+
+impl Lists {
+    fn has_mounts_of(&self, uid: &String) -> bool {
+        self.mounts.contains(uid) || self.processes.contains(uid)
+    }
+}
+
+/// Has the processes and mounts of these pods listed from now on, and of no others; they are looked at at once.
+pub fn list_processes(wanted: Option<&Wanted>, pods: Vec<String>) {
     if let Some(Wanted(wanted)) = wanted {
-        wanted.send_replace(pods);
+        wanted.send_modify(|lists| lists.processes = pods);
+    }
+}
+
+/// The same of mounts alone.
+pub fn list_mounts(wanted: Option<&Wanted>, pods: Vec<String>) {
+    if let Some(Wanted(wanted)) = wanted {
+        wanted.send_modify(|lists| lists.mounts = pods);
     }
 }
 
 /// Follows the pods until the receiver of observations is gone.
 pub fn start(readers: Readers, kubelets: KubeletFinder, tx: Sender) -> Wanted {
-    let (wanted, changes) = watch::channel(Vec::new());
+    let (wanted, changes) = watch::channel(Lists::default());
     spawn_until_closed(tx.clone(), follow(readers, kubelets, changes, tx));
     Wanted(wanted)
 }
 
-async fn follow(
-    readers: Readers,
-    kubelets: KubeletFinder,
-    mut wanted: watch::Receiver<Vec<String>>,
-    tx: Sender,
-) {
+async fn follow(readers: Readers, kubelets: KubeletFinder, mut wanted: watch::Receiver<Lists>, tx: Sender) {
     let mut told: Option<Vec<PodRemains>> = None;
-    let (mut looks, mut failures) = (0, 0);
+    let (mut looks, mut failures, mut is_asked) = (0, 0, false);
     loop {
         looks += 1;
         let look = Look {
@@ -81,15 +98,16 @@ async fn follow(
             looks = 0;
             kubelets.look_and_send(&readers, &tx);
         }
-        if let Some(pods) = found.filter(|pods| told.as_ref() != Some(pods)) {
+        // Who asks gets an answer, whatever was told before.
+        if let Some(pods) = found.filter(|pods| is_asked || told.as_ref() != Some(pods)) {
             told = Some(pods.clone());
             tell(&tx, Fact::PodRemains { pods }).await;
         }
-        let pause = if told.iter().flatten().any(is_unfinished) { OFTEN } else { INTERVAL };
-        tokio::select! {
-            () = sleep_until(at_beat(pause)) => {}
-            Ok(()) = wanted.changed() => {}
-        }
+        let is_often = told.iter().flatten().any(is_unfinished) || !wanted.borrow().mounts.is_empty();
+        is_asked = tokio::select! {
+            () = sleep_until(at_beat(if is_often { OFTEN } else { INTERVAL })) => false,
+            Ok(()) = wanted.changed() => true,
+        };
     }
 }
 
@@ -104,8 +122,7 @@ pub(super) struct Look {
     kubelets: KubeletFacts,
     /// The process that asks.
     daemon: u32,
-    /// Pods whose processes are listed.
-    wanted: Vec<String>,
+    wanted: Lists,
 }
 
 impl Job for Look {
@@ -146,7 +163,7 @@ impl Look {
                 }
                 let groups = groups.get_or_insert_with(|| PodCgroups::find(proc));
                 let found = groups.of(&uid);
-                let is_wanted = self.wanted.contains(&uid);
+                let is_wanted = self.wanted.processes.contains(&uid);
                 let processes = processes::of(proc, &found.processes, is_wanted);
                 let mut pod = PodRemains {
                     directory,
@@ -157,7 +174,8 @@ impl Look {
                     uid,
                     ..PodRemains::default()
                 };
-                if pod.cgroup != PodCgroup::Populated || is_wanted {
+                if pod.cgroup != PodCgroup::Populated || self.wanted.has_mounts_of(&pod.uid) {
+                    pod.listed = true;
                     pod.started = place.has_started(&pod.uid);
                     (pod.mounts, pod.mounts_omitted) = place.mounts(proc, &pod.uid)?;
                 }

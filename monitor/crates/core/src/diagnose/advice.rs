@@ -5,6 +5,7 @@ use kevtmon_observation::{BootNs, NsInum};
 use kevtmon_types::escape::{is_hidden, name};
 
 use super::Context;
+use super::pod_network::is_deletion_feared;
 use crate::node::view::NodeView;
 
 pub(super) type Command = (&'static Form, Vec<String>);
@@ -213,6 +214,17 @@ pub(super) fn quoted(word: &str) -> String {
     }
     text.push('\'');
     text
+}
+
+/// To delete a pod; nothing where that may harm its successor, or where it has no name.
+pub(super) fn delete_pod(context: &Context<'_>, pod: &Pod, text: &str) -> Vec<Advice> {
+    let (Some(namespace), Some(pod)) = (pod.namespace.as_deref(), pod.name.as_deref()) else {
+        return Vec::new();
+    };
+    if is_deletion_feared(context, namespace, pod) {
+        return Vec::new();
+    }
+    vec![advice(form::DELETE_POD, text, &["kubectl", "-n", namespace, "delete", "pod", pod])]
 }
 
 #[cfg(test)]

@@ -61,6 +61,7 @@ mod pod_neighbor_unreachable;
 mod pod_network;
 mod pod_route_missing;
 mod pod_stuck_terminating;
+mod pod_volume_lost;
 mod rbd_lock_left;
 mod rbd_locked_elsewhere;
 mod rbd_orphan_mapping;
@@ -91,7 +92,7 @@ pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, causes before their effects: a later diagnosis can link what an earlier one found in the same event. A stale CNI
 /// call is a cause only for what it did, so it comes behind that.
-pub const KINDS: [&IncidentKind; 25] = [
+pub const KINDS: [&IncidentKind; 26] = [
     &cni_teardown_failing::SPEC,
     &neighbor_table_full::SPEC,
     &gateway_neighbor_lost::SPEC,
@@ -109,6 +110,7 @@ pub const KINDS: [&IncidentKind; 25] = [
     &sandbox_crash_loop::SPEC,
     &sandbox_network_replaced::SPEC,
     &umount_hung::SPEC,
+    &pod_volume_lost::SPEC,
     &container_undeletable::SPEC,
     &pod_stuck_terminating::SPEC,
     &mount_leak::SPEC,

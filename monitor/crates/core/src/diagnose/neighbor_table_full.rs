@@ -7,7 +7,7 @@
 
 use std::cmp::Reverse;
 
-use kevtmon_event::wording::{actor_phrase, pod_label, target_label};
+use kevtmon_event::wording::{actor_subject, pod_label, target_label};
 use kevtmon_event::{
     Actor, Advice, Confidence, Event, NeighborCount, NeighborTable, Severity, Shared, Target, form,
 };
@@ -260,7 +260,7 @@ fn summary(table: &NeighborTable, netns: Option<NsInum>, actor: Option<&Actor>) 
     let family = if family == "ipv6" { "IPv6" } else { "IPv4" };
     let refused = if *refused > 0 { "; the kernel refused new entries" } else { "" };
     if let Some(actor) = actor {
-        let actor = actor_phrase(actor);
+        let actor = actor_subject(actor);
         return format!(
             "{actor} has likely filled the {family} neighbor table of the node (limit {limit}){refused}"
         );

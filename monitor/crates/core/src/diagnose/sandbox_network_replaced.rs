@@ -6,18 +6,17 @@
 
 use std::collections::BTreeMap;
 
-use kevtmon_event::wording::{actor_phrase, pod_label, short_id};
-use kevtmon_event::{Actor, Advice, CloseReason, Confidence, Event, Kind, Pod, Severity, Shared, form};
+use kevtmon_event::wording::{actor_subject, pod_label, short_id};
+use kevtmon_event::{Actor, CloseReason, Confidence, Event, Kind, Pod, Severity, Shared};
 use kevtmon_observation::{BootNs, CniCommand, ContainerFacts, NsInum, PodIdentity, iff};
 use kevtmon_types::escape::name;
 use kevtmon_types::is_zero::is_zero;
 use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
-use super::advice::advice;
+use super::advice::delete_pod;
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
-use super::pod_network::is_deletion_feared;
 use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
 use crate::node::cni::Call;
 use crate::node::containers::is_live;
@@ -271,7 +270,11 @@ fn condition(
     let confidence = if is_certain { Confidence::Certain } else { Confidence::Likely };
     let actor = known.restarted.as_ref().map(|(_, actor)| actor);
     let report = Report {
-        advice: Some(steps(context, &pod)),
+        advice: Some(delete_pod(
+            context,
+            &pod,
+            "delete the pod; its controller makes a new one with a new network",
+        )),
         objects: IncidentObjects {
             actor: actor.cloned(),
             target: Some(Shared::new(target)),
@@ -312,24 +315,13 @@ fn summary(
     let new = format!("a new network namespace that no CNI plugin {set_up}");
     match actor {
         Some(actor) => {
-            let actor = actor_phrase(actor);
+            let actor = actor_subject(actor);
             format!("{actor} has likely restarted the sandbox {id} of pod {pod}, which {lost}: it has {new}")
         }
         None => {
             format!("pod {pod} {lost}: its sandbox {id} was restarted, by whom was not seen, and has {new}")
         }
     }
-}
-
-fn steps(context: &Context<'_>, pod: &Pod) -> Vec<Advice> {
-    let (Some(namespace), Some(pod)) = (pod.namespace.as_deref(), pod.name.as_deref()) else {
-        return Vec::new();
-    };
-    if is_deletion_feared(context, namespace, pod) {
-        return Vec::new();
-    }
-    let text = "delete the pod; its controller makes a new one with a new network";
-    vec![advice(form::DELETE_POD, text, &["kubectl", "-n", namespace, "delete", "pod", pod])]
 }
 
 impl Conditions for SandboxNetworkReplaced {

@@ -1,7 +1,7 @@
 //! The events of unmounts.
 
 use kevtmon_event::wording::{
-    actor_phrase, copies_phrase, holders_phrase, mount_point_phrase, owner_phrase, users,
+    actor_phrase, actor_subject, copies_phrase, holders_phrase, mount_point_phrase, owner_phrase, users,
 };
 use kevtmon_event::{
     Actor, Confidence, Event, Kind, Mount, MountHolder, RefusedCall, Severity, Shared, StagedVolume, Target,
@@ -93,9 +93,7 @@ impl Core {
             subject = format!("what is likely {subject}");
         }
         let server = mount.server_phrase();
-        let by = actor_phrase(&actor);
-        // Set off by commas, if it has some itself.
-        let comma = if by.contains(", ") { "," } else { "" };
+        let by = actor_subject(&actor);
         let by_now = if is_gone || earlier.is_some_and(|one| one.by_now) { "by now " } else { "" };
         let holders_phrase = match (is_umount, is_found) {
             (false, true) => mount_point_phrase(&mount, &holders),
@@ -106,7 +104,7 @@ impl Core {
         let what = if is_umount { "umount" } else { attempt.syscall.name() };
         let later = if earlier.is_some() { " (found later)" } else { "" };
         let message =
-            format!("{what} of {subject} by {by}{comma} refused: {by_now}{holders_phrase}{server}{later}");
+            format!("{what} of {subject} by {by} refused: {by_now}{holders_phrase}{server}{later}");
         // Programs that replace a file which is mounted into their container are everyday life, and so is who removes the file
         // of a network namespace before he unmounts it, but not again and again.
         let is_name_of_namespace =

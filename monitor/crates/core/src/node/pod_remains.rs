@@ -29,6 +29,8 @@ const RECOVERY: BootNs = 300 * SECOND;
 pub struct PodsOnNode {
     /// Whether they were looked at, and can be.
     is_read: bool,
+    /// When that was last told.
+    read: BootNs,
     /// When a runtime came back last.
     recovered: Option<BootNs>,
     known: BTreeMap<String, PodOnNode>,
@@ -59,7 +61,7 @@ pub struct Witness {
 impl PodsOnNode {
     /// Replaces what was seen.
     pub fn replace(&mut self, at: BootNs, pods: Vec<PodRemains>, containers: &Containers) {
-        self.is_read = true;
+        (self.is_read, self.read) = (true, at);
         let mut before = std::mem::take(&mut self.known);
         for seen in pods {
             let uid = seen.uid.clone();
@@ -109,6 +111,17 @@ impl PodsOnNode {
     #[must_use]
     pub fn is_read(&self) -> bool {
         self.is_read
+    }
+
+    /// When it was last told what there is of them.
+    #[must_use]
+    pub fn read(&self) -> BootNs {
+        self.read
+    }
+
+    #[must_use]
+    pub fn get(&self, uid: &str) -> Option<&PodOnNode> {
+        self.known.get(uid)
     }
 
     /// All pods, by uid.

@@ -23,7 +23,7 @@ fn look(root: &Path, wanted: &[&str]) -> Option<Vec<PodRemains>> {
     let look = Look {
         kubelets: KubeletFacts { namespaces: vec![namespace] },
         daemon: std::process::id(),
-        wanted: wanted.iter().map(|uid| (*uid).to_owned()).collect(),
+        wanted: Lists { processes: wanted.iter().map(|uid| (*uid).to_owned()).collect(), mounts: Vec::new() },
     };
     look.run(&Proc::default()).reply
 }
@@ -97,8 +97,11 @@ fn a_kubelet_whose_namespace_is_gone_is_looked_for_again() {
     let namespace = KubeletNamespace { mntns: 1, roots: Vec::new(), of_kubelet: true, pid: Some(u32::MAX) };
     let of = |of_kubelet| {
         let namespaces = vec![KubeletNamespace { of_kubelet, ..namespace.clone() }];
-        let look =
-            Look { kubelets: KubeletFacts { namespaces }, daemon: std::process::id(), wanted: Vec::new() };
+        let look = Look {
+            kubelets: KubeletFacts { namespaces },
+            daemon: std::process::id(),
+            wanted: Lists::default(),
+        };
         look.run(&Proc::default()).reply
     };
     assert_eq!(of(true), None);

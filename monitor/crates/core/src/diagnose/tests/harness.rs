@@ -220,6 +220,7 @@ impl TestNode {
             Request::CniNetns { .. }
             | Request::Component { .. }
             | Request::PodProcesses { .. }
+            | Request::PodMounts { .. }
             | Request::Container { .. }
             | Request::DetachedUsers { .. }
             | Request::RbdUses { .. }

@@ -1,0 +1,209 @@
+//! A pod runs, and a volume of it was unmounted: by somebody else than its kubelet, which waits until the containers have ended.
+//!
+//! The event of an unmount raises the suspicion; whether the volume is gone, the kernel's table of mounts tells. What was unmounted
+//! may have covered the volume, and a kubelet mounts some volumes again by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kevtmon_event::wording::{actor_subject, target_label};
+use kevtmon_event::{Actor, CloseReason, Confidence, Event, Kind, Mount, Severity, Shared, Volume};
+use kevtmon_observation::{BootNs, ContainerFacts, Request};
+use kevtmon_types::escape::name;
+use kevtmon_types::settings::{Threshold, Unit, thresholds};
+use serde::{Deserialize, Serialize};
+
+use super::advice::delete_pod;
+use super::conditions::{Condition, Conditions, Look, Seen, start};
+use super::finding::{Findings, IncidentObjects, Report};
+use super::{CAPACITY, Context, IncidentKind, ModelChange, SECOND, Watch};
+use crate::node::containers::is_live;
+
+#[cfg(test)]
+mod tests;
+
+/// As users filter and alert on it.
+pub(super) const KIND: &str = "pod-volume-lost";
+
+pub(super) const SPEC: IncidentKind = IncidentKind {
+    name: KIND,
+    title: "A volume of a running pod was unmounted on the node",
+    meaning: "The volume is no longer mounted where the kubelet put it, and containers of the pod run. Those may still have it. \
+             Containers that start from now on get the directory below it, on the disk of the node.",
+    remedy: "Delete the pod, so that the kubelet mounts the volume again. Look in the directory of the volume on the node for data \
+             that was written meanwhile.",
+    severities: &[Severity::Critical],
+    counted: "unmounts",
+    thresholds: THRESHOLDS,
+    watched_by: Watch::None,
+    is_optional: true,
+    start: start::<PodVolumeLost>,
+};
+
+thresholds! {
+    /// A volume of a running pod that was unmounted is reported after this time.
+    AFTER = "pod_volume_lost_seconds", default 15, Unit::Seconds;
+}
+
+/// How often is looked at an open one.
+const LOOK: BootNs = 10 * SECOND;
+
+/// A volume that may be lost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Suspect {
+    volume: Volume,
+    path: String,
+    /// When it was unmounted last.
+    at: BootNs,
+    seq: u64,
+    actor: Option<Shared<Actor>>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct PodVolumeLost {
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    suspects: BTreeMap<String, Suspect>,
+    /// Pods whose mounts were requested.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    listed: BTreeSet<String>,
+}
+
+impl PodVolumeLost {
+    /// Has the volumes of the pods looked for.
+    fn request(&mut self, findings: &mut Findings) {
+        let pods: BTreeSet<String> =
+            self.suspects.values().map(|suspect| suspect.volume.pod_uid.clone()).collect();
+        if pods != self.listed {
+            self.listed.clone_from(&pods);
+            findings.request(Request::PodMounts { pods: pods.into_iter().collect() });
+        }
+    }
+}
+
+/// Whether a container of a pod runs, other than its sandbox.
+fn runs(context: &Context<'_>, uid: &str) -> bool {
+    let is_its = |facts: &&ContainerFacts| {
+        let pod = facts.pod.as_ref().filter(|pod| pod.is_confirmed());
+        is_live(facts.state) && !facts.sandbox && pod.is_some_and(|pod| pod.uid == uid)
+    };
+    context.node.containers.present().any(|facts| is_its(&facts))
+}
+
+/// Whether a volume is mounted; `None` where that was not looked at since.
+fn is_mounted(context: &Context<'_>, suspect: &Suspect) -> Option<bool> {
+    let pods = context.node.pods_on_node;
+    let pod = pods.get(&suspect.volume.pod_uid)?;
+    let is_current = pods.is_read() && pods.read() > suspect.at && pod.seen.listed;
+    let is_whole = pod.seen.mounts_omitted == 0;
+    let is_there = pod.volumes().any(|(volume, _)| volume == suspect.volume);
+    (is_current && (is_there || is_whole)).then_some(is_there)
+}
+
+fn subject(volume: &Volume) -> String {
+    format!("{}/{}/{}", volume.pod_uid, volume.plugin, volume.name)
+}
+
+fn report(context: &Context<'_>, subject: &str, suspect: &Suspect) -> Report {
+    let Suspect { volume, path, actor, .. } = suspect;
+    let target = context.node.target_of_pod(&volume.pod_uid);
+    let pod = target_label(&target).unwrap_or_else(|| format!("pod {}", volume.pod_uid));
+    let what = format!("volume {} ({}) of {pod}", name(&volume.name), name(&volume.plugin));
+    let is_next = "containers that start in it now write to the disk of the node";
+    let summary = match actor {
+        Some(actor) => {
+            format!("{} has likely unmounted {what}, which runs: {is_next}", actor_subject(actor))
+        }
+        None => format!("{what}, which runs, was unmounted: {is_next}"),
+    };
+    let likely = |actor: &Shared<Actor>| {
+        let confidence = actor.confidence.min(Confidence::Likely);
+        Shared::new(Actor { confidence, ..actor.clone().into_inner() })
+    };
+    let text =
+        "delete the pod; its controller makes a new one, for which the kubelet mounts the volume again";
+    let mount = Mount { path: path.clone(), volume: Some(volume.clone()), ..Mount::default() };
+    Report {
+        advice: target.confirmed_pod().map(|pod| delete_pod(context, pod, text)),
+        objects: IncidentObjects {
+            actor: actor.as_ref().map(likely),
+            target: Some(Shared::new(target)),
+            mount: Some(Box::new(mount)),
+            ..IncidentObjects::default()
+        },
+        evidence: vec![suspect.seq],
+        ..Report::new(subject.to_owned(), Severity::Critical, Confidence::Likely, summary, context.now)
+    }
+}
+
+impl Conditions for PodVolumeLost {
+    const SPEC: &'static IncidentKind = &SPEC;
+    const HOLD: &'static Threshold = &AFTER;
+    type Memory = ();
+
+    fn event(&mut self, seen: &Seen<'_, ()>, event: &Event, findings: &mut Findings) -> Look {
+        let is_unmount = matches!(event.kind, Kind::MountReleased | Kind::MountDetached);
+        let Some(mount) = event.mount.as_deref().filter(|_| is_unmount) else { return Look::No };
+        let Some(volume) = mount.volume.clone().filter(|volume| runs(seen.context, &volume.pod_uid)) else {
+            return Look::No;
+        };
+        let subject = subject(&volume);
+        // The unmounts that follow took no volume.
+        if seen.is_open(&subject) {
+            return Look::No;
+        }
+        if self.suspects.len() >= CAPACITY && !self.suspects.contains_key(&subject) {
+            findings.discard();
+            return Look::No;
+        }
+        let (path, actor) = (mount.path.clone(), event.actor.clone());
+        self.suspects.insert(subject, Suspect { volume, path, at: event.at, seq: event.seq, actor });
+        Look::Now
+    }
+
+    fn change(&mut self, _: &Seen<'_, ()>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
+        let matters = matches!(
+            change,
+            ModelChange::PodRemains | ModelChange::Container(_) | ModelChange::Runtime | ModelChange::Ready
+        );
+        Look::soon_if(matters && !self.suspects.is_empty())
+    }
+
+    fn conditions(&mut self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<Vec<Condition<()>>> {
+        let context = seen.context;
+        context.ready?;
+        // A look that was under way may have been before it.
+        let is_young = |suspect: &Suspect| context.now < suspect.at.saturating_add(seen.hold);
+        self.suspects.retain(|_, suspect| {
+            runs(context, &suspect.volume.pod_uid)
+                && (is_young(suspect) || is_mounted(context, suspect) != Some(true))
+        });
+        self.request(findings);
+        let of = |(subject, suspect): (&String, &Suspect)| match is_mounted(context, suspect) {
+            None => Some(Condition::unknown(subject.clone())),
+            Some(true) => None,
+            Some(false) => {
+                let report = report(context, subject, suspect);
+                Some(Condition { since: Some(suspect.at), ..Condition::new(report) })
+            }
+        };
+        Some(self.suspects.iter().filter_map(of).collect())
+    }
+
+    fn settle(&self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<BootNs> {
+        (!self.suspects.is_empty()).then(|| seen.context.now.saturating_add(LOOK))
+    }
+
+    fn ended(&self, context: &Context<'_>, subject: &str, _: &()) -> Option<CloseReason> {
+        let uid = subject.split('/').next().unwrap_or_default();
+        Some(if runs(context, uid) { CloseReason::Resolved } else { CloseReason::SubjectGone })
+    }
+
+    fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, ())> {
+        let mount = event.mount.as_deref()?;
+        let volume = mount.volume.clone()?;
+        let subject = subject(&volume);
+        let seq = event.incident.as_ref()?.evidence.first().copied().unwrap_or_default();
+        let (path, actor) = (mount.path.clone(), event.actor.clone());
+        self.suspects.entry(subject.clone()).or_insert(Suspect { volume, path, at: 0, seq, actor });
+        Some((subject, ()))
+    }
+}
