@@ -10,7 +10,9 @@ use aya_ebpf::helpers::generated::bpf_seq_write;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::HashMap;
 use kevtmon_ebpf::MISSING;
-use kevtmon_ebpf::iterators::{END, IteratorOffsets, ListedTask, NOT_ASKED, READERS, Wanted, sought};
+use kevtmon_ebpf::iterators::{
+    END, IteratorOffsets, ListedSocket, ListedTask, NOT_ASKED, READERS, Wanted, sought,
+};
 
 use crate::memory::{Kernel, Structure as _, Typed, offset};
 
@@ -64,6 +66,22 @@ impl Context {
             if (*wanted).last != tgid && self.write(tgid) {
                 (*wanted).last = tgid;
             }
+        }
+    }
+
+    /// Writes an open socket if it is neither in the network namespace of its task nor in this one.
+    #[inline(always)]
+    fn write_if_elsewhere(self, task: Kernel, socket: Kernel, host: u32) {
+        let netns: u32 = socket.follow(offset!(sock_net)).get(offset!(net_ns_inum));
+        let namespaces = task.follow(offset!(task_nsproxy));
+        let own: u32 = namespaces.follow(offset!(nsproxy_net_ns)).get(offset!(net_ns_inum));
+        if netns != 0 && netns != host && netns != own {
+            self.write(ListedSocket {
+                tgid: task.get(offset!(task_tgid)),
+                tid: task.get(offset!(task_pid)),
+                fd: self.at(2) as u32,
+                netns,
+            });
         }
     }
 }
@@ -120,8 +138,13 @@ extern "C" fn iter_task_file(context: *const u64) -> i32 {
         context.write(NOT_ASKED);
         return 0;
     };
+    // SAFETY: a value of the map.
+    let (device, sought) = unsafe { ((*wanted).device, (*wanted).sought) };
     if task == 0 || file == 0 {
-        context.write(END);
+        match sought {
+            sought::SOCKETS => context.write(ListedSocket { tgid: END, tid: 0, fd: 0, netns: 0 }),
+            _ => context.write(END),
+        };
         return 0;
     }
     // The verifier knows what an argument of the iterator leads to, and there is one for each open file.
@@ -129,9 +152,13 @@ extern "C" fn iter_task_file(context: *const u64) -> i32 {
     let mount: u64 = file.get(offset!(file_path_mnt));
     let super_block = Typed(Typed(mount).get(offset!(vfsmount_sb)));
     let magic: u64 = super_block.get(offset!(super_block_magic));
-    // SAFETY: a value of the map.
-    let (device, is_hidden) = unsafe { ((*wanted).device, (*wanted).sought == sought::HIDDEN) };
-    let is_involved = if is_hidden {
+    if sought == sought::SOCKETS {
+        if magic == SOCKFS {
+            context.write_if_elsewhere(Kernel(task), socket(file), device);
+        }
+        return 0;
+    }
+    let is_involved = if sought == sought::HIDDEN {
         magic == SOCKFS && has_files(socket(file)) || magic == ANON_INODES && is_ring(file)
     } else {
         super_block.get::<u32>(offset!(super_block_dev)) == device

@@ -27,6 +27,22 @@ pub struct ListedTask {
 
 const _: () = assert!(size_of::<ListedTask>() == 32);
 
+/// A socket in another network namespace than its task, as `iter_task_file` writes it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct ListedSocket {
+    /// Process; [`END`] in the last record.
+    pub tgid: u32,
+    /// Thread in whose list of descriptors it is.
+    pub tid: u32,
+    /// Its descriptor.
+    pub fd: u32,
+    /// Its network namespace, inode number.
+    pub netns: u32,
+}
+
+const _: () = assert!(size_of::<ListedSocket>() == 16);
+
 /// In place of a process at the end of a list, which is not whole without it.
 pub const END: u32 = u32::MAX;
 /// In place of a process where it is not known what its reader is looking for.
@@ -36,7 +52,7 @@ pub const NOT_ASKED: u32 = 0;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Wanted {
-    /// File system, by the kernel's number.
+    /// File system, by the kernel's number; of [`sought::SOCKETS`] the network namespace that is left out.
     pub device: u32,
     /// One of [`sought`].
     pub sought: u32,
@@ -57,6 +73,8 @@ pub mod sought {
     pub const FILES: u32 = 1;
     /// What can have files that no list of open files shows: sockets in which some wait, and rings.
     pub const HIDDEN: u32 = 2;
+    /// Sockets in another network namespace than their task.
+    pub const SOCKETS: u32 = 3;
 }
 
 /// Where the kernel keeps what the iterators read.
@@ -72,6 +90,7 @@ pub struct IteratorOffsets {
     pub task_real_cred: u32,
     pub cred_euid: u32,
     pub nsproxy_mnt_ns: u32,
+    pub nsproxy_net_ns: u32,
     pub mnt_namespace_inum: u32,
     pub mm_exe_file: u32,
     pub fs_root_mnt: u32,
@@ -86,6 +105,8 @@ pub struct IteratorOffsets {
     pub socket_sk: u32,
     pub sock_family: u32,
     pub sock_state: u32,
+    pub sock_net: u32,
+    pub net_ns_inum: u32,
     pub sock_queue_len: u32,
     pub unix_sock_path_mnt: u32,
     pub unix_sock_sent_files: u32,
@@ -94,5 +115,5 @@ pub struct IteratorOffsets {
 
 impl IteratorOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 26]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 29]);
 }

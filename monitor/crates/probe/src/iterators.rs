@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use aya::maps::Map;
 use aya::programs::Iter;
-use kevtmon_ebpf::iterators::{END, IteratorOffsets, ListedTask, NOT_ASKED, Wanted, sought};
-use kevtmon_observation::{SourceKind, SourceStatus};
+use kevtmon_ebpf::MISSING;
+use kevtmon_ebpf::iterators::{END, IteratorOffsets, ListedSocket, ListedTask, NOT_ASKED, Wanted, sought};
+use kevtmon_observation::{NsInum, SourceKind, SourceStatus};
 use kevtmon_sources::procfs::pidfd::PidFd;
 use nix::unistd::gettid;
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,7 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         task_real_cred: btf.need("task_struct.real_cred")?,
         cred_euid: btf.need("cred.euid")?,
         nsproxy_mnt_ns: btf.need("nsproxy.mnt_ns")?,
+        nsproxy_net_ns: btf.need("nsproxy.net_ns")?,
         mnt_namespace_inum: btf.need("mnt_namespace.ns.inum")?,
         mm_exe_file: btf.need("mm_struct.exe_file")?,
         fs_root_mnt: btf.need("fs_struct.root")? + path_mnt,
@@ -68,11 +70,13 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         socket_sk: btf.need("socket.sk")?,
         sock_family: btf.need("sock.__sk_common.skc_family")?,
         sock_state: btf.need("sock.__sk_common.skc_state")?,
+        sock_net: btf.offset("sock.__sk_common.skc_net.net").unwrap_or(MISSING),
+        net_ns_inum: btf.need("net.ns.inum")?,
         sock_queue_len: btf.need("sock.sk_receive_queue.qlen")?,
         // Of a module where unix sockets are one: each is looked at then.
         unix_sock_path_mnt: match btf.offset("unix_sock.path") {
             Some(path) => path + path_mnt,
-            None => kevtmon_ebpf::MISSING,
+            None => MISSING,
         },
         // Since 5.8.
         unix_sock_sent_files: btf.any_of(&["unix_sock.scm_stat.nr_fds"]),
@@ -193,17 +197,38 @@ impl Lists {
             Sought::Hidden => (1, sought::HIDDEN),
             Sought::Mappings => (2, sought::FILES),
         };
-        // Another thread may wait for a list of its own.
-        let reader = gettid().as_raw().cast_unsigned();
-        update(self.wanted.as_fd(), &reader, &Wanted { device, sought, last: 0, reserved: 0 })?;
-        let found = self.read::<u32>(link);
-        // Only a place is lost, and the next thread of this number takes it.
-        let _ = delete(self.wanted.as_fd(), &reader);
-        let mut found = found?;
+        let mut found: Vec<u32> = self.read_wanted(link, device, sought)?;
         match found.pop() {
             Some(END) if !found.contains(&NOT_ASKED) => Ok(found),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
+    }
+
+    /// Open sockets that are neither in the network namespace of their task nor in this one; none where the kernel's types do
+    /// not show that of a socket.
+    ///
+    /// # Errors
+    /// As [`Self::tasks`].
+    pub fn sockets_elsewhere(&self, host: NsInum) -> io::Result<Vec<ListedSocket>> {
+        let mut found: Vec<ListedSocket> = self.read_wanted(1, host, sought::SOCKETS)?;
+        match found.pop() {
+            Some(end) if end.tgid == END => Ok(found),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Reads a list for which the program has to know what is wanted.
+    fn read_wanted<T>(&self, link: usize, device: u32, sought: u32) -> io::Result<Vec<T>>
+    where
+        T: FromBytes + Immutable + KnownLayout + Copy,
+    {
+        // Another thread may wait for a list of its own.
+        let reader = gettid().as_raw().cast_unsigned();
+        update(self.wanted.as_fd(), &reader, &Wanted { device, sought, last: 0, reserved: 0 })?;
+        let found = self.read(link);
+        // Only a place is lost, and the next thread of this number takes it.
+        let _ = delete(self.wanted.as_fd(), &reader);
+        found
     }
 
     fn read<T: FromBytes + Immutable + KnownLayout + Copy>(&self, link: usize) -> io::Result<Vec<T>> {

@@ -1,7 +1,13 @@
 //! Objects beside each other, in the running kernel.
 
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
+
 use kevtmon_ebpf::lanes::Rate;
+use kevtmon_observation::NsInum;
 use kevtmon_types::error_chain::chain;
+use nix::sched::{CloneFlags, unshare};
 
 use super::*;
 use crate::hooks::HookChoices;
@@ -157,4 +163,28 @@ fn without_types_only_programs_that_need_none_are_attached() {
         assert_eq!(attach_mode, expected, "{hook}");
         assert!(reason.contains(BTF_PATH), "{hook}: {reason}");
     }
+}
+
+#[test]
+fn a_socket_that_stayed_in_another_network_namespace_is_listed() {
+    let Some(mut objects) = objects(&[&CORE]) else { return };
+    let iterators = match objects.iterators() {
+        Ok(iterators) => iterators,
+        Err(error) => return eprintln!("skipped: {}", chain(&error)),
+    };
+    let netns = || NsInum::try_from(std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino()).unwrap();
+    // The socket stays where it was made, and its thread ends.
+    let made = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        (UdpSocket::bind("0.0.0.0:0").unwrap(), netns())
+    });
+    let here = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (there, elsewhere) = made.join().unwrap();
+    let listed = iterators.handle().open().unwrap().sockets_elsewhere(netns()).unwrap();
+    let of = |socket: &UdpSocket| {
+        let fd = u32::try_from(socket.as_raw_fd()).unwrap();
+        let own = listed.iter().find(|listed| (listed.tgid, listed.fd) == (std::process::id(), fd));
+        own.map(|listed| listed.netns)
+    };
+    assert_eq!((of(&there), of(&here)), (Some(elsewhere), None));
 }
