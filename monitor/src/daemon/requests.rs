@@ -37,7 +37,7 @@ impl Daemon {
             Request::PodProcesses { pods } => pod_remains::list_processes(self.pods_wanted.as_ref(), pods),
             Request::PodMounts { pods } => pod_remains::list_mounts(self.pods_wanted.as_ref(), pods),
             Request::VethPeers { links } => {
-                netlink::find_veth_peers_and_send(&self.readers, &self.observations, links);
+                self.scanner.find_veth_peers_and_send(&self.readers, &self.observations, links);
             }
             Request::PodRoutes { id, addresses } => {
                 netlink::look_up_pod_routes_and_send(&self.observations, id, addresses);

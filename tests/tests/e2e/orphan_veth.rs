@@ -1,8 +1,12 @@
 //! veth devices of pods that are left after their pods: real namespaces and devices, behind a socket that tells which containers
 //! there are.
 
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 
 use kevtmon_tests::advice::{carry_out, opened, resolved};
 use kevtmon_tests::daemon::{Daemon, Launch, launch};
@@ -14,6 +18,8 @@ use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
 use kevtmon_tests::process::{Running, comm, finish_with_input, run};
 use kevtmon_tests::reaper::Cleanup;
 use kevtmon_tests::unique::container_id;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use serde_json::Value;
 
 const KIND: &str = "orphan-veth";
@@ -82,6 +88,30 @@ fn open_file(netns: &Path) -> Running {
     let mut command = Command::new("sh");
     command.args(["-c", "exec 7<\"$1\"; exec sleep 1000000", "sh"]).arg(netns);
     spawn(&mut command)
+}
+
+/// A process with a socket that was made in a namespace, and that is not in it itself.
+fn keep_socket(netns: &Path, make: fn() -> OwnedFd) -> Running {
+    let netns = File::open(netns).expect("the namespace exists");
+    let made = thread::spawn(move || {
+        setns(netns, CloneFlags::CLONE_NEWNET).expect("it can be entered");
+        make()
+    });
+    let socket = made.join().expect("it is made");
+    // The command has the last copy of it here.
+    let mut command = Command::new("sleep");
+    let process = Running::spawn(command.arg("1000000").stdin(socket).stdout(Stdio::null()));
+    drop(command);
+    eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it runs");
+    process
+}
+
+fn netlink_socket() -> OwnedFd {
+    socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).expect("it can be made")
+}
+
+fn tcp_socket() -> OwnedFd {
+    TcpListener::bind("0.0.0.0:0").expect("it can be made").into()
 }
 
 /// A process in a mount namespace of its own, with a copy of all mounts.
@@ -153,6 +183,55 @@ fn a_device_that_remains_names_who_has_the_namespace_of_its_other_end_open_until
     drop(holder);
     resolved(&mut daemon, &id);
     resolved(&mut later, &late);
+}
+
+/// Nothing in /proc leads to the namespace. Who has only sockets of its own namespace has no part in it.
+#[test]
+fn a_device_that_remains_names_who_has_a_socket_of_the_namespace() {
+    let kinds: [(fn() -> OwnedFd, &str); 2] = [(netlink_socket, "NETLINK"), (tcp_socket, "TCP")];
+    for (make, protocol) in kinds {
+        let docker = FakeDockerd::start();
+        let mut pod = CalicoPod::new(&docker);
+        let inum = pod.pod.inum();
+        let mut daemon = impatient(&docker).start();
+        let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+        if ready.text("/daemon/sources/hook.holders") != "iterators" {
+            return eprintln!("skipped: the kernel does not list sockets");
+        }
+        wait_for_container(&daemon, pod.id());
+        let holder = keep_socket(pod.pod.netns().path(), make);
+        let other = keep_socket(Path::new("/proc/self/ns/net"), make);
+        pod.end(&docker);
+        let event = told(&mut daemon, &pod.device);
+        event.expect("/link/peer/netns", inum);
+        let keeper = keeper(&event, holder.pid());
+        assert_eq!((&keeper["access"], &keeper["path"]), (&"socket".into(), &protocol.into()), "{event}");
+        let has_other = |event: &Event| event.list("/holders").iter().any(|it| it["pid"] == other.pid());
+        assert!(!has_other(&event), "{event}");
+        let words = format!("held by sleep (pid {}) with a socket ({protocol})", holder.pid());
+        assert!(event.text("/message").contains(&words), "{words:?} in {event}");
+
+        // Who starts now has not seen the namespace: the socket itself tells it.
+        let mut later = impatient(&docker).start();
+        let late = told(&mut later, &pod.device);
+        if may_ask_sockets() {
+            late.expect("/link/peer/netns", inum);
+            assert!(late.text("/message").contains(&format!(", {words}")), "{late}");
+        } else {
+            assert_eq!(late.list("/holders"), [Value::Null; 0], "{late}");
+        }
+        assert!(!has_other(&late), "{late}");
+        let ids = [&event, &late].map(|event| event.text("/incident/id").to_owned());
+        drop(holder);
+        resolved(&mut daemon, &ids[0]);
+        resolved(&mut later, &ids[1]);
+    }
+}
+
+/// Whether no socket has a class by the control groups of its tasks, which would change if it was asked.
+fn may_ask_sockets() -> bool {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").expect("it can be read");
+    !groups.contains("net_cls") && !groups.contains("net_prio")
 }
 
 #[test]

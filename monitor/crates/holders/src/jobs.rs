@@ -18,6 +18,7 @@ use super::rbd::Look as RbdUses;
 use super::scan::{Part, scan};
 use super::still_held::still_held;
 use super::unmounters::Look as Unmounters;
+use super::veth_peers::FindPeers;
 use super::volume_data;
 use super::{Deadline, DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest, thread_time};
 
@@ -27,7 +28,7 @@ pub fn jobs() -> impl Iterator<Item = Entry> {
     let scans = scans.into_iter().chain([entry::<Detached>()]);
     let looks =
         [entry::<InitialNamespace>(), entry::<Unmounters>(), entry::<Inventory>(), entry::<RbdUses>()];
-    scans.chain(looks)
+    scans.chain(looks).chain([entry::<FindPeers>()])
 }
 
 /// An answer, and the processor time that it took.

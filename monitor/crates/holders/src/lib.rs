@@ -55,6 +55,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 pub mod unmounters;
+mod veth_peers;
 mod volume_data;
 pub mod worker;
 

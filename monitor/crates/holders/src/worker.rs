@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
 use detached::Detached;
-use kevtmon_observation::{Fact, HolderReport, MountPresence, Rank, Share, Verdict};
+use kevtmon_observation::{Fact, HolderReport, MountPresence, Rank, Share, Verdict, VethLink};
 use kevtmon_probe::MountTables;
 use kevtmon_probe::iterators::Iterators;
 use kevtmon_sources::procfs::readers::{Answer, BlockingReaders, Readers};
@@ -28,6 +28,7 @@ use super::look::{Look, look};
 use super::progress::Progress;
 use super::scan_queue::{Kind, ScanQueue};
 use super::table::{Tables, Uncertainty};
+use super::veth_peers::{self, FindPeers};
 use super::{DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest};
 
 /// Longest wait for the answer of a reader, which notices by itself when its time is over. One that hangs is replaced.
@@ -168,6 +169,15 @@ impl Scanner {
     /// From now on the kernel's own lists tell who can hold a mount.
     pub fn set_iterators(&self, iterators: Iterators) {
         self.shared.tables.set_iterators(iterators);
+    }
+
+    /// Has a reader look for the other ends of veth devices; never blocks.
+    pub fn find_veth_peers_and_send(&self, readers: &Readers, tx: &Sender, links: Vec<VethLink>) {
+        veth_peers::find_and_send(
+            readers,
+            tx,
+            FindPeers { links, iterators: self.shared.tables.iterators() },
+        );
     }
 
     /// Where it is told what the host has mounted.

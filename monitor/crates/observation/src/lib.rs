@@ -69,7 +69,7 @@ pub use runtime::{
 pub use source::{BudgetClass, KnownNetns, Loss, SourceKind, SourceStatus, Throttled};
 pub use sysctl::{InterfaceSysctls, RpFilter, SysctlWrite};
 pub use unmounter::{UmountCall, UnmountedMount, Unmounter};
-pub use veth::{HostNeighbor, VethPeer};
+pub use veth::{HostNeighbor, VethLink, VethPeer};
 
 /// One fact from one source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -366,8 +366,8 @@ pub enum Request {
     /// Where the other ends of these veth devices of the host are, and what keeps the namespaces that they are in; the reply
     /// is `Fact::VethPeers`.
     VethPeers {
-        /// Indexes of the host's ends.
-        links: Vec<u32>,
+        /// The host's ends.
+        links: Vec<VethLink>,
     },
     /// By which routes the host reaches these addresses of pods; the reply is `Fact::PodRoutes` with the same `id`.
     PodRoutes {

@@ -145,7 +145,7 @@ pub enum Access {
     Exe,
     /// A mapped file.
     Mmap,
-    /// A unix socket that is bound to a file.
+    /// A unix socket that is bound to a file; of a network namespace that is kept, any socket that was made in it.
     Socket,
     /// A copy of the mount in another mount namespace: keeps the file system, but refuses no unmount by itself.
     Mount,

@@ -19,6 +19,7 @@ pub mod procfs;
 pub mod programs;
 pub mod rbd;
 pub mod runtime;
+pub mod socket_netns;
 pub mod unix_sockets;
 
 /// What readers of /proc do for sources.
@@ -27,7 +28,6 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
     let own = [
         entry::<netlink::Discover>(),
         entry::<netlink::Open>(),
-        entry::<netlink::FindPeers>(),
         entry::<runtime::FindCheckpoints>(),
         entry::<runtime::Identify>(),
         entry::<runtime::Prove>(),

@@ -192,7 +192,7 @@ pub fn bound_file(own: &Path, process: &PidFd, fd: u32) -> io::Result<Option<Bou
 }
 
 /// `SO_DOMAIN` of a socket.
-fn family(socket: &OwnedFd) -> io::Result<libc::c_int> {
+pub(super) fn family(socket: &OwnedFd) -> io::Result<libc::c_int> {
     let mut family = 0;
     let mut length = libc::socklen_t::try_from(size_of_val(&family)).unwrap_or(0);
     // SAFETY: the kernel writes at most `length` bytes to `family`, and the length to `length`.

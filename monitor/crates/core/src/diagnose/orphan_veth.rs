@@ -17,7 +17,7 @@ use kevtmon_event::{
     CloseReason, Confidence, Container, Event, Join, Kind, MountHolder, Pod, Severity, Shared, Target,
     Unreadable,
 };
-use kevtmon_observation::{Access, BootNs, LinkFacts, NsInum, Request};
+use kevtmon_observation::{Access, BootNs, LinkFacts, NsInum, Request, VethLink};
 use kevtmon_types::settings::{Thresholds, Unit, thresholds};
 use living::{Assessment, Living};
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A pod's veth device is left on the node though its pod is gone",
     meaning: "The network of the pod was not taken down, or something keeps its network namespace alive: a process, an open \
-             file or a mount. Routes and addresses that belong to the device may be in the way of newer pods.",
+             file or socket, or a mount. Routes and addresses that belong to the device may be in the way of newer pods.",
     remedy: "End what keeps the namespace, as the incident names it; the device goes with it. Do not delete a device by its \
              name: the next pod of that name has one of the same name.",
     severities: &[Severity::Warning],
@@ -192,11 +192,13 @@ impl OrphanVeth {
     /// Has it looked for what keeps the namespaces of those that are due.
     fn look(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let due = self.orphans.iter_mut().filter(|(_, orphan)| orphan.look_at <= context.now);
-        let links: Vec<u32> = due
+        let host = context.node.namespaces.get(context.node.host_netns);
+        let links: Vec<VethLink> = due
             .take(BATCH)
             .map(|(ifindex, orphan)| {
                 orphan.look_at = context.now.saturating_add(PATIENCE);
-                *ifindex
+                let peer = host.and_then(|host| host.links.get(ifindex)?.peer.as_ref());
+                VethLink { ifindex: *ifindex, netns: peer.and_then(|peer| peer.netns) }
             })
             .collect();
         if !links.is_empty() {

@@ -40,8 +40,7 @@ use kevtmon_observation::NsInum;
 pub use pod_routes::look_up_and_send as look_up_pod_routes_and_send;
 pub use requested::{Malformed, ops};
 use tokio::sync::mpsc;
-pub(super) use veth_peers::FindPeers;
-pub use veth_peers::find_and_send as find_veth_peers_and_send;
+pub use veth_peers::{SocketElsewhere, find as find_veth_peers};
 
 use self::socket::Subscription;
 use self::stream::Stream;

@@ -4,7 +4,8 @@
 //! A namespace without a process and without a file in the usual directories is found by what keeps it: that is opened for as
 //! long as the kernel is asked for the nsid of the namespace, which the device names too. Files are opened only where they
 //! are namespaces, and paths in other mount namespaces are walked from the kernel's cache only, as else a dead file server could be
-//! waited for. What keeps a namespace by a socket in it alone is not seen.
+//! waited for. A socket keeps the namespace it was made in, of which /proc shows nothing: whoever calls lists these, and they are
+//! looked at only where nothing else leads to a namespace.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -14,23 +15,21 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kevtmon_observation::{Access, Fact, Holder, HolderReport, NsInum, VethPeer};
+use kevtmon_observation::{Access, Holder, HolderReport, NsInum, VethLink, VethPeer};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
-use serde::{Deserialize, Serialize};
 
 use super::NetlinkConfig;
 use super::discover::{nsid_of, open_namespace, own_namespace};
 use super::message::{self, Change};
 use super::socket::{RequestError, RequestSocket};
 use crate::procfs::dir::{Buffer, Dir, NumberName, is_gone};
-use crate::procfs::readers::{Answer, Job, Readers, reading_none};
+use crate::procfs::pidfd::PidFd;
+use crate::procfs::readers::{asker, reading, reading_none};
 use crate::procfs::{Proc, parse_ns};
-use crate::{Sender, tell};
+use crate::socket_netns;
 
-/// Longest wait for a reader.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// All processes are looked at within this time, or not all of them.
 const TIME: Duration = Duration::from_secs(10);
 /// All requests to the kernel together.
@@ -39,41 +38,32 @@ const BUDGET: Duration = Duration::from_secs(2);
 const KEEPERS_MAX: usize = 16;
 /// Processes by which one mount namespace is read: one may be gone.
 const READERS_MAX: usize = 2;
+/// Sockets in other network namespaces than their tasks' that are looked at.
+const SOCKETS_MAX: usize = 4096;
 /// `RESOLVE_CACHED` of include/uapi/linux/openat2.h, since 5.12.
 const RESOLVE_CACHED: u64 = 0x20;
 
-/// Looks for the other ends of these devices.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct FindPeers {
-    links: Vec<u32>,
+/// An open socket that is in another network namespace than its task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketElsewhere {
+    pub tgid: u32,
+    /// The thread in whose list of descriptors it is.
+    pub tid: u32,
+    pub fd: u32,
+    pub netns: NsInum,
 }
 
-impl Job for FindPeers {
-    const NAME: &'static str = "veth-peers";
-    type Reply = Vec<VethPeer>;
-
-    fn in_background(&self) -> bool {
-        true
-    }
-
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        let found = find(proc, &self.links).unwrap_or_else(|error| {
-            tracing::debug!(%error, "cannot look for the other ends of veth devices");
-            Vec::new()
-        });
-        found.into()
-    }
-}
-
-/// Looks, and sends what is found; nothing where nobody can look now: the core asks again.
-pub fn find_and_send(readers: &Readers, tx: &Sender, links: Vec<u32>) {
-    let (readers, tx) = (readers.clone(), tx.clone());
-    tokio::spawn(async move {
-        let failure = "cannot look for the other ends of veth devices";
-        if let Some(peers) = readers.reply(FindPeers { links }, PATIENCE, failure).await {
-            tell(&tx, Fact::VethPeers(peers)).await;
-        }
-    });
+/// The other ends of these devices. `sockets` lists all that are neither in the namespace of their task nor in the given one.
+#[must_use]
+pub fn find(
+    proc: &Proc,
+    links: &[VethLink],
+    sockets: impl FnOnce(NsInum) -> Vec<SocketElsewhere>,
+) -> Vec<VethPeer> {
+    try_find(proc, links, sockets).unwrap_or_else(|error| {
+        tracing::debug!(%error, "cannot look for the other ends of veth devices");
+        Vec::new()
+    })
 }
 
 /// Why nothing was found.
@@ -85,15 +75,33 @@ enum FindError {
     Links(#[from] RequestError),
 }
 
-fn find(proc: &Proc, links: &[u32]) -> Result<Vec<VethPeer>, FindError> {
+fn try_find(
+    proc: &Proc,
+    links: &[VethLink],
+    sockets: impl FnOnce(NsInum) -> Vec<SocketElsewhere>,
+) -> Result<Vec<VethPeer>, FindError> {
     let host = own_namespace(proc).map_err(FindError::Namespace)?;
-    let survey = Survey::of(proc, host);
+    let mut survey = Survey::of(proc, host);
     reading_none();
     let mut requests = RequestSocket::open(BUDGET)?;
-    let nsids = survey.nsids(proc, &mut requests);
+    let mut nsids = survey.nsids(proc, &mut requests);
     let devices = devices(&mut requests, host)?;
-    let peer = |ifindex: u32| {
-        let other = devices.get(&ifindex);
+    let is_unfound = |link: &VethLink, nsids: &HashMap<i32, NsInum>| match devices.get(&link.ifindex) {
+        Some(Other::Nsid(nsid)) => !nsids.contains_key(nsid),
+        _ => false,
+    };
+    let unfound: Vec<VethLink> = links.iter().filter(|link| is_unfound(link, &nsids)).copied().collect();
+    if !unfound.is_empty() {
+        let found = BTreeSet::from_iter(nsids.values().copied());
+        let mut sockets = sockets(host);
+        sockets.retain(|socket| !found.contains(&socket.netns));
+        // Users can make any number of others.
+        sockets.sort_by_key(|socket| !unfound.iter().any(|link| link.netns == Some(socket.netns)));
+        survey.sockets(proc, &sockets);
+        nsids = survey.nsids(proc, &mut requests);
+    }
+    let peer = |link: &VethLink| {
+        let other = devices.get(&link.ifindex);
         let netns = other.and_then(|other| match other {
             Other::Here => Some(host),
             Other::Nsid(nsid) => nsids.get(nsid).copied(),
@@ -101,9 +109,12 @@ fn find(proc: &Proc, links: &[u32]) -> Result<Vec<VethPeer>, FindError> {
         });
         let kept = netns.and_then(|netns| survey.kept.get(&netns));
         let mut keepers = kept.map(|kept| kept.holders.clone()).unwrap_or_default();
+        if is_unfound(link, &nsids) {
+            keepers = survey.possible(link.netns);
+        }
         keepers.iter_mut().for_each(|keeper| describe(proc, keeper));
         VethPeer {
-            ifindex,
+            ifindex: link.ifindex,
             present: other.is_some(),
             netns,
             name: netns.and_then(|netns| survey.names.get(&netns).cloned()),
@@ -112,7 +123,7 @@ fn find(proc: &Proc, links: &[u32]) -> Result<Vec<VethPeer>, FindError> {
             blind_spots: survey.report.blind_spots.clone(),
         }
     };
-    Ok(links.iter().map(|ifindex| peer(*ifindex)).collect())
+    Ok(links.iter().map(peer).collect())
 }
 
 /// What a process is, which is read only of those that are told.
@@ -184,14 +195,13 @@ struct NetnsMount {
 }
 
 impl Survey {
+    fn empty(host: NsInum) -> Self {
+        let report = HolderReport::skipped(0, String::new());
+        Self { host, kept: BTreeMap::new(), names: BTreeMap::new(), report, nsfs: None }
+    }
+
     fn of(proc: &Proc, host: NsInum) -> Self {
-        let mut survey = Self {
-            host,
-            kept: BTreeMap::new(),
-            names: BTreeMap::new(),
-            report: HolderReport::skipped(0, String::new()),
-            nsfs: nsfs(proc),
-        };
+        let mut survey = Self { nsfs: nsfs(proc), ..Self::empty(host) };
         let mut buffer = Buffer::default();
         let mut by_mntns: BTreeMap<NsInum, Vec<u32>> = BTreeMap::new();
         let end = Instant::now() + TIME;
@@ -317,6 +327,32 @@ impl Survey {
         }
     }
 
+    /// Notes whose sockets keep namespaces. Those of this program are there for a moment only.
+    fn sockets(&mut self, proc: &Proc, sockets: &[SocketElsewhere]) {
+        if sockets.len() > SOCKETS_MAX {
+            self.report.blind_spot(None, "too many sockets are in other network namespaces");
+        }
+        let own = asker().unwrap_or_else(std::process::id);
+        let is_own = |tgid| tgid == own || proc.stat(tgid).is_some_and(|stat| stat.ppid == own);
+        let mut buffer = Buffer::default();
+        for socket in sockets.iter().take(SOCKETS_MAX).filter(|socket| !is_own(socket.tgid)) {
+            // One that is closed by now has none.
+            let Ok(protocol) = protocol(proc, socket, &mut buffer) else { continue };
+            let SocketElsewhere { tgid, tid, fd, netns } = *socket;
+            let tid = (tid != tgid).then_some(tid);
+            let keeper = Holder { path: Some(protocol), fd: Some(fd), tid, ..holder(tgid, Access::Socket) };
+            self.add(netns, keeper);
+        }
+    }
+
+    /// The sockets of a namespace that was not found by them, which is likely still the one of the device.
+    fn possible(&self, netns: Option<NsInum>) -> Vec<Holder> {
+        let kept = netns.and_then(|netns| self.kept.get(&netns));
+        let sockets =
+            kept.iter().flat_map(|kept| &kept.holders).filter(|keeper| keeper.access == Access::Socket);
+        sockets.cloned().map(|keeper| Holder { possible: true, ..keeper }).collect()
+    }
+
     /// The nsids of all that are kept, as far as one of their keepers can be opened.
     fn nsids(&self, proc: &Proc, requests: &mut RequestSocket) -> HashMap<i32, NsInum> {
         let mut nsids = HashMap::new();
@@ -346,6 +382,14 @@ fn holder(tgid: u32, access: Access) -> Holder {
     Holder { tgid, path: None, ..Holder::of_kernel(access, String::new()) }
 }
 
+/// The protocol of a socket, as the kernel names it.
+fn protocol(proc: &Proc, socket: &SocketElsewhere, buffer: &mut Buffer) -> io::Result<String> {
+    let tasks = proc.dir(socket.tgid)?.at(c"task")?;
+    let files = tasks.at(NumberName::new(socket.tid).as_c_str())?.at(c"fd")?;
+    let own = proc.root().join("self");
+    Ok(files.socket_protocol(&own, NumberName::new(socket.fd), buffer)?.into_owned())
+}
+
 /// The network namespaces that are mounted in the mount namespace of a process.
 fn netns_mounts(proc: &Proc, tgid: u32) -> Option<Vec<NetnsMount>> {
     let dir = proc.dir(tgid).ok()?;
@@ -364,10 +408,20 @@ fn open(proc: &Proc, netns: NsInum, keeper: &Holder) -> io::Result<File> {
     match (keeper.access, keeper.fd, keeper.path.as_deref()) {
         (Access::Netns, ..) => open_namespace(&proc.path(keeper.tgid, "ns/net"), netns),
         (Access::Fd, Some(fd), _) => open_namespace(&proc.path(keeper.tgid, &format!("fd/{fd}")), netns),
+        (Access::Socket, Some(fd), _) => open_by_socket(proc, netns, keeper, fd),
         (Access::Mount, _, Some(path)) if keeper.tgid == 0 => open_mounted(Path::new("/"), path, netns),
         (Access::Mount, _, Some(path)) => open_mounted(&proc.path(keeper.tgid, "root"), path, netns),
         _ => Err(io::ErrorKind::NotFound.into()),
     }
+}
+
+/// Opens the namespace of a socket.
+fn open_by_socket(proc: &Proc, netns: NsInum, keeper: &Holder, fd: u32) -> io::Result<File> {
+    reading(keeper.tgid);
+    let process = keeper.tid.map_or_else(|| PidFd::open(keeper.tgid), PidFd::open_thread)?;
+    let namespace = socket_netns::of_other(proc, &process, fd)?;
+    let is_wanted = namespace.metadata()?.ino() == u64::from(netns);
+    if is_wanted { Ok(namespace) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
 /// Opens the namespace that is mounted on a path below this root: from the kernel's cache, and only if it is one.
@@ -393,13 +447,7 @@ mod tests {
 
     #[test]
     fn a_process_is_what_keeps_a_namespace_once_and_the_host_is_kept_by_nobody() {
-        let mut survey = Survey {
-            host: 1,
-            kept: BTreeMap::new(),
-            names: BTreeMap::new(),
-            report: HolderReport::skipped(0, String::new()),
-            nsfs: None,
-        };
+        let mut survey = Survey::empty(1);
         survey.add(1, holder(7, Access::Netns));
         survey.add(2, holder(7, Access::Netns));
         survey.add(2, Holder { fd: Some(3), ..holder(7, Access::Fd) });
@@ -410,6 +458,31 @@ mod tests {
         assert_eq!(survey.kept[&2].holders.len(), KEEPERS_MAX);
         assert_eq!(survey.kept[&2].omitted, 1);
         assert_eq!(survey.kept[&2].holders[0].access, Access::Netns);
+    }
+
+    #[test]
+    fn a_socket_is_named_with_its_protocol_unless_it_is_closed() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let fd = u32::try_from(socket.as_raw_fd()).unwrap();
+        let tgid = std::process::id();
+        let at = |fd| SocketElsewhere { tgid, tid: tgid, fd, netns: 2 };
+        let mut buffer = Buffer::default();
+        assert_eq!(protocol(&Proc::default(), &at(fd), &mut buffer).unwrap(), "UDP");
+        assert!(protocol(&Proc::default(), &at(1 << 20), &mut buffer).is_err());
+    }
+
+    #[test]
+    fn sockets_of_a_namespace_that_was_not_found_by_them_are_possible_keepers_and_nothing_else_of_it_is() {
+        let mut survey = Survey::empty(1);
+        survey.add(2, holder(7, Access::Fd));
+        survey.add(2, Holder { fd: Some(3), ..holder(8, Access::Socket) });
+        survey.add(3, Holder { fd: Some(3), ..holder(9, Access::Socket) });
+        let possible = survey.possible(Some(2));
+        assert_eq!(
+            possible.iter().map(|keeper| (keeper.tgid, keeper.possible)).collect::<Vec<_>>(),
+            [(8, true)]
+        );
+        assert_eq!((survey.possible(None), survey.possible(Some(4))), (Vec::new(), Vec::new()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! This process in /proc: its resources, its capabilities, and what it pins.
 
 use std::fs;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process;
@@ -18,11 +18,9 @@ use nix::unistd::{Pid, SysconfVar, sysconf};
 use super::dir::mnt_id;
 use super::mountinfo::MountTable;
 use super::{Proc, parse_ns};
+use crate::socket_netns;
 
 mod copies;
-
-/// Gives a descriptor of a socket's network namespace, `include/uapi/linux/sockios.h`, since 4.10.
-const SIOCGSKNS: libc::c_ulong = 0x894c;
 
 #[derive(Debug, Clone)]
 pub struct Own {
@@ -264,13 +262,7 @@ fn socket_netns(fd: i32) -> Option<NsInum> {
     // SAFETY: the number is only handed to the kernel within this function. If another thread closed or
     // reused it meanwhile, the request fails or is about another socket of this process.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    // SAFETY: SIOCGSKNS takes no argument and returns a new descriptor or -1.
-    let namespace = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCGSKNS) };
-    if namespace < 0 {
-        return None;
-    }
-    // SAFETY: the kernel has just made this descriptor for us; nothing else uses it.
-    let namespace = unsafe { OwnedFd::from_raw_fd(namespace) };
+    let namespace = socket_netns::of_own(fd).ok()?;
     NsInum::try_from(fstat(&namespace).ok()?.st_ino).ok()
 }
 
@@ -278,7 +270,7 @@ fn socket_netns(fd: i32) -> Option<NsInum> {
 mod tests {
     use std::fs::File;
     use std::net::UdpSocket;
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, AsRawFd as _};
     use std::os::unix::fs::symlink;
     use std::thread;
 

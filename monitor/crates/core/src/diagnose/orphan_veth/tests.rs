@@ -153,6 +153,32 @@ fn a_namespace_that_nothing_seems_to_keep_is_possibly_kept_by_a_socket() {
     }
 }
 
+/// It says that possibly they do where the kernel does not show that their namespace is the one of the device.
+#[test]
+fn a_socket_that_keeps_the_namespace_is_named_with_its_protocol() {
+    let held = "net:[4026532253], held by dockerd (pid 77) with a socket (NETLINK)";
+    let possibly = "net:[4026532253], possibly held by dockerd (pid 77) with a socket (NETLINK)";
+    for (netns, confidence, words) in
+        [(Some(ETCD), Confidence::Certain, held), (None, Confidence::Likely, possibly)]
+    {
+        let socket = Holder {
+            path: Some("NETLINK".into()),
+            possible: netns.is_none(),
+            ..keeper(77, "dockerd", Access::Socket)
+        };
+        let mut node = started(node(CALI), vec![etcd_sandbox()]);
+        node.peers.insert(END, VethPeer { netns, ..found(vec![socket]) });
+        exit(&mut node);
+        node.run_for(70 * S);
+        let asked = node.requests.iter().find(|request| is_look(request));
+        let link = VethLink { ifindex: END, netns: Some(ETCD) };
+        assert_eq!(asked, Some(&Request::VethPeers { links: vec![link] }));
+        let incident = &open(&node)[0];
+        assert_eq!(incident.confidence, confidence);
+        assert!(incident.summary.ends_with(words), "{}", incident.summary);
+    }
+}
+
 #[test]
 fn a_runtime_that_is_down_makes_no_pod_look_gone() {
     let mut node = started(node(CALI), vec![etcd_sandbox()]);

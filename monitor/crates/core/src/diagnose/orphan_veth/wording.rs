@@ -58,6 +58,9 @@ pub(super) fn summary(
     }
     text.push_str(&match keepers.is_empty() {
         true => format!(", no holder found: possibly held by {UNLISTED}"),
+        false if named.iter().any(|keeper| keeper.possible) => {
+            format!(", possibly held by {}", keepers.join(" and "))
+        }
         false => format!(", held by {}", keepers.join(" and ")),
     });
     text
@@ -72,6 +75,7 @@ fn keeper(of: &MountHolder) -> String {
     match of.access {
         Access::Mount => format!("the mount {path} in the mount namespace of {process}"),
         Access::Fd => format!("{process} with an open file"),
+        Access::Socket => format!("{process} with a socket ({path})"),
         _ => format!("{process} as its network namespace"),
     }
 }

@@ -231,7 +231,7 @@ impl TestNode {
                 self.observe(Fact::ProcessState(ProcessState { tgid, alive: true }));
             }
             Request::VethPeers { links } => {
-                let found = links.into_iter().map(|link| self.veth_peer(link)).collect();
+                let found = links.into_iter().map(|link| self.veth_peer(link.ifindex)).collect();
                 self.observe(Fact::VethPeers(found));
             }
             Request::PodRoutes { id, addresses } => {

@@ -44,7 +44,7 @@ mod waits_in;
 mod wire;
 
 pub use apart::unless_it_hangs;
-pub(super) use serve::reading;
+pub(crate) use serve::reading;
 use serve::{ARGUMENT, BACKGROUND, PROGRAM};
 pub use serve::{Entry, asker, entry, note, reading_none, serve_if_asked};
 pub use waits_in::{WAITS, Waits, unanswered};

@@ -1,0 +1,63 @@
+//! What keeps the network namespaces of the other ends of veth devices, with the sockets that only the kernel's own list shows.
+
+use std::time::Duration;
+
+use kevtmon_observation::{Fact, NsInum, VethLink, VethPeer};
+use kevtmon_probe::iterators::IteratorHandle;
+use kevtmon_sources::netlink::{SocketElsewhere, find_veth_peers};
+use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::readers::{Answer, Job, Readers};
+use kevtmon_sources::{Sender, tell};
+use serde::{Deserialize, Serialize};
+
+/// Longest wait for a reader.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Looks for the other ends of these devices.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct FindPeers {
+    pub(super) links: Vec<VethLink>,
+    /// What lists open sockets, where the kernel does.
+    pub(super) iterators: Option<IteratorHandle>,
+}
+
+impl Job for FindPeers {
+    const NAME: &'static str = "veth-peers";
+    type Reply = Vec<VethPeer>;
+
+    fn in_background(&self) -> bool {
+        true
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        find_veth_peers(proc, &self.links, |host| self.sockets_elsewhere(host)).into()
+    }
+}
+
+impl FindPeers {
+    fn sockets_elsewhere(&self, host: NsInum) -> Vec<SocketElsewhere> {
+        let Some(iterators) = self.iterators else { return Vec::new() };
+        let listed = iterators.open().and_then(|lists| lists.sockets_elsewhere(host));
+        let listed = listed.inspect_err(|error| tracing::debug!(%error, "cannot list the sockets of others"));
+        let listed = listed.unwrap_or_default().into_iter();
+        listed
+            .map(|socket| SocketElsewhere {
+                tgid: socket.tgid,
+                tid: socket.tid,
+                fd: socket.fd,
+                netns: socket.netns,
+            })
+            .collect()
+    }
+}
+
+/// Looks, and sends what is found; nothing where nobody can look now: the core asks again.
+pub(super) fn find_and_send(readers: &Readers, tx: &Sender, job: FindPeers) {
+    let (readers, tx) = (readers.clone(), tx.clone());
+    tokio::spawn(async move {
+        let failure = "cannot look for the other ends of veth devices";
+        if let Some(peers) = readers.reply(job, PATIENCE, failure).await {
+            tell(&tx, Fact::VethPeers(peers)).await;
+        }
+    });
+}
