@@ -78,6 +78,9 @@ pub mod shared {
 pub const GATEWAYS_MAX: u32 = 4096;
 /// Gateways in lane one at most, of one namespace.
 pub const GATEWAYS_OF_NAMESPACE_MAX: usize = 16;
+/// Next hops by tunnels of the host in lane one at most: each node of a cluster is one of each other node, and those of a thousand
+/// take no more than a quarter of the room, whose rest is for the pods.
+pub const TUNNEL_HOPS_MAX: usize = 1024;
 /// Which lane of a gateway: index into the value of [`GatewayKey`].
 pub mod gateway {
     /// What ends, fails or changes its entry.

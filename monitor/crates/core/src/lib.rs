@@ -319,6 +319,7 @@ impl Core {
         Some(KnownNetns {
             foreign_userns: namespace.foreign_userns,
             gateways: in_use.iter().copied().chain(others).collect(),
+            tunnels: namespace.tunnels().hops().collect(),
         })
     }
 

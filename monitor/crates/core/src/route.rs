@@ -57,6 +57,9 @@ impl Core {
     pub(super) fn route(&mut self, at: BootNs, route: RouteFacts) {
         let actor = self.route_actor(at, route.netns, &RouteOp::RouteAdded(route.clone()));
         self.tell_host_route(at, &route, true, actor.as_ref());
+        if route.netns == self.settings.host_netns {
+            self.namespaces.put_tunnel_route(&route);
+        }
         if route.is_default() && self.namespaces.put_route(at, route.clone()) {
             self.emit_route(at, &route, true, actor);
         }
@@ -65,6 +68,9 @@ impl Core {
     pub(super) fn route_gone(&mut self, at: BootNs, route: &RouteFacts) {
         let actor = self.route_actor(at, route.netns, &RouteOp::RouteDeleted(route.clone()));
         self.tell_host_route(at, route, false, actor.as_ref());
+        if self.namespaces.remove_tunnel_route(route) {
+            self.diagnose(at, &ModelChange::Tunnels);
+        }
         if self.namespaces.remove_route(at, route) {
             self.emit_route(at, route, false, actor);
         }

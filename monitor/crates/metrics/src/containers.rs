@@ -43,7 +43,7 @@ impl ContainerMetrics {
             )?,
             routes_omitted: registrar.gauge(
                 "kevtmon_default_routes_omitted",
-                "Default routes beyond the limit of a network namespace: the routes in use there are unknown.",
+                "Default routes beyond the limit of a network namespace, and routes by tunnels beyond that of the host: the routes in use there are unknown.",
             )?,
             seen: Mutex::default(),
         })

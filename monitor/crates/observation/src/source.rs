@@ -157,4 +157,6 @@ pub struct KnownNetns {
     pub foreign_userns: bool,
     /// Interface and address of its default gateways, those in use first.
     pub gateways: Vec<(u32, IpAddr)>,
+    /// Of the host's: the next hops by its tunnels.
+    pub tunnels: Vec<(u32, IpAddr)>,
 }

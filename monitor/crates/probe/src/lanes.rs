@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use aya::maps::{HashMap, MapData, MapError};
-use kevtmon_ebpf::lanes::{GATEWAYS_OF_NAMESPACE_MAX, GatewayKey, gateway};
+use kevtmon_ebpf::lanes::{GATEWAYS_OF_NAMESPACE_MAX, GatewayKey, TUNNEL_HOPS_MAX, gateway};
 use kevtmon_observation::KnownNetns;
 use kevtmon_types::namespace::NsInum;
 use zerocopy::IntoBytes as _;
@@ -80,8 +80,13 @@ impl Lanes {
 }
 
 fn keys(netns: NsInum, known: &KnownNetns) -> impl Iterator<Item = GatewayKey> {
-    let first = known.gateways.iter().take(GATEWAYS_OF_NAMESPACE_MAX);
-    first.map(move |(ifindex, address)| GatewayKey { netns, ifindex: *ifindex, address: octets(*address) })
+    let gateways = known.gateways.iter().take(GATEWAYS_OF_NAMESPACE_MAX);
+    let tunnels = known.tunnels.iter().take(TUNNEL_HOPS_MAX);
+    gateways.chain(tunnels).map(move |(ifindex, address)| GatewayKey {
+        netns,
+        ifindex: *ifindex,
+        address: octets(*address),
+    })
 }
 
 fn octets(address: IpAddr) -> [u8; 16] {
@@ -107,9 +112,10 @@ mod tests {
     #[test]
     fn a_namespace_has_a_bounded_number_of_lanes_and_those_in_use_come_first() {
         let gateways: Vec<(u32, IpAddr)> = (0..40).map(|last| (2, IpAddr::from([10, 0, 0, last]))).collect();
-        let known = KnownNetns { foreign_userns: false, gateways };
+        let tunnels = (0..2000_u32).map(|last| (3, IpAddr::from(last.to_be_bytes()))).collect();
+        let known = KnownNetns { foreign_userns: false, gateways, tunnels };
         let keys: Vec<GatewayKey> = keys(7, &known).collect();
-        assert_eq!(keys.len(), GATEWAYS_OF_NAMESPACE_MAX);
+        assert_eq!(keys.len(), GATEWAYS_OF_NAMESPACE_MAX + TUNNEL_HOPS_MAX);
         assert_eq!((keys[0].netns, keys[0].ifindex, &keys[0].address[..5]), (7, 2, &[10, 0, 0, 0, 0][..]));
     }
 }

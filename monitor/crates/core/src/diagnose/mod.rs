@@ -239,6 +239,8 @@ pub enum ModelChange<'a> {
         /// Whether it was added.
         is_there: bool,
     },
+    /// A next hop by a tunnel of the host is used no more.
+    Tunnels,
     /// What the previous run suspected of a gateway, of whose namespace a snapshot was applied.
     Suspected(&'a Value),
     /// A container was added, changed or removed.

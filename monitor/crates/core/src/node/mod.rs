@@ -26,5 +26,6 @@ pub mod rbd_locks;
 pub mod routing;
 pub mod tasks;
 pub mod tenant;
+pub mod tunnels;
 pub mod veth_names;
 pub mod view;

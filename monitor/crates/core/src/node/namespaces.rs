@@ -1,4 +1,5 @@
-//! Network namespaces: links, addresses, default routes, and the neighbor entries of gateways.
+//! Network namespaces: links, addresses, default routes, the neighbor entries of gateways, and the next hops by tunnels of the
+//! host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gateways::{Gateway, Gateways, KnownEntry, READ_DURATION_NS};
 use super::routing::{InUse, is_selected};
+use super::tunnels::{Shown, Tunnels, is_tunnel};
 
 /// The next hop of a deleted route still counts as a gateway for this time: the kernel deletes routes and neighbor
 /// entries in one operation, and the two notifications arrive in any order.
@@ -79,6 +81,9 @@ pub struct Namespace {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rules: Vec<RuleFacts>,
     gateways: Gateways,
+    /// Of the host's alone.
+    #[serde(default, skip_serializing_if = "Tunnels::is_empty")]
+    tunnels: Tunnels,
     /// Neighbor entries that count against the kernel's limits, of IPv4 and of IPv6, at the last reading.
     #[serde(default, skip_serializing_if = "is_zero")]
     limited_neighbors: [u32; 2],
@@ -233,6 +238,7 @@ impl Namespaces {
             routes: routes.into_iter().take(ROUTES_MAX).collect(),
             dead_gateways: snapshot.dead_gateways.into_iter().take(ROUTES_MAX).collect(),
             rules: snapshot.rules,
+            tunnels: Tunnels::default(),
             limited_neighbors: snapshot.limited_neighbors,
             in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
             shared: old.as_ref().map(|old| old.shared.clone()).unwrap_or_default(),
@@ -279,6 +285,28 @@ impl Namespaces {
         new.name_gateways();
         self.known.insert(snapshot.netns, new);
         old
+    }
+
+    /// Applies what a snapshot shows of the tunnels of the host, which `old` is the state before it of.
+    pub fn replace_tunnels(&mut self, at: BootNs, netns: NsInum, old: Option<&mut Namespace>, shown: Shown) {
+        let Some(namespace) = self.known.get_mut(&netns) else { return };
+        namespace.tunnels = old.map(|old| std::mem::take(&mut old.tunnels)).unwrap_or_default();
+        let read = namespace.heard.map_or(at, |heard| at.min(heard.saturating_add(READ_DURATION_NS)));
+        namespace.tunnels.replace(read, shown);
+    }
+
+    /// Adds a route by a tunnel of the host.
+    pub fn put_tunnel_route(&mut self, route: &RouteFacts) {
+        let Some(namespace) = self.known.get_mut(&route.netns) else { return };
+        let link = route.ifindex.and_then(|ifindex| namespace.links.get(&ifindex));
+        if link.is_some_and(is_tunnel) {
+            namespace.tunnels.put(route);
+        }
+    }
+
+    /// Removes a route by a tunnel of the host; returns whether a next hop went with it.
+    pub fn remove_tunnel_route(&mut self, route: &RouteFacts) -> bool {
+        self.known.get_mut(&route.netns).is_some_and(|namespace| namespace.tunnels.remove(route))
     }
 
     /// Whether a snapshot is of another namespace than the known one: the kernel uses inode numbers again.
@@ -356,6 +384,7 @@ impl Namespaces {
     pub fn put_neighbor(&mut self, at: BootNs, change: &NeighborChange) {
         if let Some(namespace) = self.known.get_mut(&change.key.netns) {
             namespace.note_cause(at, change);
+            namespace.tunnels.change(at, change);
             let key = (change.key.ifindex, change.key.address);
             let is_gateway = namespace.is_gateway(at, key.0, key.1, change.cause == NeighborCause::Admin);
             let is_new = namespace.gateways.get(key.0, key.1).is_none();
@@ -390,6 +419,12 @@ impl Namespace {
     #[must_use]
     pub fn gateway(&self, ifindex: u32, address: IpAddr) -> Option<&Gateway> {
         self.gateways.get(ifindex, address)
+    }
+
+    /// The next hops by tunnels of the host; none of another namespace.
+    #[must_use]
+    pub fn tunnels(&self) -> &Tunnels {
+        &self.tunnels
     }
 
     #[must_use]

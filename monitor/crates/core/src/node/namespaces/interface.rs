@@ -49,6 +49,7 @@ impl Namespaces {
     pub fn remove_link(&mut self, at: BootNs, netns: NsInum, ifindex: u32) -> Option<LinkFacts> {
         let namespace = self.known.get_mut(&netns)?;
         namespace.disturb(at, ifindex);
+        namespace.tunnels.remove_link(ifindex);
         namespace.lladdr_changed.remove(&ifindex);
         namespace.switched.remove(&ifindex);
         namespace.addresses.retain(|address| address.ifindex != ifindex);

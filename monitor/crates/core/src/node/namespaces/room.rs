@@ -24,10 +24,11 @@ impl Namespaces {
         })
     }
 
-    /// Default routes of all namespaces that are not kept.
+    /// Default routes of all namespaces, and routes by tunnels of the host, that are not kept.
     #[must_use]
     pub fn routes_omitted(&self) -> u64 {
-        self.known.values().map(|namespace| u64::try_from(namespace.routes_omitted).unwrap_or(0)).sum()
+        let omitted = |namespace: &Namespace| namespace.routes_omitted + namespace.tunnels.omitted();
+        self.known.values().map(|namespace| u64::try_from(omitted(namespace)).unwrap_or(0)).sum()
     }
 
     /// Number of links of a kind in a namespace.
