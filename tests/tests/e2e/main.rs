@@ -109,6 +109,7 @@ mod stuck;
 mod swapped;
 mod systemd_unit;
 mod transient;
+mod tunnels;
 mod umount;
 mod umount_hung;
 mod unseen_holders;

@@ -309,7 +309,8 @@ impl Core {
             let namespace = self.namespaces.get(key.netns)?;
             namespace.was_gateway(at, key.ifindex, key.address, is_by_request(change))
         };
-        let gateway = known.then(told).flatten();
+        let is_tunnels = self.is_tunnels(key);
+        let gateway = if is_tunnels { Some(true) } else { known.then(told).flatten() };
         let teardown = self.is_teardown(change, requested);
         let cause = self.checked_cause(at, change);
         let actor = change
@@ -317,14 +318,16 @@ impl Core {
             .as_ref()
             .filter(|_| !teardown || is_by_request(change))
             .map(|task| self.actor(task, requested.container));
-        let repaired = change.op == NeighborOp::Changed && self.is_repair(change);
+        // An agent replaces that of a node which came back with another address.
+        let repaired = change.op == NeighborOp::Changed && (is_tunnels || self.is_repair(change));
         let (kind, severity) = match (change.op, gateway == Some(true)) {
             (NeighborOp::Added, _) => (Kind::NeighborAdded, Severity::Info),
             (NeighborOp::Deleted, _) if teardown || cause == NeighborCause::NetnsExit => {
                 (Kind::NeighborDeleted, Severity::Debug)
             }
-            (NeighborOp::Deleted, true) => (Kind::NeighborDeleted, Severity::Warning),
-            (NeighborOp::Deleted, false) => (Kind::NeighborDeleted, Severity::Notice),
+            // So it is when its node leaves the cluster: whether anything is lost is seen once its routes are.
+            (NeighborOp::Deleted, true) if !is_tunnels => (Kind::NeighborDeleted, Severity::Warning),
+            (NeighborOp::Deleted, _) => (Kind::NeighborDeleted, Severity::Notice),
             (NeighborOp::Changed, true) if !repaired => (Kind::NeighborChanged, Severity::Warning),
             (NeighborOp::Changed, _) => (Kind::NeighborChanged, Severity::Notice),
             (NeighborOp::Failed, true) => (Kind::NeighborFailed, Severity::Warning),
@@ -365,6 +368,15 @@ impl Core {
         expected.is_some()
             && expected == change.new_lladdr.as_ref()
             && change.new_state.is_some_and(|state| state.is_permanent() || state.is_usable())
+    }
+
+    /// Whether a route of the host leads to an address by a tunnel: it is the gateway of all that is behind it.
+    fn is_tunnels(&self, key: NeighborKey) -> bool {
+        key.netns == self.settings.host_netns
+            && self
+                .namespaces
+                .get(key.netns)
+                .is_some_and(|host| host.tunnels().is_hop((key.ifindex, key.address)))
     }
 
     /// Whether the container that owns the entry's namespace has exited already, and leaves it to no other one. The end of a

@@ -128,6 +128,8 @@ pub mod form {
         REPLACE_ENTRY = "replace-entry", Restart,
             "nsenter -t PID -n ip neigh replace ADDRESS lladdr MAC nud permanent dev INTERFACE",
             ["gateway-neighbor-lost"];
+        REPLACE_TUNNEL_ENTRY = "replace-tunnel-entry", Restart,
+            "ip neigh replace ADDRESS lladdr MAC dev INTERFACE nud permanent", ["gateway-neighbor-lost"];
         SET_UP = "set-up", Restart, "ip link set INTERFACE up",
             ["gateway-neighbor-lost", "pod-route-missing", "pod-neighbor-unreachable", "cni-netns-mismatch"];
         SET_UP_INSIDE = "set-up-inside", Restart, "nsenter -t PID -n ip link set dev INTERFACE up",

@@ -30,7 +30,7 @@ pub struct Neighbor {
     /// Why it changed: `admin`, `replaced`, `link-down`, `link-deleted`, `lladdr-changed`, `noarp`, `last-address-removed`,
     /// `gc`, `netns-exit`, `unknown`.
     pub cause: String,
-    /// Whether it is the default gateway of its namespace; absent where unknown.
+    /// Whether it is the default gateway of its namespace, or a next hop by a tunnel of the host; absent where unknown.
     pub gateway: Option<bool>,
     /// What is wrong with a gateway: `missing`, `failed`, `wrong-lladdr`.
     pub reason: Option<String>,

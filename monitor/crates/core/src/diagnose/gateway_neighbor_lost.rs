@@ -1,4 +1,5 @@
-//! A running container cannot reach its default gateway, because the gateway's neighbor entry is gone, wrong or unresolved.
+//! A running container cannot reach its default gateway, because the gateway's neighbor entry is gone, wrong or unresolved;
+//! or the host a node behind a tunnel (`tunnels.rs`).
 //!
 //! An event of a static entry opens the incident at once, with the actor. A fault that only a snapshot shows, or that may
 //! be a pod being set up or torn down, is suspected first and confirmed later. While the incident is open the namespace
@@ -31,6 +32,7 @@ mod persistence;
 mod recheck;
 mod repair;
 mod suspected;
+mod tunnels;
 mod unattributed;
 mod undecided;
 mod unseen;
@@ -41,6 +43,7 @@ use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
 use health::Health;
 use host_side::LinkChanges;
 use other_ways::{is_replaceable, may_be_harmless};
+use tunnels::{LostHops, is_of_tunnel};
 use unattributed::UnattributedEvent;
 use undecided::Undecided;
 
@@ -49,10 +52,11 @@ pub(super) const KIND: &str = "gateway-neighbor-lost";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "A pod or container has lost the neighbor entry of its gateway",
+    title: "A pod or container has lost the neighbor entry of its gateway, or the host that of another node",
     meaning: "The default route leads to a gateway whose ARP or NDP entry was removed, replaced, points to a wrong hardware \
              address or does not resolve. Nothing that it sends outside arrives. Where the entry was static, as Calico sets \
-             it, the kernel does not find it again by itself.",
+             it, the kernel does not find it again by itself. The entry of another node on a VXLAN or Geneve device of the host \
+             is the gateway of all pods there: without it, this node reaches none of them.",
     remedy: "Put the entry back, or restart the pod, as the advice of the incident says; then find out why the actor \
              of the incident removed it.",
     severities: &[Severity::Warning, Severity::Critical],
@@ -129,6 +133,8 @@ pub(super) struct GatewayNeighborLost {
     changes: LinkChanges,
     #[serde(default, skip_serializing_if = "BridgeMacs::is_empty")]
     bridges: BridgeMacs,
+    #[serde(default, skip_serializing_if = "LostHops::is_empty")]
+    tunnels: LostHops,
     /// When records of the kernel were lost last.
     lost_at: Option<BootNs>,
     /// The same of records of unprivileged users among themselves.
@@ -138,6 +144,10 @@ pub(super) struct GatewayNeighborLost {
 impl GatewayNeighborLost {
     pub(super) fn new(thresholds: &Thresholds) -> Self {
         Self { thresholds: thresholds.clone(), ..Self::default() }
+    }
+
+    fn critical_after(&self) -> BootNs {
+        seconds(self.thresholds.get(&GATEWAY_CRITICAL))
     }
 
     /// An event of a gateway's entry.
@@ -282,7 +292,7 @@ impl GatewayNeighborLost {
         let mut fault = Fault { phase: FaultPhase::Open, ..fault };
         self.explain(context, key, &mut fault);
         findings.report(fault.report(context, key, Severity::Warning, true));
-        self.escalations.set(&key, context.now + seconds(self.thresholds.get(&GATEWAY_CRITICAL)));
+        self.escalations.set(&key, context.now + self.critical_after());
         self.rereads.schedule(key.netns, context.now + REREAD_INTERVAL);
         self.faults.insert(key, fault);
     }
@@ -348,13 +358,16 @@ impl Diagnosis for GatewayNeighborLost {
             for netns in [Some(link.netns), other].into_iter().flatten() {
                 self.advise(context, netns, findings);
             }
+            self.tunnels.recheck_all(context, findings);
         }
         if let Some(route) = event.route.as_ref() {
             self.advise(context, route.netns, findings);
         }
         match event.kind {
             Kind::NeighborDeleted | Kind::NeighborChanged | Kind::NeighborFailed | Kind::NeighborAdded => {
-                if let Some(neighbor) =
+                if let Some(entry) = event.neighbor.as_ref().filter(|entry| is_of_tunnel(context, entry)) {
+                    self.tunnels.event(context, event, entry, findings);
+                } else if let Some(neighbor) =
                     event.neighbor.as_ref().filter(|entry| concerns(context, event, entry))
                 {
                     self.neighbor(context, event, neighbor, findings);
@@ -378,8 +391,17 @@ impl Diagnosis for GatewayNeighborLost {
 
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         match change {
-            ModelChange::Netns(netns) => self.netns_read(context, *netns, findings),
+            ModelChange::Netns(netns) => {
+                self.netns_read(context, *netns, findings);
+                if *netns == context.node.host_netns {
+                    self.tunnels.read(context, self.critical_after(), findings);
+                }
+            }
+            ModelChange::Resolved(netns) if *netns == context.node.host_netns => {
+                self.tunnels.recheck_all(context, findings);
+            }
             ModelChange::Resolved(netns) => self.recheck(context, *netns, None, findings),
+            ModelChange::Tunnels => self.tunnels.recheck_all(context, findings),
             ModelChange::NetnsGone(netns) => {
                 self.rereads.forget(*netns);
                 // The kernel uses its number again.
@@ -410,7 +432,10 @@ impl Diagnosis for GatewayNeighborLost {
                 let namespaces: BTreeSet<NsInum> = self.faults.keys().map(|key| key.netns).collect();
                 namespaces.into_iter().for_each(|netns| self.advise(context, netns, findings));
             }
-            ModelChange::Ready => self.reconcile(context, findings),
+            ModelChange::Ready => {
+                self.reconcile(context, findings);
+                self.tunnels.ready(context);
+            }
             _ => {}
         }
     }
@@ -423,6 +448,7 @@ impl Diagnosis for GatewayNeighborLost {
         while let Some(key) = self.escalations.take_due(context.now) {
             self.escalate(context, key, findings);
         }
+        self.tunnels.tick(context, findings);
     }
 
     fn suspected(&self, context: &Context<'_>) -> Vec<Suspicion> {
@@ -434,12 +460,16 @@ impl Diagnosis for GatewayNeighborLost {
     }
 
     fn deadline(&self) -> Option<BootNs> {
-        self.check_all_at.into_iter().chain(self.escalations.next()).chain(self.rereads.next()).min()
+        let own = self.check_all_at.into_iter().chain(self.tunnels.next());
+        own.chain(self.escalations.next()).chain(self.rereads.next()).min()
     }
 
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let (neighbor, incident) = (event.neighbor.as_ref()?, event.incident.as_ref()?);
         let key = key(neighbor);
+        if key.netns == context.node.host_netns {
+            return self.tunnels.resume(context, event, self.critical_after());
+        }
         let owner = GatewayOwner::of(event.target.as_ref()?, key.netns, None)?;
         if self.faults.contains_key(&key) {
             return None;
@@ -447,8 +477,7 @@ impl Diagnosis for GatewayNeighborLost {
         let subject = subject(&owner, key);
         let opened = context.clock.boot_ns(&incident.opened).unwrap_or(context.now);
         if incident.severity < Severity::Critical {
-            self.escalations
-                .set(&key, opened.saturating_add(seconds(self.thresholds.get(&GATEWAY_CRITICAL))));
+            self.escalations.set(&key, opened.saturating_add(self.critical_after()));
         }
         self.faults.insert(key, Fault::resumed(context, owner, event, incident, neighbor));
         Some(subject)

@@ -1,8 +1,9 @@
 //! A route, a neighbor entry or a link is removed and restored again and again: two managers fight over it, or one
 //! agent does not come to rest.
 //!
-//! Found by the events alone. What is done to the neighbor entry of a gateway counts only where one program removes it and
-//! another one restores it: its loss is an incident of its own.
+//! Found by the events alone. What is done to the neighbor entry of a pod's gateway counts only where one program removes it and
+//! another one restores it: its loss is an incident of its own. That of a next hop by a tunnel of the host opens none while it
+//! comes back at once, so it counts here whoever does it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -143,7 +144,8 @@ impl RouteFlapping {
             return;
         }
         let Some((removed, removed_by, seq)) = flap.removed.take() else { return };
-        if event.neighbor.is_some() && !are_two(removed_by.as_deref(), event.actor.as_deref()) {
+        let is_of_pod = event.neighbor.is_some() && netns != context.node.host_netns;
+        if is_of_pod && !are_two(removed_by.as_deref(), event.actor.as_deref()) {
             return;
         }
         flap.cycles.retain(|cycle| cycle.removed.saturating_add(window) >= event.at);

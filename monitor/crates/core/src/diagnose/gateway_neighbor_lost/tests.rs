@@ -18,6 +18,7 @@ mod restart;
 mod room;
 mod routes;
 mod teardown;
+mod tunnels;
 mod unseen;
 
 fn lost() -> TestNode {
