@@ -188,8 +188,7 @@ fn a_device_that_remains_names_who_has_the_namespace_of_its_other_end_open_until
 /// Nothing in /proc leads to the namespace. Who has only sockets of its own namespace has no part in it.
 #[test]
 fn a_device_that_remains_names_who_has_a_socket_of_the_namespace() {
-    let kinds: [(fn() -> OwnedFd, &str); 2] = [(netlink_socket, "NETLINK"), (tcp_socket, "TCP")];
-    for (make, protocol) in kinds {
+    for (make, protocol) in [(netlink_socket as fn() -> OwnedFd, "NETLINK"), (tcp_socket, "TCP")] {
         let docker = FakeDockerd::start();
         let mut pod = CalicoPod::new(&docker);
         let inum = pod.pod.inum();

@@ -52,7 +52,7 @@ pub(super) const KIND: &str = "gateway-neighbor-lost";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "A pod or container has lost the neighbor entry of its gateway, or the host that of another node",
+    title: "A pod has lost its gateway's neighbor entry, or the host a node's",
     meaning: "The default route leads to a gateway whose ARP or NDP entry was removed, replaced, points to a wrong hardware \
              address or does not resolve. Nothing that it sends outside arrives. Where the entry was static, as Calico sets \
              it, the kernel does not find it again by itself. The entry of another node on a VXLAN or Geneve device of the host \

@@ -103,8 +103,7 @@ impl Core {
         };
         let what = if is_umount { "umount" } else { attempt.syscall.name() };
         let later = if earlier.is_some() { " (found later)" } else { "" };
-        let message =
-            format!("{what} of {subject} by {by} refused: {by_now}{holders_phrase}{server}{later}");
+        let message = format!("{what} of {subject} by {by} refused: {by_now}{holders_phrase}{server}{later}");
         // Programs that replace a file which is mounted into their container are everyday life, and so is who removes the file
         // of a network namespace before he unmounts it, but not again and again.
         let is_name_of_namespace =

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use kevtmon_event::wording::actor_phrase;
+use kevtmon_event::wording::actor_subject;
 use kevtmon_event::{Advice, CloseReason, Confidence, Event, Kind, Neighbor, Severity, form};
 use kevtmon_observation::{BootNs, LinkFacts, NudState, Request, iff};
 use kevtmon_types::escape::name;
@@ -127,8 +127,11 @@ impl LostHops {
     fn deleted(&mut self, event: &Event, entry: &Neighbor, findings: &mut Findings) {
         let hop = hop(entry);
         let is_static = entry.state.as_deref() == Some(NudState::PERMANENT.name());
-        if !is_static || !self.lost.contains_key(&hop) && self.lost.len() >= FAULTS_MAX {
-            return if is_static { findings.discard() } else { () };
+        if !is_static {
+            return;
+        }
+        if !self.lost.contains_key(&hop) && self.lost.len() >= FAULTS_MAX {
+            return findings.discard();
         }
         let due = event.at.saturating_add(SETTLED_AFTER);
         let mut lost = LostHop::of(event, entry, Phase::Suspected { due });
@@ -341,7 +344,7 @@ fn deletion(event: &Event, entry: &Neighbor) -> String {
     match &event.actor {
         Some(actor) if entry.cause == "admin" => {
             let likely = if actor.confidence == Confidence::Certain { "" } else { "likely " };
-            format!("{likely}{} deleted {of}", actor_phrase(actor))
+            format!("{likely}{} deleted {of}", actor_subject(actor))
         }
         _ => format!("{of} {}", what_happened(event)),
     }
