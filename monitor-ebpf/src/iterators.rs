@@ -69,19 +69,24 @@ impl Context {
         }
     }
 
-    /// Writes an open socket if it is neither in the network namespace of its task nor in this one.
+    /// Writes an open socket if it is neither in the network namespace of its task nor in the one that is left out; of several in
+    /// one namespace that follow each other in a process, the first.
     #[inline(always)]
-    fn write_if_elsewhere(self, task: Kernel, socket: Kernel, host: u32) {
+    fn write_if_elsewhere(self, task: Kernel, socket: Kernel, wanted: *mut Wanted) {
         let netns: u32 = socket.follow(offset!(sock_net)).get(offset!(net_ns_inum));
         let namespaces = task.follow(offset!(task_nsproxy));
         let own: u32 = namespaces.follow(offset!(nsproxy_net_ns)).get(offset!(net_ns_inum));
-        if netns != 0 && netns != host && netns != own {
-            self.write(ListedSocket {
-                tgid: task.get(offset!(task_tgid)),
-                tid: task.get(offset!(task_pid)),
-                fd: self.at(2) as u32,
-                netns,
-            });
+        let tgid: u32 = task.get(offset!(task_tgid));
+        // SAFETY: a value of the map, which only this reader's iterators use.
+        unsafe {
+            let is_known = (*wanted).last == tgid && (*wanted).last_netns == netns;
+            if netns == 0 || netns == (*wanted).device || netns == own || is_known {
+                return;
+            }
+            let (tid, fd) = (task.get(offset!(task_pid)), self.at(2) as u32);
+            if self.write(ListedSocket { tgid, tid, fd, netns }) {
+                ((*wanted).last, (*wanted).last_netns) = (tgid, netns);
+            }
         }
     }
 }
@@ -154,7 +159,7 @@ extern "C" fn iter_task_file(context: *const u64) -> i32 {
     let magic: u64 = super_block.get(offset!(super_block_magic));
     if sought == sought::SOCKETS {
         if magic == SOCKFS {
-            context.write_if_elsewhere(Kernel(task), socket(file), device);
+            context.write_if_elsewhere(Kernel(task), socket(file), wanted);
         }
         return 0;
     }

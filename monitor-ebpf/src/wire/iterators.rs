@@ -58,8 +58,8 @@ pub struct Wanted {
     pub sought: u32,
     /// The process that was written last: one that is involved is written once.
     pub last: u32,
-    /// Padding.
-    pub reserved: u32,
+    /// The network namespace of the socket that was.
+    pub last_netns: u32,
 }
 
 const _: () = assert!(size_of::<Wanted>() == 16);

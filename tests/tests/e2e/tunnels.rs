@@ -56,7 +56,9 @@ fn who_deletes_the_entry_of_a_node_in_use_is_named_and_the_advice_puts_it_back()
     opened.expect("/target/join", "host");
     opened.expect("/neighbor/reason", "missing");
     let message = opened.text("/message");
-    let lost = format!("deleted the neighbor entry of {LIVE} on vxlan.t: all traffic to {LIVE}/24 is lost");
+    let lost = format!(
+        "deleted the neighbor entry of {LIVE} on vxlan.t: what goes to {LIVE}/24 by way of it is lost"
+    );
     assert!(message.ends_with(&lost), "{opened}");
     let id = opened.text("/incident/id").to_owned();
     carry_out(&daemon, &id, "gateway-neighbor-lost/replace-tunnel-entry");

@@ -1,5 +1,6 @@
 //! What keeps the network namespaces of the other ends of veth devices, with the sockets that only the kernel's own list shows.
 
+use std::io;
 use std::time::Duration;
 
 use kevtmon_observation::{Fact, NsInum, VethLink, VethPeer};
@@ -35,19 +36,17 @@ impl Job for FindPeers {
 }
 
 impl FindPeers {
-    fn sockets_elsewhere(&self, host: NsInum) -> Vec<SocketElsewhere> {
-        let Some(iterators) = self.iterators else { return Vec::new() };
-        let listed = iterators.open().and_then(|lists| lists.sockets_elsewhere(host));
-        let listed = listed.inspect_err(|error| tracing::debug!(%error, "cannot list the sockets of others"));
-        let listed = listed.unwrap_or_default().into_iter();
-        listed
-            .map(|socket| SocketElsewhere {
-                tgid: socket.tgid,
-                tid: socket.tid,
-                fd: socket.fd,
-                netns: socket.netns,
-            })
-            .collect()
+    /// None where the kernel does not list them.
+    fn sockets_elsewhere(&self, host: NsInum) -> io::Result<Vec<SocketElsewhere>> {
+        let Some(iterators) = self.iterators else { return Ok(Vec::new()) };
+        let listed = iterators.open()?.sockets_elsewhere(host)?.into_iter();
+        let sockets = listed.map(|socket| SocketElsewhere {
+            tgid: socket.tgid,
+            tid: socket.tid,
+            fd: socket.fd,
+            netns: socket.netns,
+        });
+        Ok(sockets.collect())
     }
 }
 

@@ -37,6 +37,8 @@ pub const SOURCE: &str = "hook.holders";
 pub const BY_ITERATORS: &str = "iterators";
 /// Its attach mode where /proc is read.
 pub const BY_PROC: &str = "proc";
+/// Bytes of a list of sockets: any user can have a million of them.
+const SOCKETS_BYTES_MAX: u64 = 1 << 20;
 
 /// Inode of the initial pid namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const INITIAL: &str = "pid:[4026531836]";
@@ -180,7 +182,7 @@ impl Lists {
     /// # Errors
     /// Where the kernel refuses it, or has not written all.
     pub fn tasks(&self) -> io::Result<Vec<ListedTask>> {
-        let mut tasks: Vec<ListedTask> = self.read(0)?;
+        let mut tasks: Vec<ListedTask> = self.read(0, u64::MAX)?;
         match tasks.pop() {
             Some(end) if end.tgid == END => Ok(tasks),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -197,7 +199,7 @@ impl Lists {
             Sought::Hidden => (1, sought::HIDDEN),
             Sought::Mappings => (2, sought::FILES),
         };
-        let mut found: Vec<u32> = self.read_wanted(link, device, sought)?;
+        let mut found: Vec<u32> = self.read_wanted(link, device, sought, u64::MAX)?;
         match found.pop() {
             Some(END) if !found.contains(&NOT_ASKED) => Ok(found),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -210,7 +212,7 @@ impl Lists {
     /// # Errors
     /// As [`Self::tasks`].
     pub fn sockets_elsewhere(&self, host: NsInum) -> io::Result<Vec<ListedSocket>> {
-        let mut found: Vec<ListedSocket> = self.read_wanted(1, host, sought::SOCKETS)?;
+        let mut found: Vec<ListedSocket> = self.read_wanted(1, host, sought::SOCKETS, SOCKETS_BYTES_MAX)?;
         match found.pop() {
             Some(end) if end.tgid == END => Ok(found),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -218,22 +220,27 @@ impl Lists {
     }
 
     /// Reads a list for which the program has to know what is wanted.
-    fn read_wanted<T>(&self, link: usize, device: u32, sought: u32) -> io::Result<Vec<T>>
+    fn read_wanted<T>(&self, link: usize, device: u32, sought: u32, max: u64) -> io::Result<Vec<T>>
     where
         T: FromBytes + Immutable + KnownLayout + Copy,
     {
         // Another thread may wait for a list of its own.
         let reader = gettid().as_raw().cast_unsigned();
-        update(self.wanted.as_fd(), &reader, &Wanted { device, sought, last: 0, reserved: 0 })?;
-        let found = self.read(link);
+        update(self.wanted.as_fd(), &reader, &Wanted { device, sought, last: 0, last_netns: 0 })?;
+        let found = self.read(link, max);
         // Only a place is lost, and the next thread of this number takes it.
         let _ = delete(self.wanted.as_fd(), &reader);
         found
     }
 
-    fn read<T: FromBytes + Immutable + KnownLayout + Copy>(&self, link: usize) -> io::Result<Vec<T>> {
+    /// Not more than so many bytes: what a list has beyond them makes it one that is not whole.
+    fn read<T: FromBytes + Immutable + KnownLayout + Copy>(
+        &self,
+        link: usize,
+        max: u64,
+    ) -> io::Result<Vec<T>> {
         let link = self.links.get(link).ok_or(io::ErrorKind::NotFound)?;
-        let mut list = File::from(iterate(link.as_fd())?);
+        let mut list = File::from(iterate(link.as_fd())?).take(max);
         let mut bytes = Vec::new();
         loop {
             match list.read_to_end(&mut bytes) {

@@ -13,8 +13,6 @@ use super::task::actor;
 /// What a client is called for: a part of its command that only groups others, and the commands that start a container.
 const GROUPS: [&[u8]; 5] = [b"container", b"task", b"tasks", b"t", b"c"];
 const STARTS: [&[u8]; 2] = [b"restart", b"start"];
-/// Containers that one call may name; those beyond are not known.
-const CONTAINERS_MAX: usize = 64;
 /// Shorter prefixes of an id are too many others, too.
 const NAME_MIN: usize = 4;
 
@@ -49,7 +47,7 @@ fn started(arguments: &[u8]) -> Vec<String> {
     }
     let is_name = |word: &&[u8]| word.len() >= NAME_MIN && !word.starts_with(b"-");
     let names = words.filter(is_name).filter_map(|word| str::from_utf8(word).ok());
-    names.take(CONTAINERS_MAX).map(str::to_owned).collect()
+    names.map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ pub fn start(readers: Readers, kubelets: KubeletFinder, tx: Sender) -> Wanted {
 
 async fn follow(readers: Readers, kubelets: KubeletFinder, mut wanted: watch::Receiver<Lists>, tx: Sender) {
     let mut told: Option<Vec<PodRemains>> = None;
-    let (mut looks, mut failures, mut is_asked) = (0, 0, false);
+    let (mut looks, mut failures) = (0, 0);
     loop {
         looks += 1;
         let look = Look {
@@ -99,15 +99,16 @@ async fn follow(readers: Readers, kubelets: KubeletFinder, mut wanted: watch::Re
             kubelets.look_and_send(&readers, &tx);
         }
         // Who asks gets an answer, whatever was told before.
+        let is_asked = !wanted.borrow().mounts.is_empty();
         if let Some(pods) = found.filter(|pods| is_asked || told.as_ref() != Some(pods)) {
             told = Some(pods.clone());
             tell(&tx, Fact::PodRemains { pods }).await;
         }
-        let is_often = told.iter().flatten().any(is_unfinished) || !wanted.borrow().mounts.is_empty();
-        is_asked = tokio::select! {
-            () = sleep_until(at_beat(if is_often { OFTEN } else { INTERVAL })) => false,
-            Ok(()) = wanted.changed() => true,
-        };
+        let is_often = is_asked || told.iter().flatten().any(is_unfinished);
+        tokio::select! {
+            () = sleep_until(at_beat(if is_often { OFTEN } else { INTERVAL })) => {}
+            Ok(()) = wanted.changed() => {}
+        }
     }
 }
 

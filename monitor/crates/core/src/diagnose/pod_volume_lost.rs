@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kevtmon_event::wording::{actor_subject, target_label};
 use kevtmon_event::{Actor, CloseReason, Confidence, Event, Kind, Mount, Severity, Shared, Volume};
-use kevtmon_observation::{BootNs, ContainerFacts, Request};
+use kevtmon_observation::{BootNs, ContainerFacts, PodCgroup, Request};
 use kevtmon_types::escape::name;
 use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,7 @@ use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
 use super::{CAPACITY, Context, IncidentKind, ModelChange, SECOND, Watch};
 use crate::node::containers::is_live;
+use crate::node::view::RuntimeAvailability;
 
 #[cfg(test)]
 mod tests;
@@ -79,13 +80,31 @@ impl PodVolumeLost {
     }
 }
 
+/// What a kubelet mounts again by itself while the pod runs (`RequiresRemount` of pkg/volume).
+const MOUNTED_AGAIN: [&str; 4] = [
+    "kubernetes.io/secret",
+    "kubernetes.io/configmap",
+    "kubernetes.io/projected",
+    "kubernetes.io/downward-api",
+];
+
+/// Whether a path is where a volume is mounted, and not below it: of a directory on the disk of the node nothing is mounted there.
+/// What is mounted for a `subPath`, a kubelet mounts again whenever a container starts, and a block device is no directory.
+fn is_mount_point(volume: &Volume, path: &str) -> bool {
+    let directory =
+        format!("/pods/{}/volumes/{}/{}", volume.pod_uid, volume.plugin.replace('/', "~"), volume.name);
+    let path = path.trim_end_matches('/');
+    path.strip_suffix("/mount").unwrap_or(path).ends_with(&directory)
+}
+
 /// Whether a container of a pod runs, other than its sandbox.
 fn runs(context: &Context<'_>, uid: &str) -> bool {
     let is_its = |facts: &&ContainerFacts| {
         let pod = facts.pod.as_ref().filter(|pod| pod.is_confirmed());
         is_live(facts.state) && !facts.sandbox && pod.is_some_and(|pod| pod.uid == uid)
     };
-    context.node.containers.present().any(|facts| is_its(&facts))
+    let has_ended = context.node.pods_on_node.get(uid).is_some_and(|pod| pod.seen.cgroup == PodCgroup::Empty);
+    !has_ended && context.node.containers.present().any(|facts| is_its(&facts))
 }
 
 /// Whether a volume is mounted; `None` where that was not looked at since.
@@ -142,9 +161,12 @@ impl Conditions for PodVolumeLost {
     fn event(&mut self, seen: &Seen<'_, ()>, event: &Event, findings: &mut Findings) -> Look {
         let is_unmount = matches!(event.kind, Kind::MountReleased | Kind::MountDetached);
         let Some(mount) = event.mount.as_deref().filter(|_| is_unmount) else { return Look::No };
-        let Some(volume) = mount.volume.clone().filter(|volume| runs(seen.context, &volume.pod_uid)) else {
-            return Look::No;
+        let is_followed = |volume: &Volume| {
+            is_mount_point(volume, &mount.path)
+                && !MOUNTED_AGAIN.contains(&volume.plugin.as_str())
+                && runs(seen.context, &volume.pod_uid)
         };
+        let Some(volume) = mount.volume.clone().filter(is_followed) else { return Look::No };
         let subject = subject(&volume);
         // The unmounts that follow took no volume.
         if seen.is_open(&subject) {
@@ -169,7 +191,8 @@ impl Conditions for PodVolumeLost {
 
     fn conditions(&mut self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<Vec<Condition<()>>> {
         let context = seen.context;
-        context.ready?;
+        // Of a runtime that does not answer, what runs is not known.
+        context.ready.filter(|_| context.node.runtimes == RuntimeAvailability::All)?;
         // A look that was under way may have been before it.
         let is_young = |suspect: &Suspect| context.now < suspect.at.saturating_add(seen.hold);
         self.suspects.retain(|_, suspect| {

@@ -54,7 +54,7 @@ const TEARDOWN: BootNs = 60 * SECOND;
 
 /// A container that is to be restarted starts within this time. First it may end: `docker restart` waits for that for 10 s, unless
 /// it is told otherwise.
-const STARTS_WITHIN: BootNs = 60 * SECOND;
+const STARTS_WITHIN: BootNs = 180 * SECOND;
 
 /// The network of a sandbox, as it was set up.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -319,7 +319,7 @@ fn summary(
             format!("{actor} has likely restarted the sandbox {id} of pod {pod}, which {lost}: it has {new}")
         }
         None => {
-            format!("pod {pod} {lost}: its sandbox {id} was restarted, by whom was not seen, and has {new}")
+            format!("pod {pod} {lost}: its sandbox {id} was restarted, by whom is not known, and has {new}")
         }
     }
 }

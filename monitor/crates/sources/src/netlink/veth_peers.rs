@@ -58,7 +58,7 @@ pub struct SocketElsewhere {
 pub fn find(
     proc: &Proc,
     links: &[VethLink],
-    sockets: impl FnOnce(NsInum) -> Vec<SocketElsewhere>,
+    sockets: impl FnOnce(NsInum) -> io::Result<Vec<SocketElsewhere>>,
 ) -> Vec<VethPeer> {
     try_find(proc, links, sockets).unwrap_or_else(|error| {
         tracing::debug!(%error, "cannot look for the other ends of veth devices");
@@ -78,7 +78,7 @@ enum FindError {
 fn try_find(
     proc: &Proc,
     links: &[VethLink],
-    sockets: impl FnOnce(NsInum) -> Vec<SocketElsewhere>,
+    sockets: impl FnOnce(NsInum) -> io::Result<Vec<SocketElsewhere>>,
 ) -> Result<Vec<VethPeer>, FindError> {
     let host = own_namespace(proc).map_err(FindError::Namespace)?;
     let mut survey = Survey::of(proc, host);
@@ -93,8 +93,12 @@ fn try_find(
     let unfound: Vec<VethLink> = links.iter().filter(|link| is_unfound(link, &nsids)).copied().collect();
     if !unfound.is_empty() {
         let found = BTreeSet::from_iter(nsids.values().copied());
-        let mut sockets = sockets(host);
-        sockets.retain(|socket| !found.contains(&socket.netns));
+        let mut sockets = sockets(host).unwrap_or_else(|error| {
+            survey.report.blind_spot(None, &format!("sockets cannot be listed: {error}"));
+            Vec::new()
+        });
+        let mut seen = BTreeSet::new();
+        sockets.retain(|socket| !found.contains(&socket.netns) && seen.insert((socket.tgid, socket.netns)));
         // Users can make any number of others.
         sockets.sort_by_key(|socket| !unfound.iter().any(|link| link.netns == Some(socket.netns)));
         survey.sockets(proc, &sockets);

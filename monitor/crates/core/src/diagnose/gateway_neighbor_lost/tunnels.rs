@@ -10,6 +10,7 @@ use kevtmon_event::wording::actor_subject;
 use kevtmon_event::{Advice, CloseReason, Confidence, Event, Kind, Neighbor, Severity, form};
 use kevtmon_observation::{BootNs, LinkFacts, NudState, Request, iff};
 use kevtmon_types::escape::name;
+use kevtmon_types::is_zero::is_zero;
 use serde::{Deserialize, Serialize};
 
 use super::fault::{FaultReason, is_of_unknown_state};
@@ -23,9 +24,10 @@ use crate::node::tunnels::{Hop, Tunnels};
 
 /// What belongs to a deletion is done by then: the route is deleted, or the entry set again. Longer than a namespace is read.
 const SETTLED_AFTER: BootNs = SECOND * 3 / 2;
-/// How often the host's namespace, which is large, is read again while an incident is open: what sets the entry is told at once,
-/// unless its record was lost.
+/// When the host's namespace, which is large, is read again while an incident is open, and each time after twice as long up to the
+/// longest: what sets the entry is told at once, unless its record was lost.
 const REREAD_INTERVAL: BootNs = 10 * SECOND;
+const REREAD_LONGEST: BootNs = 320 * SECOND;
 /// An agent that deletes the entries of a whole cluster opens so many incidents: enough to see what it does.
 const FAULTS_MAX: usize = 128;
 
@@ -61,6 +63,9 @@ pub(super) struct LostHops {
     lost: BTreeMap<Hop, LostHop>,
     /// When to read the host's namespace.
     read_at: Option<BootNs>,
+    /// How long after the last time, while an incident is open.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    interval: BootNs,
 }
 
 /// What the model shows of a next hop.
@@ -134,6 +139,7 @@ impl LostHops {
             return findings.discard();
         }
         let due = event.at.saturating_add(SETTLED_AFTER);
+        self.interval = 0;
         let mut lost = LostHop::of(event, entry, Phase::Suspected { due });
         if let Some(known) = self.lost.get(&hop).filter(|known| matches!(known.phase, Phase::Open { .. })) {
             // It was set and deleted again before that was seen.
@@ -159,8 +165,11 @@ impl LostHops {
                         self.remove(hop);
                         continue;
                     }
-                    lost.summary =
-                        format!("{}: all traffic to {} is lost", lost.what_happened, told(&networks));
+                    lost.summary = format!(
+                        "{}: what goes to {} by way of it is lost",
+                        lost.what_happened,
+                        told(&networks)
+                    );
                     if State::of(host.tunnels(), hop) == State::Failed {
                         lost.fails(None);
                     }
@@ -203,7 +212,9 @@ impl LostHops {
 
     fn remove(&mut self, hop: Hop) -> Option<LostHop> {
         let removed = self.lost.remove(&hop);
-        self.read_at = self.read_at.filter(|_| !self.is_empty());
+        if self.is_empty() {
+            (self.read_at, self.interval) = (None, 0);
+        }
         removed
     }
 
@@ -221,7 +232,8 @@ impl LostHops {
                 Phase::Suspected { due } => Some(due).filter(|due| *due > context.now),
                 Phase::Open { .. } => None,
             });
-            let next = context.now + REREAD_INTERVAL;
+            self.interval = (self.interval * 2).clamp(REREAD_INTERVAL, REREAD_LONGEST);
+            let next = context.now + self.interval;
             self.read_at = Some(dues.min().unwrap_or(next).min(next));
         }
         for (hop, lost) in &mut self.lost {

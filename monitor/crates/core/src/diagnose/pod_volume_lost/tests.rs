@@ -154,3 +154,20 @@ fn it_goes_on_over_a_restart_of_the_daemon() {
         }
     }
 }
+
+#[test]
+fn only_the_mount_of_the_volume_itself_counts() {
+    let volume =
+        |plugin: &str| Volume { pod_uid: CAM_UID.into(), plugin: plugin.into(), name: "data".into() };
+    let below = |rest: &str| format!("{KUBELET}pods/{CAM_UID}/{rest}");
+    for (plugin, rest, is_its) in [
+        ("kubernetes.io/rbd", "volumes/kubernetes.io~rbd/data", true),
+        ("kubernetes.io/csi", "volumes/kubernetes.io~csi/data/mount", true),
+        ("kubernetes.io/empty-dir", "volumes/kubernetes.io~empty-dir/data/fuse", false),
+        ("kubernetes.io/rbd", "volumes/kubernetes.io~rbd/data/mount/below", false),
+        ("subpath", "volume-subpaths/data/app/0", false),
+        ("kubernetes.io/csi", "volumeDevices/kubernetes.io~csi/data", false),
+    ] {
+        assert_eq!(is_mount_point(&volume(plugin), &below(rest)), is_its, "{rest}");
+    }
+}

@@ -10,7 +10,7 @@ use crate::diagnose::tests::harness::*;
 /// The namespace of the restarted sandbox.
 const NEW: NsInum = 4_026_532_400;
 const UID: &str = "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f";
-const EMPTY: &str = "pod lijiaob/etcd1-0 lost its network: its sandbox 291716a39be9 was restarted, by whom was not seen, and has a \
+const EMPTY: &str = "pod lijiaob/etcd1-0 lost its network: its sandbox 291716a39be9 was restarted, by whom is not known, and has a \
                      new network namespace that no CNI plugin set up";
 
 /// A run of the sandbox, which began then.
@@ -138,7 +138,7 @@ fn who_asked_for_the_restart_last_is_named() {
         node.run_for(S);
         ask(&mut node, 812, asked);
         if !is_named {
-            node.run_for(60 * S);
+            node.run_for(180 * S);
         }
         stop(&mut node, false);
         start(&mut node, NEW, Some(2));

@@ -102,7 +102,7 @@ fn who_deleted_the_entry_of_a_node_in_use_is_named_with_what_is_lost() {
     assert_eq!(opened.kind, Kind::IncidentOpened);
     assert_eq!(
         opened.message,
-        "calico (pid 28997) deleted the neighbor entry of 10.44.2.0 on vxlan.calico: all traffic to 10.44.2.0/24 is lost"
+        "calico (pid 28997) deleted the neighbor entry of 10.44.2.0 on vxlan.calico: what goes to 10.44.2.0/24 by way of it is lost"
     );
     assert_eq!(opened.actor.as_ref().map(|actor| actor.pid), Some(28_997));
     assert_eq!(opened.target.as_ref().unwrap().join, Join::Host);
