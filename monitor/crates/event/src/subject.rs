@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::Shared;
+
 /// The process that did it.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -52,6 +54,15 @@ pub struct Actor {
     pub pod: Option<Pod>,
     /// How the join with a container went.
     pub join: Join,
+}
+
+impl Actor {
+    /// The same, and no longer certain.
+    #[must_use]
+    pub fn at_most_likely(actor: Shared<Self>) -> Shared<Self> {
+        let confidence = actor.confidence.min(Confidence::Likely);
+        Shared::new(Self { confidence, ..actor.into_inner() })
+    }
 }
 
 fn is_unknown_start(start_time_ns: &str) -> bool {

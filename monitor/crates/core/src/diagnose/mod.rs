@@ -276,7 +276,7 @@ pub enum ModelChange<'a> {
     RbdImages(&'a [Rbd]),
     /// Who uses them was looked for.
     RbdUses(&'a [ImageUse]),
-    /// Somebody executes a client of a runtime to start containers, given by their names, ids or prefixes of ids.
+    /// A process executes a client of a runtime to start containers, given by their names, ids or prefixes of ids.
     ContainerStart(&'a [String], &'a Shared<Actor>),
     /// A call of `rbd` has succeeded that takes or removes a lock.
     RbdLock(&'a LockCall),

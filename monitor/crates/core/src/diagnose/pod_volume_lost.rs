@@ -1,4 +1,4 @@
-//! A pod runs, and a volume of it was unmounted: by somebody else than its kubelet, which waits until the containers have ended.
+//! A pod runs, and a volume of it was unmounted: not by its kubelet, which waits until the containers have ended.
 //!
 //! The event of an unmount raises the suspicion; whether the volume is gone, the kernel's table of mounts tells. What was unmounted
 //! may have covered the volume, and a kubelet mounts some volumes again by itself.
@@ -31,7 +31,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     meaning: "The volume is no longer mounted where the kubelet put it, and containers of the pod run. Those may still have it. \
              Containers that start from now on get the directory below it, on the disk of the node.",
     remedy: "Delete the pod, so that the kubelet mounts the volume again. Look in the directory of the volume on the node for data \
-             that was written meanwhile.",
+             that was written there since.",
     severities: &[Severity::Critical],
     counted: "unmounts",
     thresholds: THRESHOLDS,
@@ -133,22 +133,18 @@ fn report(context: &Context<'_>, subject: &str, suspect: &Suspect) -> Report {
         }
         None => format!("{what}, which runs, was unmounted: {is_next}"),
     };
-    let likely = |actor: &Shared<Actor>| {
-        let confidence = actor.confidence.min(Confidence::Likely);
-        Shared::new(Actor { confidence, ..actor.clone().into_inner() })
-    };
     let text =
         "delete the pod; its controller makes a new one, for which the kubelet mounts the volume again";
     let mount = Mount { path: path.clone(), volume: Some(volume.clone()), ..Mount::default() };
     Report {
         advice: target.confirmed_pod().map(|pod| delete_pod(context, pod, text)),
         objects: IncidentObjects {
-            actor: actor.as_ref().map(likely),
+            actor: actor.clone().map(Actor::at_most_likely),
             target: Some(Shared::new(target)),
             mount: Some(Box::new(mount)),
             ..IncidentObjects::default()
         },
-        evidence: vec![suspect.seq],
+        evidence: Some(suspect.seq).filter(|seq| *seq != 0).into_iter().collect(),
         ..Report::new(subject.to_owned(), Severity::Critical, Confidence::Likely, summary, context.now)
     }
 }

@@ -76,7 +76,7 @@ struct Network {
     /// When the last `ADD` that has succeeded began.
     #[serde(skip_serializing_if = "is_zero")]
     added: BootNs,
-    /// When somebody asked last for it to be started, and who.
+    /// When it was last asked for it to be started, and who asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     asked: Option<(BootNs, Shared<Actor>)>,
     /// When it was started again, and who likely asked for that.

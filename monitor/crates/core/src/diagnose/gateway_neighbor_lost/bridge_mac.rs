@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use kevtmon_event::wording::owner_phrase;
-use kevtmon_event::{Actor, Confidence, Event, Kind, Link, Shared};
+use kevtmon_event::{Actor, Event, Kind, Link, Shared};
 use kevtmon_observation::{BootNs, LinkFacts, NeighborKey, NsInum};
 use kevtmon_types::escape::name;
 use serde::{Deserialize, Serialize};
@@ -238,10 +238,7 @@ impl GatewayNeighborLost {
         fault.evidence = vec![change.seq];
         let cause = Cause { act: Act::OtherMac, netns: bridge.netns, ifindex: bridge.ifindex };
         fault.explanation = Some(Explanation::of_entry(cause, port.map_or(0, |port| port.seq), context.now));
-        let actor = port.map_or(&change.actor, |port| &port.actor).as_deref();
-        fault.objects.actor = actor.map(|actor| {
-            let confidence = actor.confidence.min(Confidence::Likely);
-            Shared::new(Actor { confidence, ..actor.clone() })
-        });
+        let actor = port.map_or(&change.actor, |port| &port.actor).clone();
+        fault.objects.actor = actor.map(Actor::at_most_likely);
     }
 }

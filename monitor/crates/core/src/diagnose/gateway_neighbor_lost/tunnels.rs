@@ -25,7 +25,7 @@ use crate::node::tunnels::{Hop, Tunnels};
 /// What belongs to a deletion is done by then: the route is deleted, or the entry set again. Longer than a namespace is read.
 const SETTLED_AFTER: BootNs = SECOND * 3 / 2;
 /// When the host's namespace, which is large, is read again while an incident is open, and each time after twice as long up to the
-/// longest: what sets the entry is told at once, unless its record was lost.
+/// longest: what sets the entry is an event at once, unless its record was lost.
 const REREAD_INTERVAL: BootNs = 10 * SECOND;
 const REREAD_LONGEST: BootNs = 320 * SECOND;
 /// An agent that deletes the entries of a whole cluster opens so many incidents: enough to see what it does.
@@ -168,7 +168,7 @@ impl LostHops {
                     lost.summary = format!(
                         "{}: what goes to {} by way of it is lost",
                         lost.what_happened,
-                        told(&networks)
+                        phrase(&networks)
                     );
                     if State::of(host.tunnels(), hop) == State::Failed {
                         lost.fails(None);
@@ -177,7 +177,7 @@ impl LostHops {
                     let link = host.links.get(&hop.0);
                     let report = lost.report(hop, lost.first, Count::More(1));
                     findings.report(Report {
-                        ruled_out: link.map(|link| ruled_out(link, &told(&networks))),
+                        ruled_out: link.map(|link| ruled_out(link, &phrase(&networks))),
                         advice: Some(lost.advice(hop, link).into_iter().collect()),
                         ..report
                     });
@@ -363,7 +363,7 @@ fn deletion(event: &Event, entry: &Neighbor) -> String {
 }
 
 /// The networks that are lost: the first, and how many more.
-fn told(networks: &[(std::net::IpAddr, u8)]) -> String {
+fn phrase(networks: &[(std::net::IpAddr, u8)]) -> String {
     let Some((address, prefix_len)) = networks.first() else { return String::new() };
     let first = format!("{address}/{prefix_len}");
     match networks.len() - 1 {

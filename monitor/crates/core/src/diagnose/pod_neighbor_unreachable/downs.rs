@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kevtmon_event::{Actor, Confidence, Event, Kind, Shared};
+use kevtmon_event::{Actor, Event, Kind, Shared};
 use kevtmon_observation::BootNs;
 use serde::{Deserialize, Serialize};
 
@@ -50,8 +50,7 @@ impl Downs {
     /// Events were lost: since an interface was set down it may have been set up, and down again by somebody else.
     pub(super) fn doubt(&mut self) {
         for down in self.0.values_mut() {
-            let confidence = down.actor.confidence.min(Confidence::Likely);
-            down.actor = Shared::new(Actor { confidence, ..down.actor.clone().into_inner() });
+            down.actor = Actor::at_most_likely(down.actor.clone());
         }
     }
 

@@ -3,7 +3,7 @@
 //! A gateway that the pod has learned stops answering then, which is an incident of its own. One that is static does not: the
 //! pod sends on, to nobody, and the missing route is all that shows it.
 
-use kevtmon_event::{Actor, Confidence, Event, Kind, Shared};
+use kevtmon_event::{Actor, Event, Kind, Shared};
 use kevtmon_observation::{NeighborKey, iff};
 
 use super::PodRouteMissing;
@@ -48,7 +48,7 @@ impl PodRouteMissing {
     pub(super) fn doubt_downs(&mut self) {
         let deletions = self.histories.values_mut().filter_map(|known| known.deletion_told.as_mut());
         for down in self.downs.values_mut().chain(deletions) {
-            down.actor = down.actor.take().map(likely);
+            down.actor = down.actor.take().map(Actor::at_most_likely);
         }
     }
 
@@ -83,7 +83,7 @@ impl Missing {
             Some(down) => down.actor.clone(),
             // That the route was there until then is what was seen last, not what was seen then.
             None => match &self.went_with {
-                Some(down) => down.actor.clone().map(likely),
+                Some(down) => down.actor.clone().map(Actor::at_most_likely),
                 None => self.deletion_told.as_ref()?.actor.clone(),
             },
         }
@@ -95,11 +95,6 @@ impl Missing {
         let all = down.into_iter().chain(&self.deletion_told).map(|told| told.seq);
         all.filter(|seq| *seq != 0).collect()
     }
-}
-
-fn likely(actor: Shared<Actor>) -> Shared<Actor> {
-    let confidence = actor.confidence.min(Confidence::Likely);
-    Shared::new(Actor { confidence, ..actor.into_inner() })
 }
 
 /// Whether the pod sends to its gateway without asking for it.
