@@ -1,5 +1,6 @@
 //! CNI calls: a program in a directory of CNI plugins, executed by root of the node, its environment, and its end; and calls of
-//! the program `rbd` and of the clients of container runtimes, with their arguments.
+//! the program `rbd` and of the clients of container runtimes, with their arguments; and the signals and the end of processes
+//! that the daemon names.
 //!
 //! Anybody may execute a plugin with the name of another's pod in its environment. So nothing is read but of root in the
 //! initial user namespace, and there only in a mount namespace of the host's, or below a kubelet or runtime and in its mount
@@ -23,13 +24,13 @@ use kevtmon_ebpf::Header;
 use kevtmon_ebpf::exec::{
     CALLERS_MAX, CLIENT_COMMS, COMPONENT_COMMS, CommandRecord, ComponentRecord, DIRECTORIES_MAX,
     DIRECTORY_CAPACITY, EnvironmentRecord, ExecOffsets, ExecRecord, ExitRecord, FILENAME_CAPACITY,
-    KIND_CLIENT, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT, KIND_RBD, MOUNT_NAMESPACES_MAX,
-    PART_CAPACITY, PARTS_MAX, RBD_COMM, RUNNING_MAX, TICK_NS, counter,
+    FOLLOWED_MAX, KIND_CLIENT, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT, KIND_RBD, KIND_SIGNAL,
+    MOUNT_NAMESPACES_MAX, PART_CAPACITY, PARTS_MAX, RBD_COMM, RUNNING_MAX, SignalRecord, TICK_NS, counter,
 };
 
 use crate::emit::{self, RingReserve};
 use crate::lanes;
-use crate::memory::{Structure as _, Typed, copy_arguments, offset, volatile};
+use crate::memory::{Kernel, Structure as _, Typed, copy_arguments, offset, volatile};
 use crate::task::{self, Program, Task};
 
 /// `SIGNAL_GROUP_EXIT` of include/linux/sched/signal.h.
@@ -55,6 +56,10 @@ static CNI_CALLERS: HashMap<u32, u64> = HashMap::with_max_entries(CALLERS_MAX, 0
 /// Processes whose exec was sent, by thread group id, and their start.
 #[map]
 static CNI_RUNNING: HashMap<u32, u64> = HashMap::with_max_entries(RUNNING_MAX, 0);
+
+/// Written by the daemon: processes whose signals and end are reported, by thread group id, and their start in ticks.
+#[map]
+static FOLLOWED: HashMap<u32, u64> = HashMap::with_max_entries(FOLLOWED_MAX, 0);
 
 /// The key to look up: too large for the stack.
 #[map]
@@ -268,15 +273,15 @@ fn sched_process_exit(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    // SAFETY: the map's values are plain numbers.
-    let Some(start_ns) = (unsafe { CNI_RUNNING.get(tgid) }).copied() else {
-        return 0;
-    };
     let leader = task.follow(offset!(task_group_leader));
-    // The end of one before may not have been seen.
-    let is_it = leader.get::<u64>(volatile(&raw const task::OFFSETS.task_start_boottime)) == start_ns;
-    // The last two threads may both see that none lives.
-    if CNI_RUNNING.remove(tgid).is_err() || !is_it {
+    let start_ns: u64 = leader.get(volatile(&raw const task::OFFSETS.task_start_boottime));
+    // SAFETY: the map's values are plain numbers.
+    let is_it = match unsafe { CNI_RUNNING.get(tgid) }.copied() {
+        // The end of one before may not have been seen. The last two threads may both see that none lives.
+        Some(started) => CNI_RUNNING.remove(tgid).is_ok() && started == start_ns,
+        None => is_followed(tgid, start_ns),
+    };
+    if !is_it {
         return 0;
     }
     let flags: u32 = signal.get(offset!(signal_flags));
@@ -292,4 +297,79 @@ fn sched_process_exit(ctx: BtfTracePointContext) -> i32 {
         }
     });
     0
+}
+
+/// `SEND_SIG_PRIV` of include/linux/sched/signal.h: the kernel sends a signal without saying more.
+const SEND_SIG_PRIV: u64 = 1;
+/// Where `si_code` is (include/uapi/asm-generic/siginfo.h; programs are compiled with that).
+const SI_CODE: u32 = 8;
+/// `TRACE_SIGNAL_DELIVERED` of include/trace/events/signal.h: it is not ignored, as the first process of a pid namespace does with
+/// what is sent from within.
+const DELIVERED: i32 = 0;
+/// Signals that end a process by default, or are to make it end itself (signal(7)).
+const ENDING: u32 = bits(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 24, 31]);
+
+const fn bits(signals: &[u32]) -> u32 {
+    let (mut bits, mut index) = (0, 0);
+    while index < signals.len() {
+        bits |= 1 << signals[index];
+        index += 1;
+    }
+    bits
+}
+
+/// `signal_generate(int sig, struct kernel_siginfo *info, struct task_struct *task, int group, int result)`, since 3.2. Fires in
+/// whoever sends it.
+#[btf_tracepoint(function = "signal_generate")]
+fn signal_generate(ctx: BtfTracePointContext) -> i32 {
+    let signal: i32 = ctx.arg(0);
+    let result: i32 = ctx.arg(4);
+    if !(1..32).contains(&signal) || ENDING & (1 << signal) == 0 || result != DELIVERED {
+        return 0;
+    }
+    let target = Typed(ctx.arg::<u64>(2));
+    let tgid: u32 = target.get(volatile(&raw const task::OFFSETS.task_tgid));
+    // SAFETY: the map's values are plain numbers.
+    if unsafe { FOLLOWED.get(tgid) }.is_none() {
+        return 0;
+    }
+    let leader = target.follow(offset!(task_group_leader));
+    let start_ns: u64 = leader.get(volatile(&raw const task::OFFSETS.task_start_boottime));
+    if is_followed(tgid, start_ns) {
+        signalled(signal as u32, ctx.arg(1), tgid, start_ns);
+    }
+    0
+}
+
+#[inline(always)]
+fn signalled(signal: u32, info: u64, tgid: u32, start_ns: u64) {
+    let Some(task) = task::current_typed(Program::Signal) else {
+        return;
+    };
+    let Some(room) = lanes::exec(&task) else {
+        return;
+    };
+    // What the kernel says more of it has a positive code; a process cannot (kill(2), rt_sigqueueinfo(2)).
+    let is_from_kernel =
+        info == SEND_SIG_PRIV || info > SEND_SIG_PRIV && Kernel(info).get::<i32>(SI_CODE) > 0;
+    task::send_details(task, room);
+    emit::record::<SignalRecord>(room, counter::RING_FULL, |record| {
+        // SAFETY: the ring gave memory for a whole record, and every field is written.
+        unsafe {
+            (*record).header = Header { kind: KIND_SIGNAL, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).task = *task.id();
+            (*record).start_ns = start_ns;
+            (*record).tgid = tgid;
+            (*record).signal = signal;
+            (*record).task_root = task.root();
+            (*record).is_from_kernel = u32::from(is_from_kernel);
+        }
+    });
+}
+
+/// Whether the daemon follows this process.
+#[inline(always)]
+fn is_followed(tgid: u32, start_ns: u64) -> bool {
+    // SAFETY: the map's values are plain numbers.
+    unsafe { FOLLOWED.get(tgid) }.is_some_and(|ticks| *ticks == start_ns / TICK_NS)
 }

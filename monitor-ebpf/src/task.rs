@@ -85,10 +85,11 @@ pub(crate) enum Program {
     QdiscCreate,
     RtnlNotify,
     Sysctl,
+    Signal,
 }
 
 impl Program {
-    pub(crate) const COUNT: u32 = 11;
+    pub(crate) const COUNT: u32 = 12;
 }
 
 /// The current task.

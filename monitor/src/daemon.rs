@@ -198,6 +198,7 @@ pub async fn run(
         wanted_containers: sources.wanted_containers(),
         leaks: None,
         rbd_uses: None,
+        fuse_mounts: None,
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
@@ -245,6 +246,8 @@ struct Daemon {
     leaks: Option<mpsc::Sender<()>>,
     /// Takes the images whose uses are looked for.
     rbd_uses: Option<rbd_uses::Wanted>,
+    /// Takes requests to look at FUSE file systems.
+    fuse_mounts: Option<mpsc::Sender<()>>,
     /// Answers that need no waiting, and the observation that is processed.
     replies: VecDeque<Observation>,
     config: Config,
@@ -269,6 +272,7 @@ impl Daemon {
         self.observe(observed_now(Fact::Kubelet(self.kubelets.configured())));
         self.follow_state();
         self.follow_leaks(&previous.incidents);
+        self.follow_fuse_mounts(&previous.incidents);
         if let Some(last_alive) = previous.alive {
             self.observe(observed_now(Fact::Restarted { last_alive }));
         }
@@ -360,7 +364,7 @@ impl Daemon {
             let touched = Touched::by(&observation.fact);
             let is_of_callers = matches!(
                 observation.fact,
-                Fact::Kubelet(_) | Fact::Components { .. } | Fact::ComponentExited(_)
+                Fact::Kubelet(_) | Fact::Components { .. } | Fact::ComponentExited(_) | Fact::FuseMounts(_)
             );
             self.gauges_changed |= changes_model_gauges(&observation);
             self.core.observe(observation);

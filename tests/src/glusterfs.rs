@@ -31,6 +31,16 @@ impl GlusterVolume {
     pub fn mount(kubelet_root: &Path, name: &str, bricks: &Path, log: &Path) -> Self {
         let uid = uuid();
         let point = kubelet_root.join(format!("pods/{uid}/volumes/{PLUGIN}/{name}"));
+        Self::serve(point, uid, name, bricks, log)
+    }
+
+    /// Mounts it again where it was, by another client.
+    #[must_use]
+    pub fn mount_again(&self, bricks: &Path, log: &Path) -> Self {
+        Self::serve(self.point.clone(), self.uid.clone(), "again", bricks, log)
+    }
+
+    fn serve(point: PathBuf, uid: String, name: &str, bricks: &Path, log: &Path) -> Self {
         let brick = bricks.join(name);
         for directory in [&point, &brick] {
             fs::create_dir_all(directory).expect("a directory can be made");

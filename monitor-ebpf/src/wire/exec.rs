@@ -1,5 +1,6 @@
 //! The hook `exec`: a program in a CNI directory that root of the node executed, its environment, and how it ended; the same of
-//! programs called `rbd`, with their arguments; and the start of what may be a kubelet or runtime.
+//! programs called `rbd`, with their arguments; the start of what may be a kubelet or runtime; and the signals and the end of
+//! processes that the daemon names.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -20,6 +21,8 @@ pub const KIND_COMPONENT: u32 = HOOK.kind(3);
 pub const KIND_RBD: u32 = HOOK.kind(4);
 /// `Header::kind` of a [`CommandRecord`] of a runtime's client.
 pub const KIND_CLIENT: u32 = HOOK.kind(5);
+/// `Header::kind` of a [`SignalRecord`].
+pub const KIND_SIGNAL: u32 = HOOK.kind(6);
 
 /// What the programs count.
 pub mod counter {
@@ -42,6 +45,8 @@ pub const DIRECTORIES_MAX: u32 = 64;
 pub const MOUNT_NAMESPACES_MAX: u32 = 64;
 /// Kubelets and runtimes at most.
 pub const CALLERS_MAX: u32 = 64;
+/// Processes at most whose signals and end are reported.
+pub const FOLLOWED_MAX: u32 = 256;
 /// The unit of the start of a process that the daemon can read (`USER_HZ`), in nanoseconds.
 pub const TICK_NS: u64 = 10_000_000;
 /// Programs under way at most.
@@ -93,7 +98,7 @@ pub struct EnvironmentRecord {
     pub bytes: [u8; PART_CAPACITY],
 }
 
-/// The end of a process that had executed such a program.
+/// The end of a process that had executed such a program, or that the daemon has followed.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ExitRecord {
@@ -105,6 +110,26 @@ pub struct ExitRecord {
     pub tgid: u32,
     /// As wait(2) has it: the signal in the lowest seven bits, the exit code in the second byte.
     pub status: u32,
+}
+
+/// A signal to a process that the daemon has followed.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct SignalRecord {
+    /// `KIND_SIGNAL`.
+    pub header: Header,
+    /// Who sends it.
+    pub task: TaskId,
+    /// `start_boottime` of the process that gets it.
+    pub start_ns: u64,
+    /// Its thread group id.
+    pub tgid: u32,
+    /// Number of the signal.
+    pub signal: u32,
+    /// `TaskRecord::root` of the sender.
+    pub task_root: u32,
+    /// Not 0 where the kernel itself sends it, and the task is only the one that ran then.
+    pub is_from_kernel: u32,
 }
 
 /// Root executed a program with the name of a kubelet or runtime in the initial pid namespace. What it really is, is to be
@@ -171,6 +196,7 @@ const _: () = assert!(size_of::<ComponentRecord>() == 16 + 8);
 const _: () = assert!(size_of::<ExecRecord>() == 16 + 64 + 16 + 256);
 const _: () = assert!(size_of::<EnvironmentRecord>() == 16 + 24 + 4096);
 const _: () = assert!(size_of::<ExitRecord>() == 32);
+const _: () = assert!(size_of::<SignalRecord>() == 16 + 64 + 24);
 const _: () = assert!(size_of::<CommandRecord>() == 16 + 64 + 16 + 2048);
 
 /// Where the kernel keeps what only this hook reads.

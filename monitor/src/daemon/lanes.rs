@@ -37,6 +37,7 @@ impl Daemon {
                 self.core.host_mount_namespaces(),
                 self.core.components_running(),
             );
+            plugins.follow(self.core.fuse_servers());
         }
     }
 

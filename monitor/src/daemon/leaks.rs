@@ -4,9 +4,11 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use kevtmon_core::diagnose::FILE_SERVER_LOST;
 use kevtmon_event::{Confidence, Event, LeakedMount};
+use kevtmon_holders::fuse_mounts;
 use kevtmon_holders::leaks::{self, Remembered};
-use kevtmon_observation::BootNs;
+use kevtmon_observation::{BootNs, FuseMount};
 use kevtmon_types::clock::realtime_offset_ns;
 
 use super::Daemon;
@@ -21,10 +23,32 @@ impl Daemon {
         self.leaks = Some(leaks::start(readers, tx, Arc::clone(&self.metrics), known));
     }
 
+    /// Follows FUSE file systems, those first that nobody served when the run before ended.
+    pub(super) fn follow_fuse_mounts(&mut self, previous: &[Event]) {
+        let unserved = previous.iter().filter_map(unserved).collect();
+        self.fuse_mounts =
+            Some(fuse_mounts::start(self.readers.clone(), unserved, self.observations.clone()));
+    }
+
     /// Has such mounts looked for soon.
     pub(super) fn look_for_leaks(&self) {
         leaks::look_soon(self.leaks.as_ref());
     }
+}
+
+/// The file system of an incident about its server.
+fn unserved(event: &Event) -> Option<FuseMount> {
+    let is_lost = event.incident.as_ref().is_some_and(|incident| incident.kind == FILE_SERVER_LOST);
+    let mount = event.mount.as_ref().filter(|_| is_lost)?;
+    Some(FuseMount {
+        device: mount.device.clone()?,
+        fstype: mount.fstype.clone()?,
+        source: mount.source.clone()?,
+        mntns: mount.mntns,
+        paths: vec![mount.path.clone()],
+        unserved: true,
+        ..FuseMount::default()
+    })
 }
 
 /// `offset`: from the boot clock to that of the wall.

@@ -1,7 +1,7 @@
 //! What the core wants to know: each request goes to the source that can answer it, and nothing is waited for.
 
 use kevtmon_holders::rbd as rbd_uses;
-use kevtmon_holders::{DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest};
+use kevtmon_holders::{DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest, fuse_mounts};
 use kevtmon_observation::{Fact, Request};
 use kevtmon_sources::runtime::{checkpoint, still_runs};
 use kevtmon_sources::{cni, components, netlink, observed_now, pod_remains};
@@ -29,6 +29,7 @@ impl Daemon {
             Request::CniNetns { id, path, within } => {
                 cni::find_netns_and_send(&self.readers, &self.observations, id, path, within);
             }
+            Request::FuseMounts => fuse_mounts::look_soon(self.fuse_mounts.as_ref()),
             Request::MountCopies => self.look_for_leaks(),
             Request::RbdUses { images } => rbd_uses::follow(self.rbd_uses.as_ref(), images),
             Request::Component { tgid } => components::look_at(self.components.as_ref(), tgid),

@@ -1,5 +1,7 @@
 //! What a test waits for: that the model has something, that an event comes, that all before it was printed.
 
+use std::path::Path;
+
 use nix::mount::{MsFlags, mount, umount};
 
 use super::Daemon;
@@ -53,6 +55,20 @@ impl Daemon {
     /// Waits until the model has a kubelet or runtime with this process id.
     pub fn wait_for_component(&self, pid: u32) {
         wait_until(&format!("component {pid} is known"), || self.knows_component(pid).then_some(()));
+    }
+
+    /// Waits until the model has the server of the FUSE file system at a path.
+    pub fn wait_for_fuse_server(&self, path: &Path) {
+        let is_known = || {
+            let model: serde_json::Value =
+                serde_json::from_str(&self.ask(&["state", "--json"]).stdout).ok()?;
+            let is_it = |mount: &serde_json::Value| {
+                let is_at = |at: &serde_json::Value| at.as_str().is_some_and(|at| Path::new(at) == path);
+                mount["paths"].as_array()?.iter().any(is_at).then(|| mount["servers"].is_array())
+            };
+            model["fuse_mounts"].as_array()?.iter().any(|mount| is_it(mount) == Some(true)).then_some(())
+        };
+        wait_until(&format!("the server of {} is known", path.display()), is_known);
     }
 
     /// Whether the model has a kubelet or runtime with this process id.

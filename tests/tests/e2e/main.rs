@@ -32,6 +32,7 @@ mod duplicate_pod_ip;
 mod executable;
 mod fairness;
 mod faults;
+mod file_server_lost;
 mod file_servers;
 mod flood;
 mod gateway;

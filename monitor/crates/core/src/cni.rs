@@ -10,8 +10,11 @@ use crate::diagnose::ModelChange;
 use crate::node::cni::{Call, GivenUp, OPEN_MAX};
 
 impl Core {
-    /// The end of a call of a plugin or of `rbd`.
+    /// The end of a call of a plugin or of `rbd`, or of a FUSE server.
     pub(super) fn exec_ended(&mut self, at: BootNs, exit: CniExit) {
+        if self.fuse_mounts.ended(at, &exit) {
+            self.request(Request::FuseMounts);
+        }
         self.cni_exit(at, exit);
         self.rbd_exit(at, exit);
     }

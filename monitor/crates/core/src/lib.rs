@@ -17,6 +17,7 @@ use crate::diagnose::{Engine, ModelChange};
 use crate::node::cni::CniCalls;
 use crate::node::components::Components;
 use crate::node::containers::Containers;
+use crate::node::fuse_mounts::FuseMounts;
 pub use crate::node::gateways::KnownEntry;
 use crate::node::host_sysctls::HostSysctls;
 use crate::node::ipam::Ipam;
@@ -44,6 +45,7 @@ mod cni;
 mod component;
 mod container;
 mod fold;
+mod fuse_mounts;
 pub mod held;
 mod incident;
 mod ipam;
@@ -109,6 +111,7 @@ pub struct Core {
     seq: u64,
     tasks: Tasks,
     namespaces: Namespaces,
+    fuse_mounts: FuseMounts,
     host_sysctls: HostSysctls,
     quota: NamespaceQuota,
     containers: Containers,
@@ -188,6 +191,8 @@ impl Core {
             Fact::Umount(attempt) => self.umount_below_known_root(at, *attempt),
             Fact::CniExec(exec) => self.cni_exec(at, *exec),
             Fact::CniExit(exit) => self.exec_ended(at, exit),
+            Fact::SignalSent(sent) => self.signal_sent(at, &sent),
+            Fact::FuseMounts(found) => self.fuse_mounts(at, found),
             Fact::CniNetns(found) => self.cni_netns(at, found),
             Fact::Kubelet(facts) => self.kubelet(at, facts),
             Fact::SandboxCheckpoints(found) => {

@@ -16,6 +16,7 @@ use crate::diagnose::{self, Engine, RestoreError};
 use crate::node::cni::CniCalls;
 use crate::node::components::Components;
 use crate::node::containers::Containers;
+use crate::node::fuse_mounts::FuseMounts;
 use crate::node::gateways::KnownEntry;
 use crate::node::host_sysctls::HostSysctls;
 use crate::node::ipam::Ipam;
@@ -64,6 +65,8 @@ pub struct Saved<'a> {
     folding: Folding,
     quota: NamespaceQuota,
     namespaces: Cow<'a, Namespaces>,
+    #[serde(skip_serializing_if = "has_no_fuse")]
+    fuse_mounts: Cow<'a, FuseMounts>,
     host_sysctls: Cow<'a, HostSysctls>,
     containers: Cow<'a, Containers>,
     runtime_directories: Cow<'a, RuntimeDirectories>,
@@ -86,6 +89,10 @@ pub struct Saved<'a> {
 
 fn has_no_calls(calls: &MapCalls) -> bool {
     *calls == MapCalls::default()
+}
+
+fn has_no_fuse(mounts: &FuseMounts) -> bool {
+    mounts.is_new()
 }
 
 fn is_new(ipam: &Ipam) -> bool {
@@ -126,6 +133,7 @@ impl Core {
             seq: saved.seq,
             tasks: saved.tasks.into_owned(),
             namespaces: saved.namespaces.into_owned(),
+            fuse_mounts: saved.fuse_mounts.into_owned(),
             host_sysctls: saved.host_sysctls.into_owned(),
             containers: saved.containers.into_owned(),
             runtime_directories: saved.runtime_directories.into_owned(),
@@ -178,6 +186,7 @@ impl Core {
             seq,
             tasks,
             namespaces,
+            fuse_mounts,
             host_sysctls,
             containers,
             runtime_directories,
@@ -235,6 +244,7 @@ impl Core {
             folding: folding.clone(),
             quota: quota.clone(),
             namespaces: Cow::Borrowed(namespaces),
+            fuse_mounts: Cow::Borrowed(fuse_mounts),
             host_sysctls: Cow::Borrowed(host_sysctls),
             containers: Cow::Borrowed(containers),
             runtime_directories: Cow::Borrowed(runtime_directories),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use kevtmon_event::{Component, Container, Link, Pod, SpecHash, Target};
-use kevtmon_observation::{BootNs, ContainerFacts, LinkFacts, NsInum, SourceStatus};
+use kevtmon_observation::{BootNs, ContainerFacts, FuseMount, LinkFacts, NsInum, SourceStatus};
 use serde::{Deserialize, Serialize};
 
 use super::Core;
@@ -46,6 +46,9 @@ pub struct NodeState {
     /// The kubelets and runtimes that run.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub components: Vec<Component>,
+    /// FUSE file systems that the host has mounted, with their servers.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub fuse_mounts: Vec<FuseMount>,
     /// Network namespaces of which a snapshot was read, by inode number.
     pub namespaces: Vec<NetnsStatus>,
     /// The default routes of the host, by interface.
@@ -194,6 +197,7 @@ impl Core {
             pods,
             containers,
             components: self.components.running().iter().map(Component::from).collect(),
+            fuse_mounts: self.fuse_mounts.mounts().to_vec(),
             namespaces,
             uplinks: self.uplinks(),
             suspected: self.engine.suspected(&self.node()),

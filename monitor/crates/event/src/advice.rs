@@ -142,9 +142,10 @@ pub mod form {
         LIST_BY_CRICTL = "list-by-crictl", Read,
             "crictl [--runtime-endpoint SOCKET] pods --namespace NAMESPACE --name NAME", ["gateway-neighbor-lost"];
         DELETE_POD = "delete-pod", Restart, "kubectl -n NAMESPACE delete pod NAME",
-            ["gateway-neighbor-lost", "volume-busy", "mount-leak", "sandbox-network-replaced", "pod-volume-lost"];
+            ["gateway-neighbor-lost", "volume-busy", "mount-leak", "sandbox-network-replaced", "pod-volume-lost",
+             "file-server-lost"];
         RESTART_BY_DOCKER = "restart-by-docker", Restart, "docker [--host SOCKET] restart CONTAINER",
-            ["gateway-neighbor-lost", "volume-busy", "mount-leak"];
+            ["gateway-neighbor-lost", "volume-busy", "mount-leak", "file-server-lost"];
         RESTART_BY_PODMAN = "restart-by-podman", Restart, "podman [--url SOCKET] restart CONTAINER",
             ["gateway-neighbor-lost", "volume-busy", "mount-leak"];
         STOP_BY_CRICTL = "stop-by-crictl", Restart, "crictl [--runtime-endpoint SOCKET] stop CONTAINER",
@@ -235,6 +236,7 @@ mod tests {
             "gateway-neighbor-lost/list-by-crictl",
             "Debian 12 has no package of crictl; carried out where it is there",
         ),
+        ("file-server-lost/delete-pod", "needs the API server of a cluster"),
         ("orphan-container/remove-by-crictl", "containers outlive their sandboxes behind cri-dockerd only"),
         ("mount-leak/delete-pod", "needs the API server of a cluster"),
         ("mount-leak/restart-unit", "needs systemd as process 1"),

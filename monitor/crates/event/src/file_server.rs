@@ -42,6 +42,7 @@ impl MountServer {
     pub fn state_phrase(&self) -> String {
         match (self.state, &self.waits_for) {
             (ServerState::Running, _) => "is running".to_owned(),
+            (ServerState::Ended, _) => "has ended".to_owned(),
             (ServerState::Stopped, _) => "is stopped".to_owned(),
             (ServerState::Traced, _) => "is held by a tracer".to_owned(),
             (ServerState::Waiting, Some(kind)) => format!("waits in the kernel for {kind}"),

@@ -9,7 +9,7 @@ use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 use kevtmon_sources::procfs::root::is_root_of_node;
-pub(super) use serving::{Serving, server_of, serving};
+pub(super) use serving::{Serving, server_of, serving, serving_each};
 
 use super::mntns_index::{MAX_THREADS, survivor, task_dir, threads};
 use super::own_directory;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ask::InitialNamespace;
 use super::detached::{self, Looked, users};
+use super::fuse_mounts::Look as FuseMounts;
 use super::leaks::Inventory;
 use super::locate::{Located, first};
 use super::presence::presence;
@@ -28,7 +29,7 @@ pub fn jobs() -> impl Iterator<Item = Entry> {
     let scans = scans.into_iter().chain([entry::<Detached>()]);
     let looks =
         [entry::<InitialNamespace>(), entry::<Unmounters>(), entry::<Inventory>(), entry::<RbdUses>()];
-    scans.chain(looks).chain([entry::<FindPeers>()])
+    scans.chain(looks).chain([entry::<FindPeers>(), entry::<FuseMounts>()])
 }
 
 /// An answer, and the processor time that it took.

@@ -29,6 +29,7 @@ mod ask;
 mod attached;
 mod detached;
 mod file_server;
+pub mod fuse_mounts;
 mod jobs;
 mod kernel;
 pub mod leaks;

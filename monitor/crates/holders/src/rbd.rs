@@ -264,7 +264,7 @@ fn pins(device: &Device, table: &MountTable) -> Vec<Pin> {
 }
 
 /// A mount in a namespace of which no process is told.
-fn alone(ns: NsInum, pin: Pin) -> Holder {
+pub(super) fn alone(ns: NsInum, pin: Pin) -> Holder {
     Holder { mntns: Some(ns), ..Holder::of_kernel(Access::Mount, pin.path.unwrap_or_default()) }
 }
 
@@ -285,7 +285,7 @@ fn host(proc: &Proc) -> Option<NsInum> {
 }
 
 /// All namespaces, the host's first, and those that users made last: they can make very many.
-fn sorted<'i>(proc: &Proc, index: &'i MntnsIndex) -> Vec<(NsInum, &'i [Member])> {
+pub(super) fn sorted<'i>(proc: &Proc, index: &'i MntnsIndex) -> Vec<(NsInum, &'i [Member])> {
     let host = host(proc);
     let mut links = Buffer::default();
     let mut is_users = |members: &[Member]| {
@@ -299,7 +299,7 @@ fn sorted<'i>(proc: &Proc, index: &'i MntnsIndex) -> Vec<(NsInum, &'i [Member])>
 }
 
 /// Since the oldest the namespace has most likely been there. Kernel threads hold nothing.
-fn oldest(proc: &Proc, members: &[Member]) -> Option<(u32, Dir)> {
+pub(super) fn oldest(proc: &Proc, members: &[Member]) -> Option<(u32, Dir)> {
     let tgids: BTreeSet<u32> = members.iter().map(|member| member.tgid).collect();
     let programs = tgids.into_iter().filter(|tgid| proc.exe(*tgid).is_some()).take(MEMBERS_LOOKED_AT);
     let started = programs.filter_map(|tgid| Some((proc.stat(tgid)?.start_ns, tgid)));

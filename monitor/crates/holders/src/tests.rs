@@ -26,6 +26,7 @@ mod demand;
 mod descriptors;
 mod detached;
 mod file_server;
+mod fuse_mounts;
 mod identity;
 mod parts;
 mod path;

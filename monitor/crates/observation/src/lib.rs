@@ -38,7 +38,7 @@ mod veth;
 
 pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use component::{ComponentExit, ComponentFacts};
-pub use file_server::{FileServer, ServerState};
+pub use file_server::{FileServer, FuseMount, FuseServer, ServerState, SignalSent};
 pub use ipam::{CniDevice, IpamFile, IpamFiles, IpamRecord};
 pub use kubelet::{KubeletFacts, KubeletNamespace, SandboxCheckpoint};
 pub use leak::{
@@ -220,8 +220,12 @@ pub enum Fact {
     },
     /// A CNI plugin was executed.
     CniExec(Box<CniExec>),
-    /// A process that was a CNI plugin or `rbd` ended.
+    /// A process ended that was a CNI plugin or `rbd`, or is followed.
     CniExit(CniExit),
+    /// Somebody sends a signal to a process that is followed.
+    SignalSent(Box<SignalSent>),
+    /// The FUSE file systems of the host, when they have changed; after the first also the reply to [`Request::FuseMounts`].
+    FuseMounts(Vec<FuseMount>),
     /// Reply to [`Request::CniNetns`].
     CniNetns(CniNetns),
     /// Reply to [`Request::Kubelet`], and reported once at start.
@@ -333,6 +337,8 @@ pub enum Request {
     },
     /// Look from now on for those who use these mapped images, and no others; the reply is `Fact::RbdUses`.
     RbdUses { images: Vec<RbdImage> },
+    /// Look at the FUSE file systems of the host soon; the reply is `Fact::FuseMounts`, if they have changed.
+    FuseMounts,
     /// Where the kubelets that run now keep the directories of pods; the reply is `Fact::Kubelet`.
     Kubelet,
     /// Whether this process is a kubelet or runtime; if it is, the reply is `Fact::Components`.

@@ -377,6 +377,7 @@ impl Objects {
             HashMap::try_from(take(&mut attached, "CNI_MOUNT_NAMESPACES")?)
                 .map_err(map_error("CNI_MOUNT_NAMESPACES"))?,
             HashMap::try_from(take(&mut attached, "CNI_CALLERS")?).map_err(map_error("CNI_CALLERS"))?,
+            HashMap::try_from(take(&mut attached, "FOLLOWED")?).map_err(map_error("FOLLOWED"))?,
         );
         let mut loggers = Vec::new();
         for object in attached.iter_mut().filter(|_| log) {

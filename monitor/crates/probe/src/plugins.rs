@@ -1,11 +1,13 @@
 //! What the programs know of CNI plugins: the directories in which they are, the mount namespaces in which these are the
-//! node's, and the kubelets and runtimes that call them in mount namespaces of their own.
+//! node's, and the kubelets and runtimes that call them in mount namespaces of their own; and which processes they follow.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{HashMap, LpmTrie, MapData, MapError};
-use kevtmon_ebpf::exec::{CALLERS_MAX, DIRECTORIES_MAX, DIRECTORY_CAPACITY, MOUNT_NAMESPACES_MAX, TICK_NS};
+use kevtmon_ebpf::exec::{
+    CALLERS_MAX, DIRECTORIES_MAX, DIRECTORY_CAPACITY, FOLLOWED_MAX, MOUNT_NAMESPACES_MAX, TICK_NS,
+};
 use kevtmon_observation::BootNs;
 use kevtmon_types::namespace::NsInum;
 
@@ -16,7 +18,9 @@ pub struct Plugins {
     directories: LpmTrie<MapData, Path, u32>,
     namespaces: HashMap<MapData, u32, u32>,
     callers: HashMap<MapData, u32, u64>,
+    followed: HashMap<MapData, u32, u64>,
     known: Known,
+    known_followed: BTreeMap<u32, u64>,
 }
 
 /// What is in the maps.
@@ -33,8 +37,10 @@ impl Plugins {
         directories: LpmTrie<MapData, Path, u32>,
         namespaces: HashMap<MapData, u32, u32>,
         callers: HashMap<MapData, u32, u64>,
+        followed: HashMap<MapData, u32, u64>,
     ) -> Self {
-        Self { directories, namespaces, callers, known: Known::default() }
+        let (known, known_followed) = (Known::default(), BTreeMap::new());
+        Self { directories, namespaces, callers, followed, known, known_followed }
     }
 
     /// Replaces what is known: directories, the most important first; mount namespaces of the host; kubelets and runtimes,
@@ -54,23 +60,45 @@ impl Plugins {
         for gone in old.namespaces.difference(&new.namespaces) {
             results.push(self.namespaces.remove(gone));
         }
-        for (gone, _) in old.callers.iter().filter(|(tgid, _)| !new.callers.contains_key(tgid)) {
-            results.push(self.callers.remove(gone));
-        }
         for key in new.directories.difference(&old.directories).filter_map(|directory| key(directory)) {
             results.push(self.directories.insert(&key, 0, 0));
         }
         for namespace in new.namespaces.difference(&old.namespaces) {
             results.push(self.namespaces.insert(namespace, 0, 0));
         }
-        for (tgid, start) in new.callers.iter().filter(|(tgid, start)| old.callers.get(tgid) != Some(start)) {
-            results.push(self.callers.insert(tgid, start, 0));
-        }
+        results.extend(put(&mut self.callers, &old.callers, &new.callers));
         for error in results.into_iter().filter_map(Result::err) {
             tracing::warn!(%error, "the kernel programs do not know all CNI plugins");
         }
         self.known = new;
     }
+
+    /// Replaces the processes that are followed: what signals end them, and how they end.
+    pub fn follow(&mut self, processes: impl Iterator<Item = (u32, BootNs)>) {
+        let new = in_ticks(processes, FOLLOWED_MAX);
+        for error in put(&mut self.followed, &self.known_followed, &new).into_iter().filter_map(Result::err) {
+            tracing::warn!(%error, "the kernel programs do not follow all processes");
+        }
+        self.known_followed = new;
+    }
+}
+
+/// By process id, with the start in ticks.
+fn in_ticks(processes: impl Iterator<Item = (u32, BootNs)>, most: u32) -> BTreeMap<u32, u64> {
+    processes.map(|(tgid, started)| (tgid, started / TICK_NS)).take(most as usize).collect()
+}
+
+/// Makes a map what it is to be.
+fn put(
+    map: &mut HashMap<MapData, u32, u64>,
+    old: &BTreeMap<u32, u64>,
+    new: &BTreeMap<u32, u64>,
+) -> Vec<Result<(), MapError>> {
+    let gone = old.keys().filter(|tgid| !new.contains_key(tgid));
+    let mut results: Vec<_> = gone.map(|tgid| map.remove(tgid)).collect();
+    let added = new.iter().filter(|(tgid, start)| old.get(tgid) != Some(start));
+    results.extend(added.map(|(tgid, start)| map.insert(tgid, start, 0)));
+    results
 }
 
 impl Known {
@@ -86,8 +114,7 @@ impl Known {
             }
         }
         known.namespaces = namespaces.take(MOUNT_NAMESPACES_MAX as usize).collect();
-        let in_ticks = callers.map(|(tgid, started)| (tgid, started / TICK_NS));
-        known.callers = in_ticks.take(CALLERS_MAX as usize).collect();
+        known.callers = in_ticks(callers, CALLERS_MAX);
         known
     }
 }

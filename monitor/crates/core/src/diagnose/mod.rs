@@ -43,6 +43,7 @@ mod conditions;
 mod container_undeletable;
 mod duplicate_pod_ip;
 mod engine;
+mod file_server_lost;
 mod finding;
 mod flapping;
 mod gateway_health;
@@ -77,6 +78,7 @@ mod umount_hung;
 mod volume_busy;
 
 pub use engine::{Engine, IncidentChange, RestoreError, Saved};
+pub use file_server_lost::{KIND as FILE_SERVER_LOST, UnservedMount};
 pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
 pub use flapping::QuietPeriod;
 pub use gateway_health::{GatewayHealth, gateway_health};
@@ -92,7 +94,7 @@ pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, causes before their effects: a later diagnosis can link what an earlier one found in the same event. A stale CNI
 /// call is a cause only for what it did, so it comes behind that.
-pub const KINDS: [&IncidentKind; 26] = [
+pub const KINDS: [&IncidentKind; 27] = [
     &cni_teardown_failing::SPEC,
     &neighbor_table_full::SPEC,
     &gateway_neighbor_lost::SPEC,
@@ -111,6 +113,7 @@ pub const KINDS: [&IncidentKind; 26] = [
     &sandbox_network_replaced::SPEC,
     &umount_hung::SPEC,
     &pod_volume_lost::SPEC,
+    &file_server_lost::SPEC,
     &container_undeletable::SPEC,
     &pod_stuck_terminating::SPEC,
     &mount_leak::SPEC,
@@ -270,6 +273,8 @@ pub enum ModelChange<'a> {
     },
     /// Mounts of containers and pods that are left in other namespaces were looked for.
     MountCopies(&'a Leaks),
+    /// The FUSE file systems of the host were looked at: those that nobody serves any more.
+    FuseMounts(&'a [UnservedMount]),
     /// What host-local has written down of addresses has changed.
     Ipam,
     /// The Ceph RBD images that are mapped, all of them.

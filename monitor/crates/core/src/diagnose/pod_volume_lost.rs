@@ -98,7 +98,7 @@ fn is_mount_point(volume: &Volume, path: &str) -> bool {
 }
 
 /// Whether a container of a pod runs, other than its sandbox.
-fn runs(context: &Context<'_>, uid: &str) -> bool {
+pub(super) fn runs(context: &Context<'_>, uid: &str) -> bool {
     let is_its = |facts: &&ContainerFacts| {
         let pod = facts.pod.as_ref().filter(|pod| pod.is_confirmed());
         is_live(facts.state) && !facts.sandbox && pod.is_some_and(|pod| pod.uid == uid)

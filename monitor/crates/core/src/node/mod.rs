@@ -5,6 +5,7 @@ pub mod cni;
 pub mod components;
 pub mod container_path;
 pub mod containers;
+pub mod fuse_mounts;
 pub mod gateways;
 pub mod host_sysctls;
 pub mod incarnations;

@@ -11,7 +11,7 @@ use kevtmon_sources::procfs::root::is_root_of_node;
 use kevtmon_types::kernel_release::KernelRelease;
 
 use super::state::state;
-use super::{Devices, Served, devices, is_of, served};
+use super::{Devices, devices, is_of, served};
 use crate::Deadline;
 use crate::mntns_index::survivor;
 use crate::pins::Extent;
@@ -39,13 +39,13 @@ pub struct Serving {
 /// What a look at processes has found.
 struct Search<'a> {
     proc: &'a Proc,
-    mount: &'a Mount,
+    mounts: &'a [&'a Mount],
     deadline: &'a Deadline,
     links: Buffer,
     text: Vec<u8>,
-    /// By their connections, and by their arguments.
-    shown: Vec<u32>,
-    told: Vec<u32>,
+    /// Of each mount, by their connections, and by their arguments.
+    shown: Vec<Vec<u32>>,
+    told: Vec<Vec<u32>>,
     /// Whether this kernel shows connections.
     shows: bool,
     /// Whether somebody has the device open, and no connection is shown of it.
@@ -60,42 +60,60 @@ struct Search<'a> {
 /// Looks for the servers of a file system among all processes, by turns, until the time is over: first at the descriptors that
 /// a server opens it by, and then at the others of those who have very many.
 pub fn serving(proc: &Proc, mount: &Mount, scan_order: &mut ScanOrder, deadline: &Deadline) -> Serving {
-    let Ok(tgids) = proc.pids() else { return Serving::default() };
+    serving_each(proc, &[mount], scan_order, deadline).pop().unwrap_or_default()
+}
+
+/// The same of several file systems, in their order.
+pub fn serving_each(
+    proc: &Proc,
+    mounts: &[&Mount],
+    scan_order: &mut ScanOrder,
+    deadline: &Deadline,
+) -> Vec<Serving> {
+    let Ok(tgids) = proc.pids() else { return Vec::new() };
     let tgids = scan_order.order(proc, tgids, deadline);
-    let mut search = Search::new(proc, mount, deadline);
+    let mut search = Search::new(proc, mounts, deadline);
     search.look(&tgids, None);
     let unread = std::mem::take(&mut search.unread);
     let mut slice = SLICE;
     // Of one that was found, another one would be told as well, but need not be looked for.
-    while search.shown.is_empty() && !search.left.is_empty() && !deadline.is_over() {
+    while search.misses_any() && !search.left.is_empty() && !deadline.is_over() {
         let left = std::mem::take(&mut search.left);
         search.look(&left, Some(slice));
         slice *= SLICE_GROWTH;
     }
-    let is_unserved = unread.is_empty() && search.has_found_nobody();
-    let Search { shown, told, shows, .. } = search;
     // Whoever has got the connection from its server, as a child has, is in the same control group.
     let may_share = |server: u32| {
         let accounts = [scan_order.account_of(server), ScanOrder::UNKNOWN];
         unread.iter().any(|tgid| accounts.contains(&scan_order.account_of(*tgid)))
     };
-    let is_certain = shown.len() == 1 && !shown.iter().any(|server| may_share(*server));
-    let found = if shown.is_empty() && !shows { told } else { shown };
-    let describe = |tgid| describe(proc, tgid, is_certain);
-    Serving { servers: found.into_iter().take(MOST).filter_map(describe).collect(), is_unserved }
+    let is_all = unread.is_empty() && search.has_looked_at_all();
+    let Search { shown, told, shows, .. } = search;
+    let of = |(shown, told): (Vec<u32>, Vec<u32>)| {
+        let is_certain = shown.len() == 1 && !shown.iter().any(|server| may_share(*server));
+        let is_unserved = is_all && shown.is_empty();
+        let found = if shown.is_empty() && !shows { told } else { shown };
+        let servers = found.into_iter().take(MOST).filter_map(|tgid| describe(proc, tgid, is_certain));
+        Serving { servers: servers.collect(), is_unserved }
+    };
+    shown.into_iter().zip(told).map(of).collect()
 }
 
 impl<'a> Search<'a> {
-    fn new(proc: &'a Proc, mount: &'a Mount, deadline: &'a Deadline) -> Self {
+    fn new(proc: &'a Proc, mounts: &'a [&'a Mount], deadline: &'a Deadline) -> Self {
         let (links, text, shows) = (Buffer::default(), Vec::new(), SHOWN_SINCE.is_running());
-        let (shown, told, unread, left) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { proc, mount, deadline, links, text, shown, told, shows, is_hidden: false, unread, left }
+        let (unread, left) = (Vec::new(), Vec::new());
+        let (shown, told) = (vec![Vec::new(); mounts.len()], vec![Vec::new(); mounts.len()]);
+        Self { proc, mounts, deadline, links, text, shown, told, shows, is_hidden: false, unread, left }
     }
 
-    /// Whether nobody has the connection open, of all who were to be looked at.
-    fn has_found_nobody(&self) -> bool {
-        let is_all = self.unread.is_empty() && self.left.is_empty();
-        is_all && self.shown.is_empty() && (self.shows || !self.is_hidden)
+    /// Whether all who were to be looked at were, and show what they have.
+    fn has_looked_at_all(&self) -> bool {
+        self.unread.is_empty() && self.left.is_empty() && (self.shows || !self.is_hidden)
+    }
+
+    fn misses_any(&self) -> bool {
+        self.shown.iter().any(Vec::is_empty)
     }
 
     /// `slice`: the time for each; without one it is looked at what nearly all have no more of.
@@ -126,8 +144,14 @@ impl<'a> Search<'a> {
             (Err(_), Ok(_)) => return,
         };
         self.shows |= open.iter().any(Option::is_some);
-        if open.iter().flatten().any(|number| is_of(*number, self.mount)) {
-            self.shown.push(tgid);
+        let mut is_server = false;
+        for (mount, shown) in self.mounts.iter().zip(&mut self.shown) {
+            if open.iter().flatten().any(|number| is_of(*number, mount)) {
+                shown.push(tgid);
+                is_server = true;
+            }
+        }
+        if is_server {
             return;
         }
         self.left.extend((!is_whole).then_some(tgid));
@@ -142,13 +166,17 @@ impl<'a> Search<'a> {
     fn hear(&mut self, tgid: u32, process: &Dir) {
         let survivor = survivor(tgid, process, &mut self.links);
         let task = survivor.as_ref().unwrap_or(process);
-        let is_named = |served: Served| !served.is_certain && served.mountpoint == self.mount.mountpoint;
-        if self.told.len() < MOST
-            && !self.told.contains(&tgid)
-            && is_root_of_node(task, &mut self.links, &mut self.text)
-            && served(self.proc, (tgid, process)).is_some_and(is_named)
-        {
-            self.told.push(tgid);
+        let is_new = |told: &Vec<u32>| told.len() < MOST && !told.contains(&tgid);
+        if !self.told.iter().any(is_new) || !is_root_of_node(task, &mut self.links, &mut self.text) {
+            return;
+        }
+        let Some(served) = served(self.proc, (tgid, process)).filter(|served| !served.is_certain) else {
+            return;
+        };
+        for (mount, told) in self.mounts.iter().zip(&mut self.told) {
+            if served.mountpoint == mount.mountpoint && is_new(told) {
+                told.push(tgid);
+            }
         }
     }
 }
@@ -195,15 +223,16 @@ mod tests {
         }
         let table = MountTable::parse("1 0 0:39 / /v rw - fuse x rw", "/");
         let (proc, deadline) = (Proc::new(root.path()), Deadline::after(Duration::from_secs(60)));
-        let mut search = Search::new(&proc, table.at("/v").unwrap(), &deadline);
+        let mounts = [table.at("/v").unwrap()];
+        let mut search = Search::new(&proc, &mounts, &deadline);
         search.look(&[20], None);
-        assert!(!search.has_found_nobody());
+        assert!(!search.has_looked_at_all());
         search.left.clear();
         search.look(&[20], Some(Duration::from_secs(60)));
-        assert!(search.has_found_nobody());
+        assert!(search.has_looked_at_all() && search.misses_any());
         let over = Deadline::after(Duration::ZERO);
         search.deadline = &over;
         search.look(&[20], Some(Duration::from_secs(60)));
-        assert!(!search.has_found_nobody());
+        assert!(!search.has_looked_at_all());
     }
 }

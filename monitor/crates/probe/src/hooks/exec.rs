@@ -1,12 +1,12 @@
 //! Executions of CNI plugins by root of the node, with what their environment asks for, and of `rbd` and the clients of container
-//! runtimes, with what their arguments ask for; and how they end.
+//! runtimes, with what their arguments ask for; and how they end. Of processes that the daemon follows, their signals and end.
 
 use kevtmon_ebpf::exec::{
     ComponentRecord, ExecOffsets, ExitRecord, KIND_CLIENT, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC,
-    KIND_EXIT, KIND_RBD, counter,
+    KIND_EXIT, KIND_RBD, KIND_SIGNAL, SignalRecord, counter,
 };
 use kevtmon_metrics::KernelMetric;
-use kevtmon_observation::{CniExit, Fact};
+use kevtmon_observation::{CniExit, Fact, SignalSent};
 use kevtmon_types::namespace::NsInum;
 use zerocopy::IntoBytes as _;
 
@@ -14,18 +14,23 @@ use super::{Attach, AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offse
 use crate::btf::{Btf, BtfError};
 use crate::cni::PartialCalls;
 use crate::decode::{DecodeError, layout};
+use crate::task::actor;
 use crate::{objects, rbd, runtime_client};
 
 pub(super) const HOOK: Hook = Hook {
     name: "exec",
-    observes: "calls of CNI plugins, of rbd and of clients of container runtimes",
+    observes: "calls of CNI plugins, of rbd and of clients of container runtimes, and the end of FUSE servers",
     without: "calls of CNI plugins and of rbd are not seen: changes of the network are not linked to calls; wanted and \
-              locked RBD images are unknown, and who restarts a sandbox by hand",
+              locked RBD images are unknown, and who restarts a sandbox by hand, or ends a FUSE server",
     attach_modes: &[AttachMode {
         name: "tp_btf",
         note: None,
         lost: None,
-        mechanism: Mechanism::Programs(&[tp_btf("sched_process_exec"), tp_btf("sched_process_exit")]),
+        mechanism: Mechanism::Programs(&[
+            tp_btf("sched_process_exec"),
+            tp_btf("sched_process_exit"),
+            tp_btf("signal_generate"),
+        ]),
     }],
     offsets: Some(Offsets { global: "EXEC_OFFSETS", resolve: offsets }),
     records: Records {
@@ -36,6 +41,7 @@ pub(super) const HOOK: Hook = Hook {
             (KIND_COMPONENT, Decode::Fact(component)),
             (KIND_RBD, Decode::Part(|_, bytes| rbd::call(bytes))),
             (KIND_CLIENT, Decode::Part(|_, bytes| runtime_client::call(bytes))),
+            (KIND_SIGNAL, Decode::Fact(signal)),
         ],
         counts: &[Count { counter: counter::OTHERS, metric: KernelMetric::CniIgnored, labels: &[] }],
         losses: &[
@@ -73,6 +79,16 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
 fn exit(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
     let record = layout::<ExitRecord>(bytes)?;
     Ok(Fact::CniExit(CniExit { tgid: record.tgid, start_ns: record.start_ns, status: record.status }))
+}
+
+fn signal(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
+    let record = layout::<SignalRecord>(bytes)?;
+    Ok(Fact::SignalSent(Box::new(SignalSent {
+        sender: actor(&record.task, record.task_root).filter(|_| record.is_from_kernel == 0),
+        tgid: record.tgid,
+        start_ns: record.start_ns,
+        signal: record.signal,
+    })))
 }
 
 fn component(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {

@@ -1,10 +1,12 @@
 //! The node itself: what the daemon sees of it from within a container that has the node's processes in view.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use kevtmon_observation::NsInum;
 
 use super::Proc;
+use super::dir::Dir;
 
 /// Process id of kthreadd (kernel/kthread.c).
 const KTHREADD: u32 = 2;
@@ -46,6 +48,20 @@ impl Proc {
     #[must_use]
     pub fn init_mntns(&self) -> Option<NsInum> {
         self.ns(self.stand_in.unwrap_or(1), "mnt")
+    }
+
+    /// With the mounts of this process as those of the node.
+    #[must_use]
+    pub fn with_host(self, pid: u32) -> Self {
+        Self { stand_in: Some(pid), ..self }
+    }
+
+    /// The directory of pid 1.
+    ///
+    /// # Errors
+    /// Where it cannot be opened.
+    pub fn init_dir(&self) -> io::Result<Dir> {
+        self.dir(self.stand_in.unwrap_or(1))
     }
 
     /// The root of that mount namespace.

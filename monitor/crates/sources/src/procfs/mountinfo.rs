@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use kevtmon_observation::{MountFacts, NsInum};
 use kevtmon_types::redact;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mount {
     /// Unique over all namespaces while the mount exists; reused after.
     pub id: u64,

@@ -224,6 +224,7 @@ impl TestNode {
             | Request::Container { .. }
             | Request::DetachedUsers { .. }
             | Request::RbdUses { .. }
+            | Request::FuseMounts
             | Request::MountCopies => {}
             Request::Kubelet => self.observe(Fact::Kubelet(KubeletFacts::default())),
             Request::Netns { netns } => self.observe_netns(netns),

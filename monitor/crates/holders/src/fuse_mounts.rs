@@ -1,0 +1,311 @@
+//! The FUSE file systems that the host has mounted, and whether their servers are there. As long as a process lives that has the
+//! connection of one open, it is served. Once they have ended, others that have it open are looked for; where nobody has,
+//! every access fails (`ENOTCONN`), and all its mounts are listed, in all mount namespaces.
+//!
+//! A file system is asked nothing while a server of it may live: who asks one that hangs waits, and pins it meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
+
+use kevtmon_observation::{Access, Fact, FileServer, FuseMount, FuseServer, Holder, NsInum};
+use kevtmon_sources::beat::at_beat;
+use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
+use kevtmon_sources::procfs::readers::{Answer, Job, Readers};
+use kevtmon_sources::{Sender, spawn_until_closed, tell};
+use nix::errno::Errno;
+use nix::sys::statfs::fstatfs;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio::time::{sleep, sleep_until};
+
+use super::Deadline;
+use super::file_server::{Serving, serving_each};
+use super::mntns_index::{MntnsIndex, mounts};
+use super::pins::{Pin, describe};
+use super::rbd::{alone, oldest, sorted};
+use super::scan_order::ScanOrder;
+
+/// How often is looked.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// How often while nobody serves one that is mounted.
+const OFTEN: Duration = Duration::from_secs(5);
+/// A process that ends still has its files open when that is told.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Longest wait for a reader.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Processor time for one look.
+const BUDGET: Duration = Duration::from_secs(1);
+/// File systems that are followed.
+const MOST: usize = 128;
+/// Paths of one file system that are told.
+const PATHS_MAX: usize = 64;
+/// Mounts of one file system that are told.
+const MOUNTS_MAX: usize = 64;
+
+/// Has them looked at soon.
+pub fn look_soon(wanted: Option<&mpsc::Sender<()>>) {
+    if let Some(wanted) = wanted {
+        // Where there is no room, a look is due.
+        let _ = wanted.try_send(());
+    }
+}
+
+/// Follows them until the receiver of observations is gone. `unserved`: what an earlier run found that nobody serves.
+pub fn start(readers: Readers, unserved: Vec<FuseMount>, tx: Sender) -> mpsc::Sender<()> {
+    let (wanted, requests) = mpsc::channel(1);
+    let known = unserved.into_iter().map(|mount| Followed { mount, is_searched: true }).collect();
+    spawn_until_closed(tx.clone(), follow(readers, known, requests, tx));
+    wanted
+}
+
+async fn follow(readers: Readers, mut known: Vec<Followed>, mut requests: mpsc::Receiver<()>, tx: Sender) {
+    let mut told: Option<Vec<FuseMount>> = None;
+    loop {
+        let look = Look { known: known.clone(), budget: BUDGET };
+        if let Some(found) = readers.reply(look, PATIENCE, "cannot look for FUSE servers").await.flatten() {
+            known = found;
+            let mounts: Vec<FuseMount> = known.iter().map(|followed| followed.mount.clone()).collect();
+            if told.as_ref() != Some(&mounts) {
+                told = Some(mounts.clone());
+                tell(&tx, Fact::FuseMounts(mounts)).await;
+            }
+        }
+        let is_any_dead = known.iter().any(|followed| followed.mount.unserved);
+        let pause = if is_any_dead { OFTEN } else { INTERVAL };
+        tokio::select! {
+            () = sleep_until(at_beat(pause)) => {}
+            Some(()) = requests.recv() => sleep(SETTLE).await,
+        }
+    }
+}
+
+/// A file system that is followed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Followed {
+    pub(super) mount: FuseMount,
+    /// Whether its servers were searched, since it was mounted or since those that were known have ended.
+    pub(super) is_searched: bool,
+}
+
+/// Looks at the file systems of the host, and at those that were found before.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Look {
+    pub(super) known: Vec<Followed>,
+    pub(super) budget: Duration,
+}
+
+impl Job for Look {
+    const NAME: &'static str = "fuse-mounts";
+    /// `None` where the mounts of the host could not be read.
+    type Reply = Option<Vec<Followed>>;
+    const WAITS_FOR_DISK: bool = true;
+
+    fn in_background(&self) -> bool {
+        true
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        self.look(proc).into()
+    }
+}
+
+impl Look {
+    pub(super) fn look(&self, proc: &Proc) -> Option<Vec<Followed>> {
+        let deadline = Deadline::after(self.budget);
+        let mntns = proc.init_mntns()?;
+        // Most hosts have none.
+        let is_wanted = |line: &str| !self.known.is_empty() || line.contains(" fuse");
+        let table = proc.init_dir().ok()?.mount_table("/", is_wanted).ok().filter(|table| !table.is_cut())?;
+        let mut found = self.followed(&table, mntns);
+        review(proc, &table, &mut found, &deadline);
+        let is_mounted = |followed: &Followed| is_on_host(&table, &followed.mount);
+        let lives = |followed: &Followed| !followed.mount.servers.is_empty();
+        found.retain(|followed| followed.mount.unserved || is_mounted(followed) || lives(followed));
+        if found.iter().any(|followed| followed.mount.unserved) {
+            list_mounts(proc, &table, &mut found, &deadline);
+        }
+        Some(found)
+    }
+
+    /// What is known, with where the host has it now, and what it has mounted since then.
+    fn followed(&self, table: &MountTable, mntns: NsInum) -> Vec<Followed> {
+        let mut found = self.known.clone();
+        let mut paths: BTreeMap<&str, Vec<&Mount>> = BTreeMap::new();
+        for mount in table.iter().filter(|mount| is_fuse(&mount.fstype)) {
+            paths.entry(&mount.device).or_default().push(mount);
+        }
+        // Users can mount many; what a kubelet and its drivers mount comes first.
+        let mut devices: Vec<_> = paths.into_iter().collect();
+        devices.sort_by_key(|(_, mounts)| !mounts.iter().any(|mount| is_of_kubelet(&mount.mountpoint)));
+        for (device, mounts) in devices {
+            let Some(first) = mounts.first() else { continue };
+            let is_it = |followed: &&mut Followed| is_of(&followed.mount, first);
+            let paths = mounts.iter().take(PATHS_MAX).map(|mount| mount.mountpoint.clone()).collect();
+            if let Some(followed) = found.iter_mut().find(is_it) {
+                (followed.mount.paths, followed.mount.mntns) = (paths, mntns);
+            } else if found.len() < MOST {
+                let (device, fstype, source) =
+                    (device.to_owned(), first.fstype.clone(), first.source.clone());
+                let mount = FuseMount { device, fstype, source, mntns, paths, ..FuseMount::default() };
+                found.push(Followed { mount, is_searched: false });
+            }
+        }
+        found
+    }
+}
+
+fn is_of_kubelet(path: &str) -> bool {
+    path.contains("/pods/") || path.contains("/plugins/")
+}
+
+/// Looks which are served, in one look at all processes.
+fn review(proc: &Proc, table: &MountTable, found: &mut [Followed], deadline: &Deadline) {
+    let mut searched: Vec<&mut Followed> =
+        found.iter_mut().filter(|followed| followed.is_to_be_searched(proc)).collect();
+    if searched.is_empty() {
+        return;
+    }
+    let on_host = |fuse: &FuseMount| table.iter().find(|mount| is_of(fuse, mount)).cloned();
+    let mounts: Vec<Mount> = searched
+        .iter()
+        .map(|followed| on_host(&followed.mount).unwrap_or_else(|| not_on_host(&followed.mount)))
+        .collect();
+    let all: Vec<&Mount> = mounts.iter().collect();
+    let serving = serving_each(proc, &all, &mut ScanOrder::default(), deadline);
+    for ((followed, mount), serving) in searched.iter_mut().zip(&mounts).zip(serving) {
+        // Older kernels do not show who has a connection open: the file system itself tells that nobody has. Once the host
+        // has it no longer, that the servers have ended has to do.
+        let is_disconnected = || !is_on_host(table, &followed.mount) || is_disconnected(proc, mount);
+        let is_dead = serving.is_unserved || followed.had_server() && is_disconnected();
+        followed.set(proc, &serving, is_dead);
+    }
+}
+
+impl Followed {
+    /// Those whose servers live need not be searched, nor those of which it is not shown whose they are. What nobody serves may
+    /// be another file system by now: the number of a device is given to the next one.
+    fn is_to_be_searched(&self, proc: &Proc) -> bool {
+        if self.mount.unserved {
+            return true;
+        }
+        match self.mount.servers.is_empty() {
+            true => !self.is_searched,
+            false => !self.mount.servers.iter().any(|server| lives(proc, server)),
+        }
+    }
+
+    fn had_server(&self) -> bool {
+        self.mount.unserved || !self.mount.servers.is_empty()
+    }
+
+    fn set(&mut self, proc: &Proc, Serving { servers, .. }: &Serving, is_dead: bool) {
+        self.is_searched = true;
+        let servers: Vec<FuseServer> = servers.iter().filter_map(|server| with_start(proc, server)).collect();
+        let fuse = &mut self.mount;
+        fuse.unserved = is_dead && servers.is_empty();
+        // Of what is dead it stays who served it last.
+        if !fuse.unserved {
+            (fuse.servers, fuse.mounts, fuse.omitted, fuse.remounted) = (servers, Vec::new(), 0, false);
+        }
+    }
+}
+
+/// Whether a mount is of this file system: the number of a device is given to the next one when it is gone.
+fn is_of(fuse: &FuseMount, mount: &Mount) -> bool {
+    fuse.device == mount.device && fuse.fstype == mount.fstype && fuse.source == mount.source
+}
+
+fn is_on_host(table: &MountTable, fuse: &FuseMount) -> bool {
+    table.iter().any(|mount| is_of(fuse, mount))
+}
+
+/// What tells the connection of a file system that the host has nowhere.
+fn not_on_host(fuse: &FuseMount) -> Mount {
+    Mount {
+        device: fuse.device.clone(),
+        mountpoint: fuse.paths.first().cloned().unwrap_or_default(),
+        fstype: fuse.fstype.clone(),
+        source: fuse.source.clone(),
+        ..Mount::default()
+    }
+}
+
+fn lives(proc: &Proc, server: &FuseServer) -> bool {
+    let is_it = |start_ns, state| start_ns == server.start_ns && !matches!(state, 'Z' | 'X');
+    proc.stat(server.tgid).is_some_and(|stat| is_it(stat.start_ns, stat.state))
+}
+
+fn with_start(proc: &Proc, server: &FileServer) -> Option<FuseServer> {
+    let FileServer { tgid, comm, uid, cgroup, is_certain, .. } = server.clone();
+    let start_ns = proc.stat(tgid).filter(|stat| stat.comm == comm)?.start_ns;
+    Some(FuseServer { tgid, start_ns, comm, uid, cgroup, is_certain })
+}
+
+/// Whether the connection of a mount of the host is closed, by what an access says.
+pub(super) fn is_disconnected(proc: &Proc, mount: &Mount) -> bool {
+    let path = proc.init_root().join(mount.mountpoint.trim_start_matches('/'));
+    let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    let Ok(directory) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };
+    is_on(&directory, mount) && fstatfs(&directory).is_err_and(|error| error == Errno::ENOTCONN)
+}
+
+/// Whether it was opened on this mount.
+fn is_on(file: &File, mount: &Mount) -> bool {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap_or_default();
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    id == Some(mount.id)
+}
+
+/// Lists where those are mounted that nobody serves. What is mounted nowhere is dropped.
+fn list_mounts(proc: &Proc, host: &MountTable, found: &mut Vec<Followed>, deadline: &Deadline) {
+    let Ok(index) = MntnsIndex::build(proc, deadline) else { return };
+    let mut unread: BTreeSet<NsInum> = BTreeSet::new();
+    let mut listed: BTreeMap<String, Vec<Holder>> = BTreeMap::new();
+    for (ns, members) in sorted(proc, &index) {
+        let shown = mounts(proc, members.iter().copied(), |mount| is_fuse(&mount.fstype));
+        let Some(shown) = shown.filter(|_| !deadline.is_over()) else {
+            unread.insert(ns);
+            continue;
+        };
+        for Followed { mount: fuse, .. } in found.iter().filter(|followed| followed.mount.unserved) {
+            // What is mounted on it hides it.
+            let is_seen =
+                |mount: &&Mount| shown.table.at(&mount.mountpoint).is_some_and(|top| top.id == mount.id);
+            let of_it = shown.table.iter().filter(|mount| is_of(fuse, mount)).filter(is_seen);
+            let pins: Vec<Pin> =
+                of_it.map(|mount| Pin::of(Access::Mount, mount.mountpoint.clone())).collect();
+            if pins.is_empty() {
+                continue;
+            }
+            let holders =
+                oldest(proc, members).map(|(tgid, dir)| describe(proc, tgid, &dir, ns, pins.clone()));
+            let holders = holders.filter(|holders| !holders.is_empty());
+            let holders = holders.unwrap_or_else(|| pins.into_iter().map(|pin| alone(ns, pin)).collect());
+            listed.entry(fuse.device.clone()).or_default().extend(holders);
+        }
+    }
+    for followed in found.iter_mut().filter(|followed| followed.mount.unserved) {
+        let fuse = &mut followed.mount;
+        let mut mounts = listed.remove(&fuse.device).unwrap_or_default();
+        // Of a namespace that was not read it stays what is known.
+        let is_unread =
+            |holder: &Holder| !index.finished || holder.mntns.is_some_and(|ns| unread.contains(&ns));
+        let is_listed = |holder: &Holder| mounts.iter().any(|listed| listed.mntns == holder.mntns);
+        let before = std::mem::take(&mut fuse.mounts).into_iter();
+        let kept: Vec<Holder> = before.filter(|holder| is_unread(holder) && !is_listed(holder)).collect();
+        mounts.extend(kept);
+        fuse.omitted = mounts.len().saturating_sub(MOUNTS_MAX).try_into().unwrap_or(u32::MAX);
+        mounts.truncate(MOUNTS_MAX);
+        fuse.mounts = mounts;
+        let is_other = |path: &String| host.at(path).is_some_and(|mount| !is_of(fuse, mount));
+        fuse.remounted = fuse.paths.iter().any(is_other);
+    }
+    found.retain(|followed| !followed.mount.unserved || !followed.mount.mounts.is_empty());
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+//! FUSE file systems whose servers end.
+
+use super::*;
+use crate::fuse_mounts::{Followed, Look, is_disconnected};
+
+#[test]
+fn a_file_system_is_unserved_once_its_server_has_ended_and_while_it_is_mounted() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.place("volume");
+    let server = Child::spawn(vec![Step::Serve(c_path(&target))]);
+    let proc = Proc::default().with_host(std::process::id());
+    let path = target.to_str().unwrap();
+    let of_it = |found: &[Followed]| {
+        let is_it = |followed: &&Followed| followed.mount.paths.iter().any(|known| known == path);
+        found.iter().find(is_it).cloned()
+    };
+    // Others may have file systems, too, and only some are searched at a time.
+    let mut known = Vec::new();
+    let budget = Duration::from_secs(60);
+    let served = loop {
+        known = Look { known, budget }.look(&proc).unwrap();
+        let followed = of_it(&known).unwrap();
+        if followed.is_searched {
+            break followed.mount;
+        }
+    };
+    assert!(!served.unserved);
+    let is_shown = !served.servers.is_empty();
+    assert!(served.servers.iter().all(|found| found.tgid == server.tgid()), "{served:?}");
+    drop(server);
+    known = Look { known, budget }.look(&proc).unwrap();
+    let unserved = of_it(&known).unwrap().mount;
+    // Kernels that do not show connections do not tell whose it was.
+    assert_eq!(unserved.unserved, is_shown, "{unserved:?}");
+    assert!(!is_shown || unserved.mounts.iter().any(|holder| holder.path.as_deref() == Some(path)));
+    drop(sandbox);
+    known = Look { known, budget }.look(&proc).unwrap();
+    assert_eq!(of_it(&known), None);
+}
+
+#[test]
+fn an_access_tells_that_a_connection_is_closed() {
+    let mut sandbox = MountSandbox::new();
+    let (target, server) = sandbox.mount_hung_fuse("volume");
+    let other = sandbox.mount("other");
+    drop(server);
+    let proc = Proc::default().with_host(std::process::id());
+    let table = proc.init_dir().unwrap().mount_table("/", |_| true).unwrap();
+    let is_closed = |path: &Path| is_disconnected(&proc, table.at(path.to_str().unwrap()).unwrap());
+    assert!(is_closed(&target));
+    assert!(!is_closed(&other));
+    // What is mounted there by now is another one.
+    let before = table.at(target.to_str().unwrap()).unwrap().clone();
+    umount(&target, libc::MNT_DETACH).unwrap();
+    let _again = sandbox.mount("volume");
+    assert!(!is_disconnected(&proc, &before));
+}
