@@ -51,7 +51,7 @@ pub struct HoldersArgs {
     /// The mount point, or another path; as process 1 sees it
     #[arg(value_name = "PATH", required_unless_present = "leaks")]
     pub path: Option<PathBuf>,
-    /// Show the mounts of containers and pods that others still have after the host has unmounted them
+    /// Show the mounts of containers, volumes and the host that others still have after the host has unmounted them
     #[arg(long, conflicts_with_all = ["path", "here"])]
     pub leaks: bool,
     /// Stop after the processes that see the mount, if they hold it. Processes in other mount namespaces are then not read

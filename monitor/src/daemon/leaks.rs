@@ -8,7 +8,7 @@ use kevtmon_core::diagnose::FILE_SERVER_LOST;
 use kevtmon_event::{Confidence, Event, LeakedMount};
 use kevtmon_holders::fuse_mounts;
 use kevtmon_holders::leaks::{self, Remembered};
-use kevtmon_observation::{BootNs, FuseMount};
+use kevtmon_observation::{BootNs, FuseMount, VolumeData};
 use kevtmon_types::clock::realtime_offset_ns;
 
 use super::Daemon;
@@ -67,6 +67,9 @@ fn remembered(leak: &LeakedMount, told: BootNs) -> Option<Remembered> {
         fstype: leak.fstype.clone(),
         path: leak.path.clone()?,
         container: leak.container.as_ref().map(|container| container.id.clone()),
+        volume_data: leak.staged.as_ref().and_then(|staged| {
+            Some(VolumeData { driver: staged.plugin.clone(), handle: staged.handle.clone()? })
+        }),
         unique: leak.identity.unique.filter(|_| leak.confidence == Confidence::Certain),
         told,
     })

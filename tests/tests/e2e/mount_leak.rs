@@ -12,6 +12,7 @@ use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::kernel;
+use kevtmon_tests::loop_device::LoopDevice;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
@@ -220,6 +221,61 @@ fn a_process_with_mounts_of_its_own_is_named_and_by_its_end_they_are_gone() {
     assert_eq!(offered(&open, "mount-leak/end-process"), Some(kill));
     let _ = carry_out(&next, &id, "mount-leak/end-process");
     resolved(&mut next, &id);
+}
+
+#[test]
+fn a_staged_volume_and_a_mount_of_the_host_that_somebody_still_has_keep_their_devices() {
+    let scratch = Scratch::new();
+    let root = scratch.path().join("kubelet");
+    let directory = root.join("plugins/kubernetes.io/csi/rbd.csi.ceph.com/0a1b2c3d");
+    let (staged, other) = (directory.join("globalmount"), scratch.path().join("backup"));
+    std::fs::create_dir_all(&directory).expect("a directory can be made");
+    let devices = [&staged, &other].map(|point| {
+        let device = LoopDevice::on(&point.with_extension("image"), 16);
+        device.mount(point);
+        device
+    });
+    // As a kubelet writes it, and removes it before anybody could look at what is left.
+    let data = directory.join("vol_data.json");
+    let text = r#"{"driverName":"rbd.csi.ceph.com","volumeHandle":"0001-0009-rook-ceph"}"#;
+    std::fs::write(&data, text).expect("a file can be written");
+    let mut daemon = launch().config(&config(&root)).start();
+    let exporter = apart();
+    daemon.wait_for_mount_inventory();
+    run(&format!("umount {}", staged.display()));
+    std::fs::remove_file(data).expect("a file can be removed");
+    let id = of_process(&mut daemon, exporter.pid());
+    let open = incident(&daemon, &id);
+    let words = format!(
+        "sleep (pid {}) still has staged volume 0001-0009-rook-ceph (rbd.csi.ceph.com) mounted at {}, though the host has \
+         unmounted it; its device {} (",
+        exporter.pid(),
+        staged.display(),
+        devices[0].name(),
+    );
+    assert!(open.text("/summary").starts_with(&words), "{words} in {open}");
+    assert!(open.text("/summary").contains(") stays in use"), "{open}");
+    assert_eq!((open.text("/severity"), open.text("/confidence")), ("warning", "certain"), "{open}");
+    assert_eq!(open.text("/leaks/0/path"), staged.to_string_lossy());
+
+    // Without a daemon, where it is alone tells what it is.
+    let configuration = scratch.path().join("kevtmon.toml");
+    std::fs::write(&configuration, kubelet_roots(&root)).expect("a file can be written");
+    let configuration = configuration.to_string_lossy().into_owned();
+    let alone = ["--socket", "/nonexistent", "--state-dir", "/nonexistent", "--config", &configuration];
+    let [leak] = &leaks_of(&alone, &[exporter.pid()])[..] else { panic!("one is left") };
+    assert_eq!(leak["mount"]["staged"]["plugin"], "rbd.csi.ceph.com", "{leak}");
+    assert_eq!(leak["mount"]["confidence"], "likely", "{leak}");
+
+    run(&format!("umount {}", other.display()));
+    eventually!(incident(&daemon, &id).number("/count") == Some(2), "the other one is found");
+    let socket = daemon.socket().to_string_lossy().into_owned();
+    let known = leaks_of(&["--socket", &socket], &[exporter.pid()]);
+    let of_host = known.iter().find(|leak| leak["mount"]["path"] == other.to_string_lossy().as_ref());
+    let of_host = of_host.unwrap_or_else(|| panic!("{known:?}"));
+    assert_eq!(of_host["mount"]["confidence"], "certain", "{of_host}");
+    drop(exporter);
+    resolved(&mut daemon, &id);
 }
 
 #[test]

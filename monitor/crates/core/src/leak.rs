@@ -1,4 +1,5 @@
-//! Mounts that are left in other namespaces than the host's, joined with whose they were and who has them.
+//! Mounts that are left in other namespaces than the host's, joined with whose they were and who has them. Of those that were
+//! neither a container's nor a kubelet's, memory and layers are left out: nobody waits for these.
 //!
 //! A file system that a living container of its pod has mounted is in use, and so is that of a container that lives: nobody's
 //! copy of it is told then.
@@ -11,7 +12,7 @@ use kevtmon_event::{
     UserNamespace, Volume,
 };
 use kevtmon_observation::cgroup;
-use kevtmon_observation::{BootNs, CopyHolder, MountCopies, MountCopy, NsInum, OriginalMount};
+use kevtmon_observation::{BootNs, CopyHolder, MountCopies, MountCopy, NsInum, OriginalMount, VolumeData};
 pub use on_demand::{LeftMounts, left_mounts};
 
 use super::Core;
@@ -76,9 +77,14 @@ enum Of {
         /// Whether more than the text of the path tells so.
         is_proven: bool,
     },
+    /// For nobody in particular.
+    Host,
 }
 
-/// Which of these copies are left of mounts of containers and of volumes of pods.
+/// File systems that have neither a device nor a server.
+const MEMORY_AND_LAYERS: [&str; 4] = ["tmpfs", "ramfs", "overlay", "aufs"];
+
+/// Which of these copies are left of mounts of the host.
 fn judge(found: MountCopies, names: &impl Names, kubelets: &Kubelets, runtimes: &Runtimes<'_>) -> Vec<Leak> {
     let mut of_device: BTreeMap<String, Vec<MountCopy>> = BTreeMap::new();
     for copy in found.copies {
@@ -117,12 +123,21 @@ fn origin(
     let seen = alike().filter_map(|copy| copy.original.as_ref());
     // The first of the surest: its own before those of others.
     if let Some(original) = seen.min_by_key(|original| !original.is_certain) {
-        return of_original(original, kubelets, runtimes);
+        let origin = of_original(original, kubelets, runtimes)?;
+        let is_told = |origin: &Origin| {
+            !matches!(origin.of, Of::Host) || !MEMORY_AND_LAYERS.contains(&copy.mount.fstype.as_str())
+        };
+        return Some(origin).filter(is_told);
     }
     let host: NsInum = kubelets.host_namespaces().next().unwrap_or_default();
     alike().find_map(|copy| {
+        if copy.is_where_the_host_had_it() {
+            let path = copy.mount.mountpoint.clone();
+            let of = of_kubelet(kubelets, (0, host), &path, None)?;
+            return Some(Origin { path, is_certain: false, of, other_pods: BTreeSet::new() });
+        }
         let path = copy.bind.as_ref()?.on_host(&copy.mount.mountpoint)?;
-        let volume = of_kubelet(kubelets, (0, host), &path);
+        let volume = of_kubelet(kubelets, (0, host), &path, None);
         // What a runtime within a container mounts is below a volume of that container, and never was on the host.
         let container = || of_container(&path, None, runtimes).filter(|_| !path.contains("/_data/"));
         let of = volume.or_else(container)?;
@@ -142,8 +157,11 @@ fn of_original(
     runtimes: Option<&Runtimes<'_>>,
 ) -> Option<Origin> {
     let path = original.path.clone();
-    let volume = of_kubelet(kubelets, (original.seen, original.mntns), &path);
-    let of = volume.or_else(|| of_container(&path, original.root_of.clone(), runtimes))?;
+    let data = original.volume_data.as_ref();
+    let volume = of_kubelet(kubelets, (original.seen, original.mntns), &path, data);
+    let container = || of_container(&path, original.root_of.clone(), runtimes);
+    let host = || kubelets.is_host(original.mntns).then_some(Of::Host);
+    let of = volume.or_else(container).or_else(host)?;
     let mut is_certain = original.is_certain;
     let mut other_pods = BTreeSet::new();
     for other in &original.others {
@@ -158,13 +176,14 @@ fn of_original(
             },
             // What all its pods had is the volume, too.
             Of::Staged(of) => match kubelets.staged(original.seen, other.mntns, &other.path) {
-                Some(staged) => staged == *of,
+                Some(staged) => (&staged.plugin, &staged.name) == (&of.plugin, &of.name),
                 None => volume.is_some(),
             },
             Of::Container { id, .. } => {
                 let told = container_path::of_path(&other.path).and_then(|told| told.id);
                 volume.is_none() && (told.is_none() || told == *id)
             }
+            Of::Host => true,
         };
         other_pods.extend(volume.map(|volume| volume.pod_uid));
     }
@@ -172,9 +191,14 @@ fn of_original(
 }
 
 /// What a kubelet has mounted at a path, in this namespace at this time.
-fn of_kubelet(kubelets: &Kubelets, (at, mntns): (BootNs, NsInum), path: &str) -> Option<Of> {
+fn of_kubelet(
+    kubelets: &Kubelets,
+    (at, mntns): (BootNs, NsInum),
+    path: &str,
+    data: Option<&VolumeData>,
+) -> Option<Of> {
     let volume = kubelets.volume(at, mntns, path).map(Of::Volume);
-    volume.or_else(|| kubelets.staged(at, mntns, path).map(Of::Staged))
+    volume.or_else(|| kubelets.staged(at, mntns, path).map(|staged| Of::Staged(staged.with(data))))
 }
 
 /// `root_of`: control group of the container whose root directory it was.
@@ -192,14 +216,17 @@ fn of_container(path: &str, root_of: Option<String>, runtimes: Option<&Runtimes<
 }
 
 fn is_in_use(copies: &[MountCopy], origin: &Origin, names: &impl Names) -> bool {
+    // Whoever may make namespaces of his own can have anything as his root there.
+    let is_root = |copy: &MountCopy| copy.mount.mountpoint == "/" && !copy.holder.in_userns;
     let mut owners = copies.iter().map(|copy| (copy, owner(names, copy.holder.cgroup.as_deref())));
     match &origin.of {
         Of::Volume(volume) => owners.any(|(_, owner)| {
             Pod::confirmed(owner.pod.as_ref())
                 .is_some_and(|pod| pod.uid == volume.pod_uid || origin.other_pods.contains(&pod.uid))
         }),
-        Of::Staged(_) => owners.any(|(_, owner)| {
+        Of::Staged(_) | Of::Host => owners.any(|(copy, owner)| {
             Pod::confirmed(owner.pod.as_ref()).is_some_and(|pod| origin.other_pods.contains(&pod.uid))
+                || matches!(origin.of, Of::Host) && is_root(copy)
         }),
         Of::Container { id, cgroup, .. } => {
             let is_it = |container: &Container| Some(&container.id) == id.as_ref();
@@ -208,8 +235,6 @@ fn is_in_use(copies: &[MountCopy], origin: &Origin, names: &impl Names) -> bool 
             let is_of_pod = |pod: &Pod| {
                 pod_uid.as_ref() == Some(&pod.uid) || id.is_some() && pod.sandbox_id.as_ref() == id.as_ref()
             };
-            // Whoever may make namespaces of his own can have anything as his root there.
-            let is_root = |copy: &MountCopy| copy.mount.mountpoint == "/" && !copy.holder.in_userns;
             let has_it = owners.any(|(copy, owner)| {
                 owner.container.as_ref().is_some_and(|known| is_it(known) || is_root(copy))
                     || Pod::confirmed(owner.pod.as_ref()).is_some_and(is_of_pod)
@@ -240,7 +265,7 @@ fn leak(copy: MountCopy, origin: Option<&Origin>, names: &impl Names) -> Leak {
         _ => None,
     };
     let (volume, part, container, pod) = match origin.map(|origin| &origin.of) {
-        None | Some(Of::Staged(_)) => (None, None, None, None),
+        None | Some(Of::Staged(_) | Of::Host) => (None, None, None, None),
         Some(Of::Volume(volume)) => {
             (Some(volume.clone()), None, None, Some(names.pod(volume.pod_uid.clone())))
         }

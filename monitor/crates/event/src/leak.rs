@@ -37,17 +37,17 @@ impl JsonSchema for ContainerPart {
     }
 }
 
-/// A copy of a mount of a container or of a pod's volume, in the mount namespace of somebody else; the host has its file
-/// system mounted no longer.
+/// A copy of a mount of a container, of a volume, or of another mount of the host, in the mount namespace of somebody else; the
+/// host has its file system mounted no longer.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LeakedMount {
     /// Where the host had it mounted; absent where only that it is nowhere on the host is known.
     pub path: Option<String>,
     /// `certain` where the copy was there while the host had it mounted; `likely` where only what the holder's runtime was
-    /// told to mount tells what it is, the kernel does not number mounts for good, the host had
-    /// the same directory of its file system as volumes of several pods or only one above it, or the text of `path` alone tells that it
-    /// was a container's; then none is named.
+    /// told to mount tells what it is, or that a process of the node has it where a kubelet would have mounted it, the kernel does
+    /// not number mounts for good, the host had the same directory of its file system as volumes of several pods or only one above
+    /// it, or the text of `path` alone tells that it was a container's; then none is named.
     pub confidence: Confidence,
     /// The copy.
     pub identity: MountIdentity,
@@ -100,6 +100,9 @@ impl LeakedMount {
         }
         if let Some(staged) = &self.staged {
             return format!("{likely}{}", staged.phrase());
+        }
+        if let (None, Some(path)) = (self.part, &self.path) {
+            return format!("{likely}the file system of {}", name(path));
         }
         let part = match self.part {
             Some(ContainerPart::Root) => "the root file system",

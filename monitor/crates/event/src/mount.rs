@@ -1,6 +1,6 @@
 //! Mounts, and the processes that hold them.
 
-use kevtmon_observation::{Access, LoopDevice, MountIdentity, MountSyscall};
+use kevtmon_observation::{Access, LoopDevice, MountIdentity, MountSyscall, VolumeData};
 use kevtmon_types::escape::name;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -144,6 +144,15 @@ pub struct StagedVolume {
 }
 
 impl StagedVolume {
+    /// With what its kubelet has written beside it, if that is of this volume.
+    #[must_use]
+    pub fn with(mut self, data: Option<&VolumeData>) -> Self {
+        // Where the path does not tell the name, it tells the driver.
+        let data = data.filter(|data| self.name.is_some() || data.driver == self.plugin);
+        self.handle = data.map(|data| data.handle.clone());
+        self
+    }
+
     /// As sentences say it.
     #[must_use]
     pub fn phrase(&self) -> String {

@@ -10,6 +10,8 @@ use crate::{StagedVolume, Volume};
 
 /// Plugin name of a sub-path mount, whose path does not contain it.
 pub const SUBPATH: &str = "subpath";
+/// Plugins of `kubernetes.io` that stage a volume in directories of its zone or datastore.
+const DEEP: [&str; 2] = ["aws-ebs", "vsphere-volume"];
 /// Plugin name of CSI volumes.
 const CSI: &str = "kubernetes.io/csi";
 
@@ -63,7 +65,8 @@ fn below_plugins<'a>(mut parts: impl Iterator<Item = &'a str>) -> Option<Volume>
 
 /// The volume that would be staged at an absolute path below this root directory of a kubelet, as its path tells it:
 /// `plugins/kubernetes.io/csi/DRIVER/HASH/globalmount`, before 1.24 `…/csi/pv/NAME/globalmount` (pkg/volume/csi/csi_attacher.go);
-/// `plugins/PLUGIN/mounts/NAME` of other plugins, `…/rbd/rbd/NAME` before 1.9.
+/// `plugins/PLUGIN/mounts/NAME` of other plugins, `…/rbd/rbd/NAME` before 1.9, `…/iscsi/iface-INTERFACE/NAME`, `…/fc/NAME`. PLUGIN has
+/// more than two names for FlexVolume, and there are directories above NAME for some.
 #[must_use]
 pub fn staged_below(root: &str, path: &str) -> Option<StagedVolume> {
     let mut parts = names(path);
@@ -80,8 +83,16 @@ pub fn staged_below(root: &str, path: &str) -> Option<StagedVolume> {
     match below[..] {
         ["kubernetes.io", "csi", "pv", name, "globalmount"] => of(CSI.to_owned(), Some(name)),
         ["kubernetes.io", "csi", driver, _, "globalmount"] => of(driver.to_owned(), None),
-        [vendor, plugin, "mounts", name] => of(format!("{vendor}/{plugin}"), Some(name)),
         ["kubernetes.io", "rbd", "rbd", name] => of("kubernetes.io/rbd".to_owned(), Some(name)),
+        ["kubernetes.io", "fc", name] => of("kubernetes.io/fc".to_owned(), Some(name)),
+        ["kubernetes.io", "iscsi", interface, name] if interface.starts_with("iface-") => {
+            of("kubernetes.io/iscsi".to_owned(), Some(name))
+        }
+        [_, _, .., name] => {
+            let mounts = below.iter().position(|part| *part == "mounts").filter(|mounts| *mounts >= 2)?;
+            let is_one = mounts + 2 == below.len() || DEEP.contains(&below[1]) && mounts + 2 < below.len();
+            is_one.then(|| of(below[..mounts].join("/"), Some(name)))?
+        }
         _ => None,
     }
 }
@@ -197,8 +208,20 @@ mod tests {
         assert_eq!(hashed, Some(("rbd.csi.ceph.com".to_owned(), None)));
         assert_eq!(of("kubernetes.io/rbd/mounts/kube-image-a"), named("kubernetes.io/rbd", "kube-image-a"));
         assert_eq!(of("kubernetes.io/rbd/rbd/kube-image-a"), named("kubernetes.io/rbd", "kube-image-a"));
-        for other in ["kubernetes.io/csi/rbd/0a1b", "kubernetes.io/csi/pv/../../../../../etc/globalmount", ""]
-        {
+        let of_zone = of("kubernetes.io/aws-ebs/mounts/aws/us-west-2b/vol-1");
+        assert_eq!(of_zone, named("kubernetes.io/aws-ebs", "vol-1"));
+        let flex = of("kubernetes.io/flexvolume/example/cifs/mounts/share");
+        assert_eq!(flex, named("kubernetes.io/flexvolume/example/cifs", "share"));
+        let iscsi = of("kubernetes.io/iscsi/iface-default/10.0.0.1:3260-iqn.2026-01.x:a-lun-0");
+        assert_eq!(iscsi, named("kubernetes.io/iscsi", "10.0.0.1:3260-iqn.2026-01.x:a-lun-0"));
+        assert_eq!(of("kubernetes.io/fc/50060e80-lun-0"), named("kubernetes.io/fc", "50060e80-lun-0"));
+        for other in [
+            "kubernetes.io/csi/rbd/0a1b",
+            "kubernetes.io/mounts/a",
+            "kubernetes.io/rbd/mounts",
+            "kubernetes.io/csi/pv/../../../../../etc/globalmount",
+            "",
+        ] {
             assert_eq!(of(other), None, "{other}");
         }
         assert_eq!(staged_below("/k", "/x/plugins/kubernetes.io/csi/pv/pvc-1/globalmount"), None);

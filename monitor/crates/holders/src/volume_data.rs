@@ -7,6 +7,8 @@ use std::path::Path;
 
 use kevtmon_observation::{HolderReport, VolumeData};
 use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::dir::Dir;
+use kevtmon_sources::procfs::mountinfo::MountTable;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
 use super::resolve::is_local;
@@ -19,10 +21,7 @@ const TEXT_MAX: usize = 512;
 /// Reads it of the mount of a report. The mount itself is not touched, and no file system that could have to ask a server.
 pub(super) fn beside(proc: &Proc, request: &ScanRequest, report: &HolderReport) -> Option<VolumeData> {
     let mount = report.mount.as_ref()?;
-    let directory = mount.mountpoint.strip_suffix("/globalmount")?;
-    if !directory.contains("/plugins/kubernetes.io/csi/") {
-        return None;
-    }
+    directory(&mount.mountpoint)?;
     let is_there = |pid: &u32| {
         proc.ns(*pid, "mnt") == Some(mount.mntns) && proc.link(*pid, "root").is_some_and(|root| root == "/")
     };
@@ -30,7 +29,18 @@ pub(super) fn beside(proc: &Proc, request: &ScanRequest, report: &HolderReport) 
     let known = [Some(1), Some(request.tgid), own_tgid(proc)];
     let process = proc.dir(known.into_iter().flatten().find(is_there)?).ok()?;
     let table = process.mount_table("/", |_| true).ok()?;
-    let path = format!("{directory}/vol_data.json");
+    of_mount(&process, &table, &mount.mountpoint)
+}
+
+/// The directory of a volume that would be staged for a CSI driver at this path.
+fn directory(mountpoint: &str) -> Option<&str> {
+    let directory = mountpoint.strip_suffix("/globalmount")?;
+    directory.contains("/plugins/kubernetes.io/csi/").then_some(directory)
+}
+
+/// The same of a mount in the table of a process whose root directory is that of its namespace.
+pub(super) fn of_mount(process: &Dir, table: &MountTable, mountpoint: &str) -> Option<VolumeData> {
+    let path = format!("{}/vol_data.json", directory(mountpoint)?);
     if !is_local(&table.covering(&path)?.fstype) {
         return None;
     }

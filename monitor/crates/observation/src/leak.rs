@@ -5,7 +5,8 @@ use kevtmon_types::kernel_release::KernelRelease;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BootNs, MountFacts, NsInum};
+use super::cgroup::container_id;
+use super::{BootNs, MountFacts, NsInum, VolumeData};
 
 /// What a look at the mounts of all namespaces found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +60,17 @@ pub struct MountCopy {
     /// No process is in that namespace any more, also not the holder; an open file or a mount keeps it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub without_process: bool,
+}
+
+impl MountCopy {
+    /// Whether its path is that which it had on the host, as far as is known of who has it: a process of the node, in no
+    /// container and the first of no pid namespace, which got all mounts when it was set apart (unshare(2)).
+    #[must_use]
+    pub fn is_where_the_host_had_it(&self) -> bool {
+        let CopyHolder { in_userns, init, cgroup, .. } = &self.holder;
+        let is_in_container = cgroup.as_deref().is_some_and(|path| container_id(path).is_some());
+        !in_userns && !init && !is_in_container && self.bind.is_none()
+    }
 }
 
 /// Which mounts and unmounts elsewhere reach a mount (mount_namespaces(7)).
@@ -117,6 +129,8 @@ pub struct OriginalMount {
     pub is_certain: bool,
     /// Control group of the container that had it as its root directory.
     pub root_of: Option<String>,
+    /// What its kubelet had written beside it, where it was staged for a CSI driver.
+    pub volume_data: Option<VolumeData>,
     /// Other places where the host had the same directory of that file system: the copy may be of any of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<HostPath>,

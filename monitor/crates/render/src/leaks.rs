@@ -33,7 +33,9 @@ fn mount(leak: &LeakedMount) -> String {
     let at = name(&leak.identity.mount_point);
     let (fstype, source) = (name(&leak.fstype), name(&leak.source));
     let mut text = format!("{at} ({fstype} {source}, {}): {}", leak.propagation.name(), leak.phrase());
-    if let Some(path) = leak.path.as_deref().filter(|_| leak.volume.is_some() || leak.container.is_some()) {
+    // Of others, the path is what they are called by.
+    let has_name = leak.volume.is_some() || leak.staged.is_some() || leak.container.is_some();
+    if let Some(path) = leak.path.as_deref().filter(|_| has_name) {
         let was = if leak.confidence == Confidence::Certain { "was" } else { "likely was" };
         text.push_str(&format!("; {was} {}", name(path)));
     }

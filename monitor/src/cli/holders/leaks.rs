@@ -1,4 +1,4 @@
-//! `holders --leaks`: mounts of containers and pods that others still have. Looks itself; of a daemon that runs come names, and
+//! `holders --leaks`: mounts of containers, volumes and the host that others still have. Looks itself; of a daemon that runs come names, and
 //! what it has seen before.
 
 use std::io::Write as _;
@@ -20,7 +20,6 @@ use kevtmon_types::escape::to_json;
 
 use super::{Failure, HoldersArgs, KUBELETS, SCAN};
 use crate::cli::{exit, remark};
-use crate::config::{Config, Overrides};
 use crate::privilege;
 
 /// Longest wait for a daemon, after the look.
@@ -38,9 +37,8 @@ struct KnownThere {
 impl HoldersArgs {
     pub(super) fn answer_leaks(&self) -> Result<u8, Failure> {
         let told = self.told();
-        let config =
-            Config::load(&Overrides { node_name: Some("holders".into()), ..Overrides::default() }).ok();
-        let finder = KubeletFinder::new(&config.map_or_else(ROOTS.default, |config| config.get(&ROOTS)));
+        let finder =
+            KubeletFinder::new(&self.load_config().map_or_else(ROOTS.default, |config| config.get(&ROOTS)));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(Failure::Start)?;
         let readers = Readers::from(Proc::default());

@@ -1,4 +1,4 @@
-//! A mount of a container or of a pod's volume is left in the mount namespace of somebody else after the host has unmounted
+//! A mount of a container, of a pod's volume or of the host itself is left in the mount namespace of somebody else after the host has unmounted
 //! it: the file system lives on, its server is not told to end, its device stays in use, and nothing says so.
 //!
 //! Found by state alone, see `holders/leaks/`. One incident for each holder: a container, a unit, a user, a process.
@@ -308,7 +308,7 @@ impl Conditions for MountLeak {
             leaks.sort_by_key(|leak| {
                 let mount = &leak.mount;
                 let is_harmless = (self.refused(context, mount).is_none(), !mount.is_of_block_device());
-                (Reverse(mount.confidence), is_harmless, mount.volume.is_none())
+                (Reverse(mount.confidence), is_harmless, mount.volume.is_none(), mount.staged.is_none())
             });
             let holder = Holder::of(&leaks);
             if holder.in_userns && !seen.is_open(&account) {

@@ -302,13 +302,9 @@ impl Core {
         path: &str,
         report: Option<&HolderReport>,
     ) -> Option<StagedVolume> {
-        let mut staged = self.kubelets.staged(umount.at, umount.key.mntns, path)?;
+        let staged = self.kubelets.staged(umount.at, umount.key.mntns, path)?;
         let data = report.filter(|report| report.path == path);
-        let data = data.and_then(|report| report.volume_data.as_deref());
-        // Where the path does not tell the name, it tells the driver.
-        let data = data.filter(|data| staged.name.is_some() || data.driver == staged.plugin);
-        staged.handle = data.map(|data| data.handle.clone());
-        Some(staged)
+        Some(staged.with(data.and_then(|report| report.volume_data.as_deref())))
     }
 }
 

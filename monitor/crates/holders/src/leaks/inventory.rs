@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use kevtmon_observation::{BindMount, BootNs, CopyHolder, MountCopy, NsInum, Propagation};
+use kevtmon_observation::{BindMount, BootNs, CopyHolder, MountCopy, NsInum, Propagation, VolumeData};
 use kevtmon_sources::procfs::dir::Buffer;
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_below, is_of_the_kernel};
 use kevtmon_sources::procfs::readers::{Answer, Job};
@@ -22,7 +22,7 @@ use super::reached::Reached;
 use crate::attached::AttachedMount;
 use crate::mntns_index::{Member, MntnsIndex, mounts, namespace as mount_namespace};
 use crate::scan_order::ScanOrder;
-use crate::{Deadline, own_directory, own_tgid, thread_time};
+use crate::{Deadline, own_directory, own_tgid, thread_time, volume_data};
 
 /// Mounts that a namespace of a user may have.
 const MOUNTS_OF_USER: usize = 4096;
@@ -38,6 +38,8 @@ const HOST_MAX: usize = 8192;
 /// Places of one of them that are told: those that look like volumes of pods, and others.
 const VOLUMES_MAX: usize = 128;
 const OTHER_PLACES_MAX: usize = 16;
+/// Staged volumes of which it is read what their kubelet has written.
+const STAGED_MAX: usize = 256;
 /// Mount namespaces of one owner that are read, of those in user namespaces: he can make very many.
 const NAMESPACES_OF_USER: usize = 64;
 /// Members of a namespace of which it is looked at whether they are of a runtime.
@@ -124,6 +126,8 @@ pub(super) struct HostMount {
     pub(super) mntns: NsInum,
     /// Control group of the container whose root directory it is.
     pub(super) root_of: Option<String>,
+    /// What its kubelet has written beside it.
+    pub(super) volume_data: Option<VolumeData>,
 }
 
 impl HostMount {
@@ -186,6 +190,7 @@ fn look(proc: &Proc, wanted: &[(NsInum, u64)], budget: Duration) -> Found {
     for namespace in of_host() {
         if let Some(shown) = mounts(proc, namespace.members.iter().copied(), |_| true) {
             add_host(&mut host, &mut look.found.crowded, &shown.table, namespace.inum);
+            add_volume_data(proc, namespace, &shown.table, &mut host);
             look.reached.add_host(proc, (namespace.inum, &namespace.members), &shown.table);
         }
     }
@@ -453,6 +458,7 @@ fn add_host(
             source: kevtmon_types::redact::mount_source(&mount.source),
             mntns,
             root_of: None,
+            volume_data: None,
         };
         let known = host.entry(mount.device.clone()).or_default();
         if known.iter().any(|known| known.is_at(&new)) {
@@ -468,9 +474,34 @@ fn add_host(
     }
 }
 
+/// Adds what kubelets have written beside the volumes that they have staged: once such a volume is unmounted, that is removed.
+fn add_volume_data(
+    proc: &Proc,
+    namespace: &Namespace,
+    table: &MountTable,
+    host: &mut BTreeMap<String, Vec<HostMount>>,
+) {
+    let mut buffer = Buffer::default();
+    let mut is_whole = |dir: &dir::Dir| dir.link(c"root", &mut buffer).is_ok_and(|root| root == "/");
+    let dirs = namespace.members.iter().take(MEMBERS_LOOKED_AT).filter_map(|member| member.dir(proc));
+    let Some(process) = dirs.into_iter().find(|dir| is_whole(dir)) else { return };
+    let staged = host
+        .values_mut()
+        .flatten()
+        .filter(|mount| mount.mntns == namespace.inum && mount.path.ends_with("/globalmount"));
+    for mount in staged.take(STAGED_MAX) {
+        mount.volume_data = volume_data::of_mount(&process, table, &mount.path);
+    }
+}
+
 /// Whether it looks like a volume of a pod; whether it is one, others know.
 pub(super) fn is_in_pod(path: &str) -> bool {
     path.contains("/pods/") && (path.contains("/volumes/") || path.contains("/volume-subpaths/"))
+}
+
+/// Whether it looks like a volume that a kubelet has staged for all pods.
+pub(super) fn is_staged(path: &str) -> bool {
+    path.contains("/plugins/kubernetes.io/")
 }
 
 /// Whether a file system was made for the namespace in which it is.

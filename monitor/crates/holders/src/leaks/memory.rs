@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kevtmon_observation::{BootNs, MountCopies, MountCopy, NsInum};
+use kevtmon_observation::{BootNs, MountCopies, MountCopy, NsInum, VolumeData};
 
-use super::inventory::{Found, HostMount};
+use super::inventory::{Found, HostMount, is_in_pod, is_staged};
 use super::mount_points::MountPoints;
 
 /// File systems that the host no longer has and that are remembered.
@@ -30,6 +30,8 @@ pub struct Remembered {
     pub path: String,
     /// Container whose root directory it was.
     pub container: Option<String>,
+    /// What its kubelet had written beside it.
+    pub volume_data: Option<VolumeData>,
     /// The unique id of a copy of it, if it is certain that it is one.
     pub unique: Option<u64>,
     /// When it was told: whoever had it was there.
@@ -75,6 +77,7 @@ impl Memory {
                 source: one.source,
                 mntns: 0,
                 root_of: one.container.map(|id| format!("/{id}")),
+                volume_data: one.volume_data,
             };
             known.places.remember(mount, one.unique);
         }
@@ -192,7 +195,7 @@ impl Memory {
         gone.iter().for_each(|device| drop(self.by_device.remove(device)));
         let known: BTreeSet<String> = copies
             .iter()
-            .filter(|copy| copy.original.is_some() || copy.bind.is_some())
+            .filter(|copy| copy.original.is_some() || copy.bind.is_some() || is_at_place_of_kubelet(copy))
             .map(|copy| copy.mount.device.clone())
             .collect();
         copies.retain(|copy| known.contains(&copy.mount.device));
@@ -234,6 +237,12 @@ impl Memory {
             self.by_device.retain(|_, seen| seen.at >= oldest);
         }
     }
+}
+
+/// Whether a process apart has it where a kubelet would have mounted it, so that it looks like a copy of that.
+fn is_at_place_of_kubelet(copy: &MountCopy) -> bool {
+    let path = &copy.mount.mountpoint;
+    copy.is_where_the_host_had_it() && (is_in_pod(path) || is_staged(path))
 }
 
 /// Whether a copy is there in a namespace that no process is in.
@@ -283,6 +292,7 @@ pub(super) mod tests {
             source: "t".into(),
             mntns: 1,
             root_of: None,
+            volume_data: None,
         }
     }
 
@@ -471,6 +481,7 @@ pub(super) mod tests {
             fstype: "tmpfs".into(),
             path: VOLUME.into(),
             container: Some("a".into()),
+            volume_data: None,
             unique: Some(100),
             told: 1,
         };
@@ -496,5 +507,11 @@ pub(super) mod tests {
         let bind = BindMount { source: VOLUME.into(), destination: "/mem".into(), propagation: None };
         let bound = MountCopy { bind: Some(bind), ..copy("0:50", Some(9)) };
         assert_eq!(memory.apply(2, found(&[], &[bound], Some(10))).copies.len(), 1);
+        let mut apart = copy("0:50", Some(9));
+        apart.mount.mountpoint = VOLUME.into();
+        assert_eq!(memory.apply(3, found(&[], &[apart.clone()], Some(10))).copies.len(), 1);
+        // The first process of a pid namespace may be a node of its own.
+        apart.holder.init = true;
+        assert_eq!(memory.apply(4, found(&[], &[apart], Some(10))).copies, []);
     }
 }

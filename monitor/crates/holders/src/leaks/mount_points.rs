@@ -5,7 +5,7 @@
 use kevtmon_observation::{BootNs, HostPath, MountCopy, NsInum, OriginalMount};
 use kevtmon_sources::procfs::mountinfo::is_below;
 
-use super::inventory::{HostMount, is_in_pod};
+use super::inventory::{HostMount, is_in_pod, is_staged};
 
 /// Places of one file system that are remembered.
 const MOUNT_POINTS_MAX: usize = 256;
@@ -43,9 +43,14 @@ impl MountPoints {
     /// Takes in all places that the host has now. `is_crowded`: there are more.
     pub(super) fn update(&mut self, now: Vec<HostMount>, at: BootNs, bound: Option<u64>, is_crowded: bool) {
         for mount in now {
-            let found = MountPoint { mount, at, bound, until: None };
+            let mut found = MountPoint { mount, at, bound, until: None };
             match self.known.iter_mut().find(|place| place.mount.is_at(&found.mount)) {
-                Some(place) => *place = found,
+                Some(place) => {
+                    // A kubelet may have removed it already.
+                    let known = place.mount.volume_data.take();
+                    found.mount.volume_data = found.mount.volume_data.or(known);
+                    *place = found;
+                }
                 None => self.known.push(found),
             }
         }
@@ -95,8 +100,8 @@ impl MountPoints {
         let by = copy.bind.as_ref().and_then(|bind| bind.on_host(&copy.mount.mountpoint));
         of.sort_by_key(|place| {
             let path = &place.mount.path;
-            // Of several places the one that is a volume of a pod tells most.
-            std::cmp::Reverse((by.as_ref() == Some(path), is_in_pod(path), place.at))
+            // Of several places the one that is a volume of a pod tells most, and then the one that was staged for pods.
+            std::cmp::Reverse((by.as_ref() == Some(path), is_in_pod(path), is_staged(path), place.at))
         });
         let (first, others) = of.split_first()?;
         let mntns = |place: &MountPoint| if place.mount.mntns == 0 { own } else { place.mount.mntns };
@@ -109,6 +114,7 @@ impl MountPoints {
             seen: first.at,
             is_certain: is_exact && was_there && !may_be_forgotten,
             root_of: first.mount.root_of.clone(),
+            volume_data: first.mount.volume_data.clone(),
             others: others
                 .take(OTHERS_MAX)
                 .map(|place| HostPath { path: place.mount.path.clone(), mntns: mntns(place) })
@@ -119,7 +125,7 @@ impl MountPoints {
 
 #[cfg(test)]
 mod tests {
-    use kevtmon_observation::{BindMount, CopyHolder, MountFacts, Propagation};
+    use kevtmon_observation::{BindMount, CopyHolder, MountFacts, Propagation, VolumeData};
 
     use super::*;
 
@@ -129,7 +135,7 @@ mod tests {
     fn host(root: &str, source: &str, path: &str) -> HostMount {
         let (device, fstype) = ("0:50".into(), "nfs4".into());
         let (root, path, source) = (root.into(), path.into(), source.into());
-        HostMount { device, root, path, fstype, source, mntns: 1, root_of: None }
+        HostMount { device, root, path, fstype, source, mntns: 1, root_of: None, volume_data: None }
     }
 
     fn copy(root: &str, source: &str) -> MountCopy {
@@ -189,6 +195,16 @@ mod tests {
             let copy = MountCopy { bind: Some(bind), ..copy("/", "s") };
             assert_eq!(of(&places, &copy).map(|(path, ..)| path).as_deref(), Some(path));
         }
+    }
+
+    #[test]
+    fn what_was_written_beside_a_staged_volume_is_known_though_it_is_removed_before_the_mount() {
+        let staged = "/k/plugins/kubernetes.io/csi/d/0a1b/globalmount";
+        let data = VolumeData { driver: "d".into(), handle: "v1".into() };
+        let with = HostMount { volume_data: Some(data.clone()), ..host("/", "s", staged) };
+        let places = seen(&[&[with], &[host("/", "s", staged), host("/", "s", "/mnt/x")]]);
+        let original = places.original(&copy("/", "s"), Some(50), 1).unwrap();
+        assert_eq!((original.path.as_str(), original.volume_data), (staged, Some(data)));
     }
 
     #[test]

@@ -47,6 +47,7 @@ fn original(path: &str, is_certain: bool) -> Option<OriginalMount> {
         seen: 5,
         is_certain,
         root_of: None,
+        volume_data: None,
         others: Vec::new(),
     })
 }
@@ -248,10 +249,50 @@ fn what_only_the_runtime_of_the_holder_tells_is_likely() {
 }
 
 #[test]
-fn what_was_mounted_for_no_container_and_no_pod_is_none() {
+fn what_was_mounted_for_no_container_and_no_pod_is_named_by_its_path() {
     let mut other = copy(50);
-    other.original = original("/mnt/backup", true);
-    assert_eq!(opened(&[other]), []);
+    (other.original, other.bind) = (original("/mnt/backup", true), None);
+    (other.mount.device, other.mount.fstype) = ("7:3".into(), "ext4".into());
+    other.mount.source = "/dev/loop3".into();
+    let incident = &opened(&[other.clone()])[0];
+    let words = "still has the file system of /mnt/backup mounted at /mem, though the host has unmounted it; its device \
+                 /dev/loop3 (7:3) stays in use";
+    assert!(incident.summary.ends_with(words), "{}", incident.summary);
+    assert_eq!((incident.severity, incident.confidence), (Severity::Warning, Confidence::Certain));
+    let mut root = other.clone();
+    (root.mount.mountpoint, root.mount.unique) = ("/".into(), Some(51));
+    assert_eq!(opened(&[other.clone(), root]), [], "somebody has it as his root directory");
+    other.mount.fstype = "tmpfs".into();
+    assert_eq!(opened(&[other]), [], "nobody waits for memory");
+}
+
+#[test]
+fn what_was_mounted_elsewhere_than_on_the_host_is_none_of_it() {
+    let mut node = node();
+    let host = KubeletNamespace { mntns: 3, roots: Vec::new(), of_kubelet: false, pid: None };
+    node.observe(Fact::Kubelet(KubeletFacts { namespaces: vec![host] }));
+    found(&mut node, &[MountCopy { original: original("/mnt/backup", true), ..copy(50) }]);
+    node.run_for(11 * S);
+    assert_eq!(node.open(), [], "a runtime has mounts of its own");
+}
+
+#[test]
+fn what_a_process_apart_has_where_a_kubelet_would_have_it_is_likely_that() {
+    let mut apart = copy(50);
+    (apart.original, apart.bind, apart.holder.cgroup) = (None, None, Some("/system.slice/x.service".into()));
+    apart.mount.mountpoint = volume_path();
+    let incident = &opened(&[apart.clone()])[0];
+    assert_eq!(incident.confidence, Confidence::Likely);
+    assert!(incident.summary.contains("still has what is likely volume cam-pv-50g"), "{}", incident.summary);
+    for is_other in [
+        |copy: &mut MountCopy| copy.holder.init = true,
+        |copy: &mut MountCopy| copy.holder.cgroup = Some(in_exporter()),
+        |copy: &mut MountCopy| copy.holder.in_userns = true,
+    ] {
+        let mut other = apart.clone();
+        is_other(&mut other);
+        assert_eq!(opened(&[other]), []);
+    }
 }
 
 #[test]

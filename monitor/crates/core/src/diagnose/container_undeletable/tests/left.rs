@@ -40,6 +40,7 @@ fn found(node: &mut TestNode, is_certain: bool) {
             seen: 5,
             is_certain,
             root_of: Some(format!("/docker/{WEB}")),
+            volume_data: None,
             others: Vec::new(),
         }),
         bind: None,

@@ -58,13 +58,8 @@ fn a_volume_that_may_be_that_of_the_pod_which_has_it_is_in_use() {
 #[test]
 fn a_volume_that_was_staged_for_all_pods_is_named_as_one() {
     let path = "/var/lib/kubelet/plugins/kubernetes.io/csi/pv/pvc-1/globalmount";
-    let mut node = node();
-    let host =
-        KubeletNamespace { mntns: 2, roots: vec!["/var/lib/kubelet".into()], of_kubelet: false, pid: None };
-    node.observe(Fact::Kubelet(KubeletFacts { namespaces: vec![host] }));
     let staged = MountCopy { original: original(path, true), bind: None, ..copy(50) };
-    found(&mut node, &[staged]);
-    node.run_for(11 * S);
+    let node = with_staged(staged);
     let incident = &node.open()[0];
     let words =
         "still has staged volume pvc-1 (kubernetes.io/csi) mounted at /mem, though the host has unmounted it";
@@ -72,4 +67,37 @@ fn a_volume_that_was_staged_for_all_pods_is_named_as_one() {
     assert_eq!(incident.confidence, Confidence::Certain);
     let event = node.last_incident();
     assert_eq!(event.leaks.as_ref().unwrap()[0].path.as_deref(), Some(path));
+}
+
+/// A node whose kubelet has this root directory, with an incident of a copy.
+fn with_staged(copy: MountCopy) -> TestNode {
+    let mut node = node();
+    let host =
+        KubeletNamespace { mntns: 2, roots: vec!["/var/lib/kubelet".into()], of_kubelet: false, pid: None };
+    node.observe(Fact::Kubelet(KubeletFacts { namespaces: vec![host] }));
+    found(&mut node, &[copy]);
+    node.run_for(11 * S);
+    node
+}
+
+#[test]
+fn of_a_staged_volume_the_driver_and_its_name_for_it_are_told_and_that_the_device_stays_in_use() {
+    let path = "/var/lib/kubelet/plugins/kubernetes.io/csi/rbd.csi.ceph.com/0a1b2c3d/globalmount";
+    let mut staged = MountCopy { original: original(path, true), bind: None, ..copy(50) };
+    (staged.mount.device, staged.mount.fstype) = ("251:0".into(), "ext4".into());
+    (staged.mount.source, staged.mount.mountpoint) = ("/dev/rbd0".into(), path.into());
+    let data = VolumeData { driver: "rbd.csi.ceph.com".into(), handle: "0001-0009-rook-ceph".into() };
+    staged.original.as_mut().unwrap().volume_data = Some(data.clone());
+    let incident = &with_staged(staged.clone()).open()[0];
+    let words = format!(
+        "still has staged volume 0001-0009-rook-ceph (rbd.csi.ceph.com) mounted at {path}, though the host has unmounted \
+         it; its device /dev/rbd0 (251:0) stays in use"
+    );
+    assert!(incident.summary.ends_with(&words), "{}", incident.summary);
+    assert_eq!((incident.severity, incident.confidence), (Severity::Warning, Confidence::Certain));
+    // What another driver has written there is none of it.
+    let other = VolumeData { driver: "x".into(), ..data };
+    staged.original.as_mut().unwrap().volume_data = Some(other);
+    let incident = &with_staged(staged).open()[0];
+    assert!(incident.summary.contains("still has a staged volume of rbd.csi.ceph.com mounted at "));
 }
