@@ -33,7 +33,7 @@ enum Name {
     Exec,
     /// What three processes of an unprivileged user at full speed cost, and what they hide of others
     Flood,
-    /// How fast the holders of a mount are named among 100 to 10,000 processes, beside fuser and lsof
+    /// How fast the holders of a mount are named among 100 to 10,000 processes, beside fuser, lsof and lsfd
     Holders,
     /// Processor time and memory on a node with 20 containers where nothing happens, and after a storm
     Idle,

@@ -16,11 +16,12 @@ pub(crate) enum Program {
     KevtmonNear,
     Fuser,
     Lsof,
+    Lsfd,
 }
 
 impl Program {
     /// Ours come first.
-    pub(crate) const ALL: [Self; 4] = [Self::Kevtmon, Self::KevtmonNear, Self::Fuser, Self::Lsof];
+    pub(crate) const ALL: [Self; 5] = [Self::Kevtmon, Self::KevtmonNear, Self::Fuser, Self::Lsof, Self::Lsfd];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -28,7 +29,24 @@ impl Program {
             Self::KevtmonNear => "kevtmon holders --near",
             Self::Fuser => "fuser -vm",
             Self::Lsof => "lsof",
+            Self::Lsfd => "lsfd",
         }
+    }
+
+    pub(crate) fn is_own(self) -> bool {
+        matches!(self, Self::Kevtmon | Self::KevtmonNear)
+    }
+
+    /// All that there are here; says which is missing.
+    pub(crate) fn installed() -> Vec<Self> {
+        // Debian before 12, and others of its time, have none.
+        let has_lsfd = Command::new("lsfd").arg("--version").stdout(Stdio::null()).status().is_ok();
+        if !has_lsfd {
+            println!(
+                "lsfd is not installed: it is in util-linux since 2.38, on Debian 12 in util-linux-extra"
+            );
+        }
+        Self::ALL.into_iter().filter(|program| has_lsfd || *program != Self::Lsfd).collect()
     }
 
     fn command(self, mount: &Path) -> Vec<String> {
@@ -41,6 +59,12 @@ impl Program {
             Self::KevtmonNear => [&alone[..], &["--near"][..]].concat(),
             Self::Fuser => vec!["fuser", "-vm"],
             Self::Lsof => vec!["lsof", "-w", "--"],
+            Self::Lsfd => {
+                // It knows file systems by the numbers of their devices only.
+                let filter = format!("DEV == {:?}", device(mount));
+                let words = ["lsfd", "--noheadings", "--raw", "--output", "PID", "--filter"];
+                return words.into_iter().map(str::to_owned).chain([filter]).collect();
+            }
         };
         let path = mount.to_string_lossy().into_owned();
         words.into_iter().map(str::to_owned).chain([path]).collect()
@@ -54,13 +78,24 @@ impl Program {
                 let pids = holders.iter().filter_map(|holder| holder["pid"].as_u64()?.try_into().ok());
                 pids.collect()
             }
-            Self::Fuser => output.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect(),
+            Self::Fuser | Self::Lsfd => {
+                output.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
+            }
             Self::Lsof => {
                 let pid = |line: &str| line.split_ascii_whitespace().nth(1)?.parse().ok();
                 output.lines().skip(1).filter_map(pid).collect()
             }
         }
     }
+}
+
+/// `major:minor` of what is mounted there, without asking its file system.
+fn device(mount: &Path) -> String {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let point = mount.to_string_lossy().replace(' ', "\\040");
+    let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let found = fields.rev().find(|fields| fields.get(4) == Some(&point.as_str()));
+    found.map_or_else(String::new, |fields| fields[2].to_owned())
 }
 
 pub(crate) struct Answer {

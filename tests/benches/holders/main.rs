@@ -1,4 +1,4 @@
-//! How fast `kevtmon holders` names who holds a mount, beside fuser(1) and lsof(8): among processes in one mount namespace, and
+//! How fast `kevtmon holders` names who holds a mount, beside fuser(1), lsof(8) and lsfd(1): among processes in one mount namespace, and
 //! in a hundred of which one sees the mount; how fast the daemon does; what they do where the server of a mount is stopped; and
 //! what refused unmounts cost the daemon. `cargo bench --bench holders 2000/100 stopped refusals` is a part of it.
 #![expect(
@@ -64,7 +64,7 @@ fn side_by_side(processes: usize, namespaces: usize, rounds: u64) {
     println!(
         "{processes} processes in {namespaces} mount namespaces, {rounds} rounds in turn (seconds: min / median / max)"
     );
-    let mut times = Program::ALL.map(|program| (program, Vec::new()));
+    let mut times: Vec<_> = Program::installed().into_iter().map(|program| (program, Vec::new())).collect();
     for _ in 0..rounds {
         let mut found = Vec::new();
         for (program, seconds) in &mut times {
@@ -75,18 +75,19 @@ fn side_by_side(processes: usize, namespaces: usize, rounds: u64) {
         }
         assert!(found.iter().all(|pids| pids.is_subset(&found[0])), "others named more: {found:?}");
     }
-    let medians = times.map(|(program, mut seconds)| {
+    let medians = times.into_iter().map(|(program, mut seconds)| {
         let (least, median, most) = spread(&mut seconds);
         println!("  {:22} {least:.3} / {median:.3} / {most:.3}", program.name());
-        median
+        (program, median)
     });
-    let [own, near, fuser, lsof] = medians;
+    let (own, others): (Vec<_>, Vec<_>) = medians.partition(|(program, _)| program.is_own());
     let scan = scan_of_daemon(&mount, &expected, rounds.min(3));
     println!("  a scan of the daemon   {scan:.3} in the median, until it names them");
     println!("  all name the holders; how many times as long the others take:");
-    for (name, seconds) in [("kevtmon holders", own), ("kevtmon holders --near", near), ("the daemon", scan)]
-    {
-        println!("    {name:22} fuser {:.2}, lsof {:.2}", fuser / seconds, lsof / seconds);
+    let own = own.into_iter().map(|(program, seconds)| (program.name(), seconds));
+    for (name, seconds) in own.chain([("the daemon", scan)]) {
+        let ratio = |(program, other): &(Program, f64)| format!("{} {:.2}", program.name(), other / seconds);
+        println!("    {name:22} {}", others.iter().map(ratio).collect::<Vec<_>>().join(", "));
     }
 }
 

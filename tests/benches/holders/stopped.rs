@@ -29,7 +29,7 @@ pub(crate) fn measure() {
     let state = || std::fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap_or_default();
     eventually!(state().contains(") T "), "the server is stopped");
     println!("a mount whose FUSE server is stopped");
-    for program in Program::ALL {
+    for program in Program::installed() {
         let answer = ask(program, &point, Some(LIMIT));
         let names = match answer.pids.contains(&holder.pid()) {
             true => "names the holder",

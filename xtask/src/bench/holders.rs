@@ -1,4 +1,4 @@
-//! How fast the holders of a mount are named, beside fuser(1) and lsof(8).
+//! How fast the holders of a mount are named, beside fuser(1), lsof(8) and lsfd(1).
 
 use std::path::Path;
 
