@@ -36,6 +36,8 @@ const SCAN: Duration = Duration::from_secs(8);
 const NAMESPACE: Duration = Duration::from_secs(1);
 /// Longest look for kubelets.
 const KUBELETS: Duration = Duration::from_secs(1);
+/// Longest look for users of a block device.
+const DEVICE: Duration = Duration::from_secs(4);
 /// Longest wait for names after the scan.
 const NAMES: Duration = Duration::from_millis(500);
 /// Processes that take as long to read as programs take to load.
@@ -48,7 +50,7 @@ const USERS: u64 = 1 << 20;
 /// Arguments of `holders`.
 #[derive(Debug, Args)]
 pub struct HoldersArgs {
-    /// The mount point, or another path; as process 1 sees it
+    /// The mount point, a block device, or another path; as process 1 sees it
     #[arg(value_name = "PATH", required_unless_present = "leaks")]
     pub path: Option<PathBuf>,
     /// Show the mounts of containers, volumes and the host that others still have after the host has unmounted them
@@ -208,6 +210,7 @@ impl HoldersArgs {
             };
             let iterators = lister.and_then(|lister| lister.join().ok().flatten());
             let mut report = kevtmon_holders::ask((&readers, iterators.as_ref()), request, SCAN).await;
+            kevtmon_holders::add_uses(&readers, tgid, &mut report, DEVICE).await;
             if known.is_none() {
                 let why = initial.err().map_or_else(
                     || "the mount namespace of process 1 may not be read".to_owned(),

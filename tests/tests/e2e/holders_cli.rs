@@ -10,8 +10,9 @@ use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::eventually;
 use kevtmon_tests::fuse::{mount_halting, mount_unserved_by};
 use kevtmon_tests::lock::HOST_PID;
+use kevtmon_tests::loop_device::LoopDevice;
 use kevtmon_tests::mount::{Mount, Scratch};
-use kevtmon_tests::process::{Finished, attempt, comm, finish, hold_by_cwd, hold_by_fd, run};
+use kevtmon_tests::process::{Finished, apart, attempt, comm, finish, hold_by_cwd, hold_by_fd, run};
 use serde_json::Value;
 
 /// Asks without a daemon.
@@ -351,4 +352,34 @@ mod alone {
         assert!(ran.stdout.contains("no user found; a copy keeps"), "{}", ran.stdout);
         assert!(mount.umount().status.success(), "it does not");
     }
+}
+
+#[test]
+fn who_keeps_a_block_device_is_named_in_all_mount_namespaces() {
+    let scratch = Scratch::new();
+    let (file, point) = (scratch.path().join("image"), scratch.path().join("point"));
+    let device = LoopDevice::on(&file, 16);
+    device.mount(&point);
+    let other = apart();
+    run(&format!("umount {}", point.display()));
+    // A node may have any name.
+    let node = scratch.path().join("node");
+    let number = attempt(&["stat", "--format", "%Hr %Lr", device.name()]).succeeded("stat").stdout;
+    run(&format!("mknod {} b {number}", node.display()));
+    let opener = hold_by_fd(&node);
+    let ran = holders(&["--json", device.name()]);
+    let answer = json(&ran);
+    expect_found(&ran, &answer);
+    let copy = holder(&answer, other.pid(), "mount");
+    assert_eq!(copy["path"], *point.to_string_lossy(), "{answer}");
+    assert_eq!(holder(&answer, opener.pid(), "fd")["path"], *node.to_string_lossy(), "{answer}");
+    assert_eq!(answer["device"]["backing_file"], *file.to_string_lossy(), "{answer}");
+    assert_eq!(answer["holders_verdict"], "processes", "{answer}");
+    drop(opener);
+    let text = holders(&[device.name()]).stdout;
+    let line = format!("mounted at {} in mnt:[", point.display());
+    assert!(text.contains(&line) && text.contains(&format!("sleep (pid {})", other.pid())), "{text}");
+    drop(other);
+    let answer = json(&holders(&["--json", device.name()]));
+    assert_eq!(answer["holders"], serde_json::json!([]), "{answer}");
 }

@@ -2,7 +2,7 @@
 
 use kevtmon_event::{Confidence, Join, MountHolder, MountServer, Pod, Serves, Unreadable, Volume};
 use kevtmon_observation::{
-    BootNs, FileServer, Holder, HolderReport, KubeletFacts, MountFacts, MountIdentity, Verdict,
+    BlockDevice, BootNs, FileServer, Holder, HolderReport, KubeletFacts, MountFacts, MountIdentity, Verdict,
 };
 use kevtmon_types::is_zero::is_zero;
 use kevtmon_types::settings::Cmdline;
@@ -125,6 +125,8 @@ pub struct Held {
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub below: bool,
     pub mount: Option<HeldMount>,
+    /// The block device whose node the path is: the holders are those of the device, too.
+    pub device: Option<BlockDevice>,
     /// The pod whose volume the path leads to.
     pub pod: Option<Pod>,
     pub holders: Vec<MountHolder>,
@@ -169,7 +171,8 @@ impl Held {
     #[must_use]
     pub fn new(report: HolderReport, view: View, known: Known<'_>, cmdline: Cmdline) -> Self {
         let unreadable = unreadable(Some(&report), report.complete, report.verdict);
-        let HolderReport { path, mount, child_mounts, unserved, servers, complete, verdict, .. } = report;
+        let HolderReport { path, mount, device, child_mounts, unserved, servers, complete, verdict, .. } =
+            report;
         let is_resolved = mount.is_some() || verdict == Verdict::NotAMount && complete;
         let below = mount.as_ref().is_some_and(|mount| mount.mountpoint != path);
         let mut kubelets = Kubelets::default();
@@ -197,6 +200,7 @@ impl Held {
                 servers,
                 ..HeldMount::new(mount, child_mounts)
             }),
+            device: device.map(|device| *device),
             pod,
             holders: report.holders.into_iter().map(join).collect(),
             holders_omitted: report.holders_omitted,
@@ -206,11 +210,13 @@ impl Held {
         }
     }
 
-    /// Whether anything holds it: a process, a copy of it, or what is mounted below it.
+    /// Whether anything holds it: a process, a copy of it, what is mounted below it, or the kernel.
     #[must_use]
     pub fn is_held(&self) -> bool {
         let has_children = |mount: &HeldMount| !mount.child_mounts.is_empty();
-        !self.holders.is_empty() || self.mount.as_ref().is_some_and(has_children)
+        !self.holders.is_empty()
+            || self.mount.as_ref().is_some_and(has_children)
+            || self.device.as_ref().is_some_and(BlockDevice::is_used)
     }
 
     /// Whether something that was found refuses an unmount, whatever could not be looked at.

@@ -9,6 +9,7 @@ use kevtmon_sources::procfs::readers::{Answer, Entry, Job, entry};
 use serde::{Deserialize, Serialize};
 
 use super::ask::InitialNamespace;
+use super::block_device::Look as BlockDevice;
 use super::detached::{self, Looked, users};
 use super::fuse_mounts::Look as FuseMounts;
 use super::leaks::Inventory;
@@ -29,7 +30,7 @@ pub fn jobs() -> impl Iterator<Item = Entry> {
     let scans = scans.into_iter().chain([entry::<Detached>()]);
     let looks =
         [entry::<InitialNamespace>(), entry::<Unmounters>(), entry::<Inventory>(), entry::<RbdUses>()];
-    scans.chain(looks).chain([entry::<FindPeers>(), entry::<FuseMounts>()])
+    scans.chain(looks).chain([entry::<FindPeers>(), entry::<BlockDevice>(), entry::<FuseMounts>()])
 }
 
 /// An answer, and the processor time that it took.

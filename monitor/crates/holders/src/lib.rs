@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 pub use ask::{Caller, Whose, ask, initial_namespace};
 pub use attached::Attached;
+pub use block_device::add_uses;
 pub use detached::DetachedRequest;
 use kevtmon_observation::{Holder, HolderReport, NsInum, PathOrigin};
 use kevtmon_sources::procfs::Proc;
@@ -27,6 +28,7 @@ pub use still_held::StillHeldRequest;
 
 mod ask;
 mod attached;
+mod block_device;
 mod detached;
 mod file_server;
 pub mod fuse_mounts;

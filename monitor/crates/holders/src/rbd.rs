@@ -71,7 +71,7 @@ async fn look_again(
         let devices: Vec<Device> =
             images.borrow_and_update().iter().map(|image| Device::of(&sysfs, image)).collect();
         let (number, mut is_all_used) = (devices.len(), true);
-        let look = Look { devices, budget: BUDGET };
+        let look = Look { devices, budget: BUDGET, on_demand: false };
         if number > 0
             && let Some(found) = readers.reply(look, PATIENCE, "cannot look for uses of RBD images").await
         {
@@ -102,9 +102,12 @@ fn is_in_pod(holders: &[Holder]) -> bool {
 }
 
 /// A device that is looked for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Device {
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Device {
+    /// Of an image.
     number: RbdNumber,
+    /// As the kernel calls it: `rbd0`.
+    name: String,
     /// `major:minor` of it and its partitions.
     devices: Vec<String>,
     /// Block devices that are made of it.
@@ -117,17 +120,19 @@ struct Device {
 const POOLS: [&str; 2] = ["btrfs", "bcachefs"];
 
 impl Device {
+    /// One that is no image: `numbers` of it and its partitions.
+    pub(super) fn named(name: String, numbers: Vec<String>) -> Self {
+        Self { name, devices: numbers, ..Self::default() }
+    }
+
     fn of(sysfs: &Path, image: &RbdImage) -> Self {
         Self {
             number: image.number,
+            name: image.number.to_string(),
             devices: rbd::devices(sysfs, image),
             users: rbd::users(sysfs, image),
             has_pool: rbd::has_pool(sysfs, image),
         }
-    }
-
-    fn node(&self) -> String {
-        self.number.to_string()
     }
 
     /// Whether a mount is of its file system, or has the node of the device bound.
@@ -146,8 +151,13 @@ impl Device {
 
     /// Whether this is the name of its node, or that of a partition.
     fn is_node(&self, name: &str) -> bool {
-        let rest = name.strip_prefix(&self.node());
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
+        let Some(rest) = name.strip_prefix(&self.name) else { return false };
+        // The partitions of `sda` are `sda1`, …, those of `rbd0` are `rbd0p1`, ….
+        let is_part = match self.name.ends_with(|last: char| last.is_ascii_digit()) {
+            true => rest.starts_with('p'),
+            false => rest.starts_with(|first: char| first.is_ascii_digit()),
+        };
+        rest.is_empty() || is_part
     }
 }
 
@@ -155,6 +165,13 @@ impl Device {
 pub(super) struct Look {
     devices: Vec<Device>,
     budget: Duration,
+    /// Whether all who have a device open are asked for, and not only those without whom nobody has it.
+    on_demand: bool,
+}
+
+/// Who uses a device, for whoever asks.
+pub(super) fn uses(proc: &Proc, device: Device, budget: Duration) -> RbdUses {
+    Look { devices: vec![device], budget, on_demand: true }.look(proc)
 }
 
 impl Job for Look {
@@ -205,7 +222,10 @@ impl Look {
         }
         let host = host(proc);
         found.host = host.filter(|host| index.namespaces.contains_key(host) && !found.unread.contains(host));
-        Descriptors::of(&self.devices, mounts).look(proc, &index, &deadline, &mut found);
+        let wanted: Vec<usize> = (0..self.devices.len())
+            .filter(|at| self.on_demand || !is_in_pod(&found.uses[*at].holders))
+            .collect();
+        Descriptors::of(&self.devices, mounts).look(proc, &index, (&wanted, &deadline), &mut found);
         found
     }
 

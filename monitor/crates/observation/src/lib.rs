@@ -46,9 +46,10 @@ pub use leak::{
 };
 pub use log::{LogLine, LogSays, RbdRefusal};
 pub use mount::{
-    Access, BlindSpot, CallStart, CallerDirectory, DetachedMount, Holder, HolderReport, LoopDevice,
-    MeantMount, MountFacts, MountIdentity, MountPresence, MountSyscall, MountedElsewhere, PathOrigin,
-    PathUncertainty, Rank, SecondPath, Share, TableMark, UmountAttempt, Verdict, VolumeData,
+    Access, BlindSpot, BlockDevice, CallStart, CallerDirectory, DetachedMount, DeviceUser, Holder,
+    HolderReport, LoopDevice, MeantMount, MountFacts, MountIdentity, MountPresence, MountSyscall,
+    MountedElsewhere, PathOrigin, PathUncertainty, Rank, SecondPath, Share, TableMark, UmountAttempt,
+    Verdict, VolumeData,
 };
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use neighbor_table::{NeighborCreator, NeighborTable};

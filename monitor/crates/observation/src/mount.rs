@@ -1,5 +1,6 @@
 //! Calls that a busy mount refuses, and what pins the mount.
 
+pub use block_device::{BlockDevice, DeviceUser};
 pub use call::{
     CallStart, CallerDirectory, MeantMount, MountSyscall, PathOrigin, PathUncertainty, SecondPath, TableMark,
     UmountAttempt,
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BootNs, FileServer, NsInum};
 
+mod block_device;
 mod call;
 mod loop_device;
 
@@ -327,6 +329,8 @@ pub struct HolderReport {
     pub servers: Vec<FileServer>,
     /// What its kubelet has written beside it, where it is staged for a CSI driver.
     pub volume_data: Option<Box<VolumeData>>,
+    /// The block device whose node is at the path, of a report on demand.
+    pub device: Option<Box<BlockDevice>>,
     /// Whether every process that could pin it was read within the time budget.
     pub complete: bool,
     pub verdict: Verdict,

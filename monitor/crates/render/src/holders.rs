@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kevtmon_core::held::{Held, HeldMount, View};
 use kevtmon_event::wording::{kernel_label, pod_label, short_id};
 use kevtmon_event::{Container, MountHolder, Pod, Unreadable, servers_phrase};
-use kevtmon_observation::{Access, HolderReport, Verdict};
+use kevtmon_observation::{Access, BlockDevice, DeviceUser, HolderReport, Verdict};
 use kevtmon_types::escape::name;
 
 use super::escaped;
@@ -61,14 +61,49 @@ pub fn text(held: &Held, users: &BTreeMap<u32, String>) -> String {
         lines.extend(table(&processes, users, held.below));
     }
     lines.extend(servers(&processes));
-    lines.extend(of_kernel(&held.holders));
+    match &held.device {
+        Some(device) => lines.extend(uses_of_device(device, held)),
+        None => lines.extend(of_kernel(&held.holders)),
+    }
     let is_used = held.holders.iter().any(|holder| holder.access != Access::Mount);
     lines.extend(notes(held, mount, is_used));
     lines.extend(missing(held).map(|missing| format!("incomplete: {missing}")));
     lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
+/// Where a block device is mounted, and what the kernel uses it for.
+fn uses_of_device(device: &BlockDevice, held: &Held) -> Vec<String> {
+    let mounts = held.holders.iter().filter(|holder| holder.access == Access::Mount);
+    let mounted = mounts.map(|holder| {
+        let at = name(holder.path.as_deref().unwrap_or_default());
+        let namespace = holder.mntns.map_or_else(String::new, |mntns| format!(" in mnt:[{mntns}]"));
+        let who = match holder.pid {
+            0 => ", without a process".to_owned(),
+            pid => format!(", in which is {} (pid {pid})", name(&holder.comm)),
+        };
+        format!("mounted at {at}{namespace}{who}")
+    });
+    let user = |user: &DeviceUser| match &user.mapping {
+        Some(mapping) => format!("{} ({})", name(&user.name), name(mapping)),
+        None => name(&user.name).into_owned(),
+    };
+    let made_of_it = (!device.devices.is_empty())
+        .then(|| format!("used by the block devices {}", listed(device.devices.iter().map(user))));
+    let swap = device.swap.then(|| "used as swap".to_owned());
+    mounted.chain(made_of_it).chain(swap).collect()
+}
+
 fn head(held: &Held, mount: &HeldMount) -> String {
+    if let Some(device) = &held.device {
+        let file = device.backing_file.as_ref();
+        let file = file.map_or_else(String::new, |file| format!(", backing file {}", name(file)));
+        let node = if held.path == device.name { String::new() } else { format!("{} ", name(&device.name)) };
+        return format!(
+            "{} is the block device {node}({}{file}); who uses it, in any mount namespace:",
+            name(&held.path),
+            device.number
+        );
+    }
     let whose = match held.view {
         View::Init => "process 1",
         View::Kernel => "the kernel's first processes",
@@ -202,7 +237,11 @@ fn notes(held: &Held, mount: &HeldMount, is_used: bool) -> Vec<String> {
         notes.push("no process found that serves it; its file server is likely gone (ENOTCONN)".to_owned());
     }
     notes.extend(servers_phrase(&mount.servers));
-    if !is_used {
+    if let Some(device) = &held.device {
+        if held.holders.is_empty() && !device.is_used() {
+            notes.push("no user found".to_owned());
+        }
+    } else if !is_used {
         let note = match (held.holders_verdict, held.holders.is_empty(), held.below) {
             (Verdict::Transient, ..) => "it went before every process was read",
             (_, true, _) => NOBODY,
@@ -292,6 +331,7 @@ mod tests {
                 mntns: 7,
                 ..HeldMount::default()
             }),
+            device: None,
             pod: None,
             holders,
             holders_omitted: 0,
@@ -346,6 +386,40 @@ mod tests {
         let lines = shown(&held);
         assert!(lines[2].starts_with("root   70  has it mounted  sleep"), "{lines:?}");
         assert!(lines[3].starts_with("no user found; other mount namespaces have it"), "{lines:?}");
+    }
+
+    #[test]
+    fn of_a_block_device_it_is_told_where_it_is_mounted_and_what_is_made_of_it() {
+        let copy = MountHolder {
+            path: Some("/mnt/a b".to_owned()),
+            mntns: Some(8),
+            ..holder(12, "sleep", Access::Mount)
+        };
+        let alone = MountHolder { pid: 0, mntns: Some(9), ..copy.clone() };
+        let mut held = held(vec![holder(70, "dd", Access::Fd), copy, alone]);
+        let user = DeviceUser { name: "dm-0".to_owned(), mapping: Some("vg-data".to_owned()) };
+        (held.path, held.below) = ("/dev/loop1".to_owned(), true);
+        held.device = Some(BlockDevice {
+            name: "/dev/loop1".to_owned(),
+            number: "7:1".to_owned(),
+            backing_file: Some("/v/image".to_owned()),
+            devices: vec![user],
+            swap: true,
+        });
+        let expected = [
+            "/dev/loop1 is the block device (7:1, backing file /v/image); who uses it, in any mount namespace:",
+            "USER  PID  ACCESS          COMMAND  CONTAINER/UNIT  POD",
+            "root   70  fd              dd       -               -",
+            "root   12  has it mounted  sleep    -               -",
+            "mounted at \"/mnt/a b\" in mnt:[8], in which is sleep (pid 12)",
+            "mounted at \"/mnt/a b\" in mnt:[9], without a process",
+            "used by the block devices dm-0 (vg-data)",
+            "used as swap",
+        ];
+        assert_eq!(shown(&held), expected);
+        held.holders.clear();
+        held.device = Some(BlockDevice { number: "7:1".to_owned(), ..BlockDevice::default() });
+        assert_eq!(shown(&held)[1..], ["no user found"]);
     }
 
     #[test]

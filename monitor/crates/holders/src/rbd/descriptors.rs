@@ -9,7 +9,7 @@ use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
 use kevtmon_sources::procfs::mountinfo::{MountTable, is_of_the_kernel};
 
-use super::{Device, add, is_in_pod};
+use super::{Device, add};
 use crate::Deadline;
 use crate::mntns_index::MntnsIndex;
 use crate::pins::{Pin, describe};
@@ -77,12 +77,16 @@ impl<'d> Descriptors<'d> {
         Self { devices, mounts, links, numbers, text: Vec::new() }
     }
 
-    /// Who has the node of a device open that no pod has mounted: of the others it makes no difference.
-    pub(super) fn look(&mut self, proc: &Proc, index: &MntnsIndex, deadline: &Deadline, found: &mut RbdUses) {
-        let unused: Vec<usize> = (0..self.devices.len())
-            .filter(|at| found.uses.get(*at).is_some_and(|used| !is_in_pod(&used.holders)))
-            .collect();
-        if unused.is_empty() {
+    /// Who has the node of a wanted device open, a descriptor of each process. Of images that a pod has mounted it makes no
+    /// difference.
+    pub(super) fn look(
+        &mut self,
+        proc: &Proc,
+        index: &MntnsIndex,
+        (wanted, deadline): (&[usize], &Deadline),
+        found: &mut RbdUses,
+    ) {
+        if wanted.is_empty() {
             return;
         }
         for (ns, members) in &index.namespaces {
@@ -97,7 +101,7 @@ impl<'d> Descriptors<'d> {
                     continue;
                 };
                 found.complete &= is_all;
-                for at in unused.iter().filter(|at| open.iter().any(|(found, _)| found == *at)) {
+                for at in wanted.iter().filter(|at| open.iter().any(|(found, _)| found == *at)) {
                     let of_it = open.iter().filter(|(found, _)| found == at).map(|(_, pin)| pin.clone());
                     let holders = describe(proc, member.tgid, &process, *ns, of_it.take(1).collect());
                     if let Some(used) = found.uses.get_mut(*at) {

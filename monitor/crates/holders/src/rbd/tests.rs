@@ -7,6 +7,7 @@ use super::*;
 fn device(devices: &[&str]) -> Device {
     Device {
         number: 4095.into(),
+        name: "rbd4095".into(),
         devices: devices.iter().map(|&device| device.to_owned()).collect(),
         users: Vec::new(),
         has_pool: false,
@@ -25,8 +26,8 @@ fn table(lines: &[&str]) -> MountTable {
 #[test]
 fn a_mount_is_found_in_the_namespace_of_this_process_with_the_host_s_read() {
     let number = own_device("/proc");
-    let look =
-        Look { devices: vec![device(&[&number]), device(&["4095:1"])], budget: Duration::from_secs(20) };
+    let devices = vec![device(&[&number]), device(&["4095:1"])];
+    let look = Look { devices, budget: Duration::from_secs(20), on_demand: false };
     let found = look.look(&Proc::default());
     let own = Proc::default().ns(std::process::id(), "mnt").unwrap();
     let is_it = |holder: &&Holder| {
@@ -48,7 +49,7 @@ fn a_bound_node_is_a_use_and_another_device_of_a_longer_number_is_none() {
         "34 1 252:160 / /c rw - ext4 /dev/rbd10 rw",
         "35 1 0:7 /rbd1 /d rw - tmpfs tmpfs rw",
     ]);
-    let device = Device { number: 1.into(), ..device(&["252:16", "252:17"]) };
+    let device = Device { name: "rbd1".into(), ..device(&["252:16", "252:17"]) };
     let paths: Vec<Option<String>> = pins(&device, &table).into_iter().map(|pin| pin.path).collect();
     assert_eq!(paths, ["/a", "/b", "/publish/pvc-1/uid"].map(|path| Some(path.to_owned())));
 }
@@ -61,7 +62,7 @@ fn a_network_block_device_is_another_one_than_the_kernels_of_that_number() {
         "32 1 0:6 /nbd1 /c rw - devtmpfs udev rw",
         "33 1 0:40 / /d rw - btrfs /dev/rbd1 rw",
     ]);
-    let device = Device { number: RbdNumber::Nbd(1), ..device(&["43:0"]) };
+    let device = Device { name: "nbd1".into(), ..device(&["43:0"]) };
     let paths: Vec<Option<String>> = pins(&device, &table).into_iter().map(|pin| pin.path).collect();
     assert_eq!(paths, ["/a", "/b", "/c"].map(|path| Some(path.to_owned())));
 }
@@ -75,16 +76,26 @@ fn a_file_system_without_a_device_number_is_found_by_the_name_of_its_device() {
         "33 1 0:42 / /d rw - btrfs /dev/rbd12 rw",
         "34 1 0:43 / /e rw - tmpfs /dev/rbd1 rw",
     ]);
-    let device = Device { number: 1.into(), ..device(&["252:16"]) };
+    let device = Device { name: "rbd1".into(), ..device(&["252:16"]) };
     let paths: Vec<Option<String>> = pins(&device, &table).into_iter().map(|pin| pin.path).collect();
     assert_eq!(paths, ["/a", "/b", "/c"].map(|path| Some(path.to_owned())));
+}
+
+#[test]
+fn partitions_of_a_disk_are_numbered_without_a_letter() {
+    let is_node = |disk: &str, name: &str| Device { name: disk.into(), ..Device::default() }.is_node(name);
+    assert!(is_node("sda", "sda") && is_node("sda", "sda12") && is_node("nvme0n1", "nvme0n1p2"));
+    assert!(!is_node("sda", "sdaa1") && !is_node("dm-1", "dm-10") && !is_node("sda1", "sda10"));
 }
 
 #[test]
 fn a_file_system_on_it_of_which_no_mount_is_found_is_said() {
     let look = |has_pool| {
         let devices = vec![Device { has_pool, ..device(&["4095:1"]) }];
-        Look { devices, budget: Duration::from_secs(20) }.look(&Proc::default()).uses.remove(0)
+        Look { devices, budget: Duration::from_secs(20), on_demand: false }
+            .look(&Proc::default())
+            .uses
+            .remove(0)
     };
     assert_eq!((look(true).unlocated, look(false).unlocated), (true, false));
 }

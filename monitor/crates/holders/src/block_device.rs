@@ -1,0 +1,231 @@
+//! Who uses a block device, on demand: mounts of it in all mount namespaces, processes that have its node open, and what the kernel
+//! uses it for. As the uses of RBD images are found, by the number of the device.
+//!
+//! The node is looked at only where no server has to answer, and is not opened.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use kevtmon_observation::{
+    Access, BlockDevice, DeviceUser, Holder, HolderReport, MountFacts, RbdUses, Verdict,
+};
+use kevtmon_sources::loop_device;
+use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::readers::{Answer, Job, Readers};
+use kevtmon_types::error_chain::chain;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::sys::stat::{SFlag, fstat};
+use serde::{Deserialize, Serialize};
+
+use super::rbd::{Device, uses};
+use super::resolve::is_local;
+
+/// Partitions of a device, and devices that are made of it, that are told.
+const NAMES_MAX: usize = 256;
+
+/// Adds to the report on a path who uses the block device that is there, if one is. `tgid`: a process that sees the path.
+pub async fn add_uses(readers: &Readers, tgid: u32, report: &mut HolderReport, limit: Duration) {
+    // A node may be mounted itself.
+    let is_node = |mount: &MountFacts| mount.mountpoint != report.path || mount.fstype == "devtmpfs";
+    if !report.mount.as_ref().is_some_and(is_node) {
+        return;
+    }
+    let job = Look { path: report.path.clone(), tgid, budget: limit };
+    match readers.ask(job, limit).await {
+        Ok(Answer { reply: Some(found), .. }) => found.add_to(report),
+        Ok(Answer { reply: None, .. }) => {}
+        Err(error) => report.blind_spot(None, &chain(&error)),
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Look {
+    path: String,
+    tgid: u32,
+    budget: Duration,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Found {
+    device: BlockDevice,
+    uses: RbdUses,
+}
+
+impl Job for Look {
+    const NAME: &'static str = "block-device";
+    type Reply = Option<Found>;
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        self.look(proc).into()
+    }
+}
+
+impl Look {
+    fn look(&self, proc: &Proc) -> Option<Found> {
+        let number = number(proc, self.tgid, &self.path)?;
+        let (mut device, wanted) = described(&proc.root().with_file_name("sys"), number)?;
+        let uses = uses(proc, wanted, self.budget);
+        device.swap = uses.uses.iter().any(|used| used.swap);
+        Some(Found { device, uses })
+    }
+}
+
+impl Found {
+    fn add_to(self, report: &mut HolderReport) {
+        let RbdUses { uses, complete, .. } = self.uses;
+        for used in uses {
+            for holder in used.holders {
+                let is_it = |known: &Holder| known.is_same_hold(&holder) && known.mntns == holder.mntns;
+                if !report.holders.iter().any(is_it) {
+                    report.holders.push(holder);
+                }
+            }
+            report.holders_omitted = report.holders_omitted.saturating_add(used.omitted);
+        }
+        if !complete {
+            report.blind_spot(None, "not all mounts and open files of all processes could be read");
+        }
+        let has = |access| report.holders.iter().any(|holder| holder.access == access && !holder.possible);
+        report.verdict = match report.verdict {
+            Verdict::Processes => Verdict::Processes,
+            _ if has(Access::Fd) => Verdict::Processes,
+            _ if has(Access::Mount) => Verdict::ChildMount,
+            _ if self.device.is_used() => Verdict::Kernel,
+            verdict => verdict,
+        };
+        report.device = Some(Box::new(self.device));
+    }
+}
+
+/// `major:minor` of the block device whose node is at a path, from the root directory of a process.
+fn number(proc: &Proc, tgid: u32, path: &str) -> Option<String> {
+    let process = proc.dir(tgid).ok()?;
+    let table = process.mount_table("/", |_| true).ok()?;
+    if !is_local(&table.covering(path)?.fstype) {
+        return None;
+    }
+    let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let how = OpenHow::new().flags(flags).resolve(resolve);
+    let node = openat2(&process.root().ok()?, Path::new(path).strip_prefix("/").ok()?, how).ok()?;
+    let stat = fstat(&node).ok()?;
+    let is_block = SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) == SFlag::S_IFBLK;
+    is_block.then(|| format!("{}:{}", libc::major(stat.st_rdev), libc::minor(stat.st_rdev)))
+}
+
+/// The device with this number, as sysfs shows it.
+fn described(sys: &Path, number: String) -> Option<(BlockDevice, Device)> {
+    let link = fs::read_link(sys.join("dev/block").join(&number)).ok()?;
+    let name = link.file_name()?.to_str()?.to_owned();
+    let directory = sys.join("dev/block").join(link);
+    let is_part = |part: &String| directory.join(part).join("partition").exists();
+    let parts: Vec<String> = names(&directory).filter(is_part).take(NAMES_MAX).collect();
+    let numbers = parts.iter().filter_map(|part| text(&directory.join(part).join("dev")));
+    let numbers: Vec<String> = std::iter::once(number.clone()).chain(numbers).collect();
+    let mut users: BTreeSet<String> = names(&directory.join("holders")).collect();
+    users.extend(parts.iter().flat_map(|part| names(&directory.join(part).join("holders"))));
+    let is_on_it = |file: &str| {
+        let node = file.strip_prefix("/dev/");
+        node.is_some_and(|node| node == name || parts.iter().any(|part| part == node))
+    };
+    users.extend(loop_device::bound(sys, is_on_it).into_iter().map(|device| device.name));
+    let user = |name: String| {
+        let mapping = text(&sys.join("block").join(&name).join("dm/name"));
+        DeviceUser { name, mapping }
+    };
+    let device = BlockDevice {
+        name: format!("/dev/{name}"),
+        number,
+        backing_file: text(&directory.join("loop/backing_file")),
+        devices: users.into_iter().take(NAMES_MAX).map(user).collect(),
+        swap: false,
+    };
+    Some((device, Device::named(name, numbers)))
+}
+
+fn names(directory: &Path) -> impl Iterator<Item = String> + use<> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+}
+
+/// What a file of sysfs has.
+fn text(file: &Path) -> Option<String> {
+    let text = fs::read(file).ok()?;
+    let text = String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned();
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use kevtmon_observation::RbdUse;
+
+    use super::*;
+
+    #[test]
+    fn a_device_is_told_with_what_is_made_of_it_and_of_its_partitions() {
+        let sys = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = sys.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let disk = "devices/virtual/block/loop1";
+        write(&format!("{disk}/dev"), "7:1\n");
+        write(&format!("{disk}/loop/backing_file"), "/v/a b\n");
+        write(&format!("{disk}/loop1p1/dev"), "259:3\n");
+        write(&format!("{disk}/loop1p1/partition"), "1\n");
+        write(&format!("{disk}/loop1p1/holders/dm-0"), "");
+        write(&format!("{disk}/queue/dev"), "9:9\n");
+        write("block/dm-0/dm/name", "vg-data\n");
+        write("block/loop2/loop/backing_file", "/dev/loop1p1\n");
+        write("block/loop3/loop/backing_file", "/dev/loop11\n");
+        fs::create_dir_all(sys.path().join("dev/block")).unwrap();
+        symlink(format!("../../{disk}"), sys.path().join("dev/block/7:1")).unwrap();
+        let (device, wanted) = described(sys.path(), "7:1".into()).unwrap();
+        let user = |name: &str, mapping: Option<&str>| DeviceUser {
+            name: name.into(),
+            mapping: mapping.map(str::to_owned),
+        };
+        let expected = BlockDevice {
+            name: "/dev/loop1".into(),
+            number: "7:1".into(),
+            backing_file: Some("/v/a b".into()),
+            devices: vec![user("dm-0", Some("vg-data")), user("loop2", None)],
+            swap: false,
+        };
+        assert_eq!(device, expected);
+        assert_eq!(wanted, Device::named("loop1".into(), vec!["7:1".into(), "259:3".into()]));
+        assert_eq!(described(sys.path(), "7:9".into()), None);
+    }
+
+    #[test]
+    fn what_is_no_block_device_is_none() {
+        let own = std::process::id();
+        assert_eq!(number(&Proc::default(), own, "/dev/null"), None);
+        assert_eq!(number(&Proc::default(), own, "/dev"), None);
+    }
+
+    #[test]
+    fn a_mount_or_what_the_kernel_does_with_it_is_why_it_is_in_use() {
+        let verdict = |holders: Vec<Holder>, device: BlockDevice| {
+            let uses = vec![RbdUse { holders, ..RbdUse::default() }];
+            let uses = RbdUses { uses, complete: true, ..RbdUses::default() };
+            let mut report = HolderReport { complete: true, ..HolderReport::skipped(0, "/dev/loop1") };
+            report.verdict = Verdict::None;
+            Found { device, uses }.add_to(&mut report);
+            (report.verdict, report.holders.len())
+        };
+        let mounted = |ns| Holder { mntns: Some(ns), ..Holder::of_kernel(Access::Mount, "/v".into()) };
+        let swap = BlockDevice { swap: true, ..BlockDevice::default() };
+        assert_eq!(verdict(Vec::new(), BlockDevice::default()), (Verdict::None, 0));
+        assert_eq!(verdict(Vec::new(), swap), (Verdict::Kernel, 0));
+        let both = vec![mounted(7), mounted(8), mounted(8)];
+        assert_eq!(verdict(both, BlockDevice::default()), (Verdict::ChildMount, 2));
+        let open = vec![mounted(7), Holder::of_kernel(Access::Fd, "/dev/loop1".into())];
+        assert_eq!(verdict(open, BlockDevice::default()), (Verdict::Processes, 2));
+    }
+}

@@ -1,0 +1,39 @@
+//! A block device whose users are asked for.
+
+use serde::{Deserialize, Serialize};
+
+/// A block device, and what the kernel uses it for.
+#[serde_with::skip_serializing_none]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockDevice {
+    /// As the kernel calls it: `/dev/loop3`.
+    pub name: String,
+    /// `major:minor`.
+    pub number: String,
+    /// What a loop device is made of.
+    pub backing_file: Option<String>,
+    /// Block devices that are made of it or of a partition of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceUser>,
+    /// Whether the kernel swaps to it or to a partition of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub swap: bool,
+}
+
+/// A block device that is made of another one.
+#[serde_with::skip_serializing_none]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceUser {
+    /// `dm-0`, `md1`, `loop3`.
+    pub name: String,
+    /// The name that it has by device mapper: `vg-data`.
+    pub mapping: Option<String>,
+}
+
+impl BlockDevice {
+    /// Whether the kernel uses it, but for a mount.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.swap || !self.devices.is_empty()
+    }
+}
