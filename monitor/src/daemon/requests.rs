@@ -1,7 +1,9 @@
 //! What the core wants to know: each request goes to the source that can answer it, and nothing is waited for.
 
 use kevtmon_holders::rbd as rbd_uses;
-use kevtmon_holders::{DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest, fuse_mounts};
+use kevtmon_holders::{
+    DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest, fuse_mounts, obstacle,
+};
 use kevtmon_observation::{Fact, Request};
 use kevtmon_sources::runtime::{checkpoint, still_runs};
 use kevtmon_sources::{cni, components, netlink, observed_now, pod_remains};
@@ -37,6 +39,9 @@ impl Daemon {
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
             Request::PodProcesses { pods } => pod_remains::list_processes(self.pods_wanted.as_ref(), pods),
             Request::PodMounts { pods } => pod_remains::list_mounts(self.pods_wanted.as_ref(), pods),
+            Request::Obstacle { container, refused } => {
+                obstacle::look_and_send(&self.readers, &self.observations, container, refused);
+            }
             Request::VethPeers { links } => {
                 self.scanner.find_veth_peers_and_send(&self.readers, &self.observations, links);
             }

@@ -1,4 +1,5 @@
-//! Containers that Docker cannot remove, since something is mounted in their directory that it does not find.
+//! Containers that Docker cannot remove, since something is mounted in their directory that it does not find, or since a file of theirs
+//! is immutable.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch, is_about};
 use kevtmon_tests::pod_sandbox::uuid;
-use kevtmon_tests::process::{apart, attempt, hold_by_cwd};
+use kevtmon_tests::process::{Finished, apart, attempt, hold_by_cwd};
 
 const KIND: &str = "container-undeletable";
 
@@ -145,4 +146,52 @@ fn a_container_that_docker_leaves_dead_is_told_with_who_holds_what_until_it_is_r
     let all = daemon.events();
     let of_kind = all.iter().filter(|event| event.is_incident("incident.opened", KIND));
     assert_eq!(of_kind.count(), 1, "the one that was removed in order had none");
+}
+
+/// A file that cannot be removed before this is dropped, or somebody clears the flag.
+struct Immutable(PathBuf);
+
+impl Immutable {
+    fn new(file: PathBuf) -> Self {
+        std::fs::write(&file, "").expect("a file can be written");
+        let file = Self(file);
+        let _ = file.chattr("+i").succeeded("chattr +i");
+        file
+    }
+
+    fn chattr(&self, change: &str) -> Finished {
+        attempt(&[Path::new("chattr"), Path::new(change), &self.0])
+    }
+}
+
+impl Drop for Immutable {
+    fn drop(&mut self) {
+        drop(self.chattr("-i"));
+    }
+}
+
+#[test]
+fn an_immutable_file_of_a_container_is_told_and_no_holder() {
+    let stage = Stage::new();
+    let mut daemon = stage.launch().start();
+    let id = stage.container();
+    let format = "{{.GraphDriver.Data.UpperDir}}";
+    let upper = stage.dockerd.docker(&["inspect", "--format", format, &id]).stdout;
+    let file = Immutable::new(Path::new(upper.trim()).join("a key"));
+    let refused = stage.dockerd.attempt(&["rm", "--force", &id]);
+    assert!(refused.stderr.contains("operation not permitted"), "{}", refused.stderr);
+
+    let told = daemon.wait_for("the incident", |event| event.is_incident("incident.opened", KIND));
+    told.expect("/target/container/id", id.as_str());
+    told.expect("/incident/confidence", "likely");
+    let words = format!(": no holder: file \"{}\" is immutable; the runtime says ", file.0.display());
+    assert!(told.text("/message").contains(&words), "{told}");
+    assert!(!told.has("/mount") && !told.has("/holders"), "{told}");
+
+    let incident = opened(&mut daemon, KIND, |event| is_of(event, &id));
+    let _ = carry_out(&daemon, &incident, "container-undeletable/clear-flag");
+    let _ = carry_out(&daemon, &incident, "container-undeletable/remove-by-docker");
+    removed(&mut daemon, &id);
+    let _ = resolved(&mut daemon, &incident);
+    assert!(!file.0.exists(), "it went with its container");
 }

@@ -198,6 +198,7 @@ impl Core {
             Fact::SandboxCheckpoints(found) => {
                 self.diagnose(at, &ModelChange::SandboxCheckpoints(&found));
             }
+            Fact::Obstacle(found) => self.diagnose(at, &ModelChange::Obstacle(&found)),
             Fact::VethPeers(found) => self.veth_peers(at, found),
             Fact::HostNeighbors(entries) => self.diagnose(at, &ModelChange::HostNeighbors(&entries)),
             Fact::NeighborTables(tables) => self.diagnose(at, &ModelChange::NeighborTables(&tables)),

@@ -154,6 +154,7 @@ pub mod form {
             ["volume-busy", "container-undeletable", "pod-stuck-terminating"];
         SHOW_LEAKS = "show-leaks", Read, "kevtmon holders --leaks", ["mount-leak", "container-undeletable"];
         TELL_VOLUME = "tell-volume", Read, "kevtmon why PATH", ["volume-busy", "rbd-orphan-mapping"];
+        CLEAR_FLAG = "clear-flag", Destructive, "chattr FLAG PATH", ["container-undeletable"];
         UNMOUNT = "unmount", Destructive, "umount PATH",
             ["volume-busy", "container-undeletable", "rbd-orphan-mapping"];
         DETACH = "detach", Destructive, "umount --lazy PATH", ["volume-busy"];

@@ -14,6 +14,7 @@ use super::detached::{self, Looked, users};
 use super::fuse_mounts::Look as FuseMounts;
 use super::leaks::Inventory;
 use super::locate::{Located, first};
+use super::obstacle::FindObstacle;
 use super::presence::presence;
 use super::progress::Progress;
 use super::rbd::Look as RbdUses;
@@ -30,7 +31,9 @@ pub fn jobs() -> impl Iterator<Item = Entry> {
     let scans = scans.into_iter().chain([entry::<Detached>()]);
     let looks =
         [entry::<InitialNamespace>(), entry::<Unmounters>(), entry::<Inventory>(), entry::<RbdUses>()];
-    scans.chain(looks).chain([entry::<FindPeers>(), entry::<BlockDevice>(), entry::<FuseMounts>()])
+    let others =
+        [entry::<FindPeers>(), entry::<BlockDevice>(), entry::<FuseMounts>(), entry::<FindObstacle>()];
+    scans.chain(looks).chain(others)
 }
 
 /// An answer, and the processor time that it took.

@@ -39,6 +39,7 @@ mod listed;
 mod locate;
 mod look;
 mod mntns_index;
+pub mod obstacle;
 mod orphans;
 mod pins;
 mod presence;

@@ -21,7 +21,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
 use nix::sys::stat::SFlag;
 use thiserror::Error;
 
-mod cached_stat;
+pub(super) mod cached_stat;
 pub(super) mod replaced;
 
 /// `RESOLVE_CACHED` of include/uapi/linux/openat2.h.

@@ -29,6 +29,7 @@ mod pod_remains;
 mod pod_route;
 mod process;
 mod rbd;
+mod removal;
 mod runtime;
 mod source;
 mod sysctl;
@@ -63,6 +64,7 @@ pub use process::{
     Ancestor, ProcessState, RESEND_AFTER, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef,
 };
 pub use rbd::{ImageName, RbdCommand, RbdExec, RbdImage, RbdImages, RbdNumber, RbdUse, RbdUses};
+pub use removal::{FileFlag, FoundObstacle, Obstacle, RefusedRemoval, RemovalError};
 pub use runtime::{
     ContainerExit, ContainerFacts, ContainerStart, ContainerState, Incarnation, OwnMounts, PodIdentity,
     PodProof,
@@ -265,6 +267,8 @@ pub enum Fact {
     },
     /// Reply to [`Request::SandboxCheckpoints`].
     SandboxCheckpoints(Vec<SandboxCheckpoint>),
+    /// Reply to [`Request::Obstacle`].
+    Obstacle(Box<FoundObstacle>),
     /// Reply to [`Request::VethPeers`].
     VethPeers(Vec<VethPeer>),
     /// The neighbor entries of the host's namespace that are not resolved, as a look shows them; one that was not at the last
@@ -369,6 +373,12 @@ pub enum Request {
     PodMounts {
         /// Uids of the pods.
         pods: Vec<String>,
+    },
+    /// What refuses the removal of something of a container; the reply is `Fact::Obstacle`.
+    Obstacle {
+        /// Id of the container.
+        container: String,
+        refused: RefusedRemoval,
     },
     /// Where the other ends of these veth devices of the host are, and what keeps the namespaces that they are in; the reply
     /// is `Fact::VethPeers`.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use kevtmon_types::names::names;
 use serde::{Deserialize, Serialize};
 
-use super::{BootNs, NsInum, TaskRef};
+use super::{BootNs, NsInum, RefusedRemoval, TaskRef};
 
 /// Lifecycle state, one set for all runtimes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -138,6 +138,9 @@ pub struct ContainerFacts {
     /// Why its removal failed, as the runtime says; of one that is dead only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removal_error: Option<Box<str>>,
+    /// What could not be removed then, if that was not in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_removal: Option<Box<RefusedRemoval>>,
 }
 
 /// A client of a runtime that root of the node executed with the right to administer it, to start or restart containers. Whether

@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kevtmon_event::{CloseReason, Confidence, Event, Kind, MountHolder, Severity, Shared};
-use kevtmon_observation::{BootNs, ContainerFacts, ContainerState, PodIdentity, Request};
+use kevtmon_observation::{BootNs, ContainerFacts, ContainerState, FoundObstacle, PodIdentity, Request};
 use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use obstacle::Obstructed;
 use refusal::Refusal;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,7 @@ use crate::node::mounts::MountKey;
 use crate::node::view::{NodeView, RuntimeAvailability};
 
 mod left;
+mod obstacle;
 mod refusal;
 mod wording;
 
@@ -32,8 +34,10 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A container cannot be removed",
     meaning: "Something uses its directory or its mounts, often a copy of the mount in the namespace of a service or of \
-             another container.",
-    remedy: "End or restart the holder that the incident names; the runtime removes the container then.",
+             another container. Or nothing does, and a file of it is immutable or append-only, or its file system is \
+             read-only or fails.",
+    remedy: "End or restart the holder that the incident names; the runtime removes the container then. Where it names none, \
+             clear the flag of the file, or repair the file system.",
     severities: &[Severity::Warning],
     counted: "refused attempts",
     thresholds: THRESHOLDS,
@@ -71,6 +75,11 @@ struct Victim {
     found_at_start: bool,
     is_claimed: bool,
     refusal: Option<Box<Refusal>>,
+    /// What its runtime was refused though nothing holds it.
+    obstructed: Option<Box<Obstructed>>,
+    /// Whether that was reported last.
+    #[serde(default)]
+    was_obstructed: bool,
     /// What was refused last was in the way, and is gone: how surely.
     cleared: Option<Confidence>,
     /// When the runtime was asked last, before it is judged.
@@ -81,6 +90,21 @@ struct Victim {
 }
 
 impl Victim {
+    /// What is in use, unless the runtime was refused for another reason since.
+    fn refusal(&self) -> Option<&Refusal> {
+        self.refusal.as_deref().filter(|_| self.obstructed.is_none())
+    }
+
+    /// Requests what refuses its removal, if a look can show that.
+    fn find_obstacle(&self, id: &str, findings: &mut Findings) -> bool {
+        let obstructed = self.obstructed.as_ref().filter(|obstructed| obstructed.can_be_found());
+        let Some(Obstructed { refused, .. }) = obstructed.map(|obstructed| &**obstructed) else {
+            return false;
+        };
+        findings.request(Request::Obstacle { container: id.to_owned(), refused: refused.clone() });
+        true
+    }
+
     /// Who held what was refused last.
     fn holders(&self) -> &[MountHolder] {
         let refusal = self.refusal.as_deref();
@@ -170,12 +194,36 @@ impl ContainerUndeletable {
             return;
         }
         match self.removal(context.node, id) {
-            Removal::None => self.forget(id, None, findings),
-            Removal::Refused => self.report(context, id, findings),
+            Removal::None => return self.forget(id, None, findings),
+            Removal::Refused => {}
             Removal::GoesOn | Removal::Failed => {
                 self.note(context, id, findings);
-                self.report(context, id, findings);
             }
+        }
+        let Some((victim, facts)) = self.victims.get_mut(id).zip(context.node.containers.get(id)) else {
+            return;
+        };
+        let refused = facts.refused_removal.as_deref();
+        let is_new = victim.obstructed.as_ref().map(|obstructed| &obstructed.refused) != refused;
+        // While it is tried again, the runtime says nothing.
+        if is_new && facts.state != ContainerState::Removing {
+            victim.obstructed = refused.map(Obstructed::of).map(Box::new);
+            if victim.find_obstacle(id, findings) {
+                return;
+            }
+        }
+        self.report(context, id, findings);
+    }
+
+    /// It was looked at.
+    fn looked(&mut self, context: &Context<'_>, look: &FoundObstacle, findings: &mut Findings) {
+        let obstructed =
+            self.victims.get_mut(&look.container).and_then(|victim| victim.obstructed.as_deref_mut());
+        let Some(obstructed) = obstructed.filter(|obstructed| obstructed.refused == look.refused) else {
+            return;
+        };
+        if obstructed.set(&look.found) {
+            self.report(context, &look.container, findings);
         }
     }
 
@@ -253,6 +301,10 @@ impl ContainerUndeletable {
     fn look(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
         self.timers.set(&id.to_owned(), context.now + LOOK);
         let Some(victim) = self.victims.get(id) else { return };
+        if victim.obstructed.is_some() {
+            victim.find_obstacle(id, findings);
+            return;
+        }
         if victim.refusal.is_none() && victim.left != left::phrase(context, id) {
             return self.report(context, id, findings);
         }
@@ -267,25 +319,35 @@ impl ContainerUndeletable {
         let open = self.victims.get_mut(id).filter(|victim| victim.is_open);
         let Some((victim, facts)) = open.zip(node.containers.get(id)) else { return };
         // What was refused tells more.
-        victim.left = left::phrase(context, id).filter(|_| victim.refusal.is_none());
+        let is_obstructed = victim.obstructed.is_some();
+        let is_other_cause = std::mem::replace(&mut victim.was_obstructed, is_obstructed) != is_obstructed;
+        let is_unexplained = victim.refusal.is_none() && !is_obstructed;
+        victim.left = left::phrase(context, id).filter(|_| is_unexplained);
         let target = node.target_of(facts);
-        let refusal = victim.refusal.as_deref();
+        let (refusal, obstructed) = (victim.refusal(), victim.obstructed.as_deref());
         let confidence = match (refusal, of_state(facts.state)) {
             (Some(refusal), _) => refusal.confidence,
+            // That it refuses the removal nobody has seen.
+            (None, _) if is_obstructed => Confidence::Likely,
             (None, Removal::Failed | Removal::GoesOn) => victim.cleared.unwrap_or(Confidence::Certain),
             (None, Removal::Refused | Removal::None) => Confidence::Likely,
         };
         let summary = wording::summary(&target, facts, victim);
+        let attempts = refusal.map_or(1, |refusal| refusal.attempts);
         findings.report(Report {
-            advice: Some(wording::advice_for(node, &target, refusal, victim.cleared.is_some())),
-            caused_by: left::causes(context, id, victim.holders()),
+            advice: Some(wording::advice_for(node, &target, victim)),
+            ruled_out: Some(obstructed.and_then(Obstructed::ruled_out).into_iter().collect()),
+            caused_by: match obstructed {
+                Some(_) => Vec::new(),
+                None => left::causes(context, id, victim.holders()),
+            },
             objects: IncidentObjects {
                 target: Some(Shared::new(target)),
                 ..refusal.map(|refusal| refusal.objects.clone()).unwrap_or_default()
             },
             first: victim.first,
             evidence: refusal.map(|refusal| refusal.evidence.clone()).unwrap_or_default(),
-            count: Count::Total(refusal.map_or(1, |refusal| refusal.attempts)),
+            count: if is_other_cause { Count::Restart(attempts) } else { Count::Total(attempts) },
             found_at_start: victim.found_at_start,
             ..Report::new(id.to_owned(), Severity::Warning, confidence, summary, context.now)
         });
@@ -369,6 +431,7 @@ impl Diagnosis for ContainerUndeletable {
                 let is_it = |refusal: &Refusal| refusal.is_of(&mount.key);
                 self.cleared(context, is_it, mount.is_likely, findings);
             }
+            ModelChange::Obstacle(look) => self.looked(context, look, findings),
             ModelChange::Refused(mount) => {
                 self.attempt(context, &mount.key, mount.attempts(), findings);
             }
@@ -394,6 +457,7 @@ impl Diagnosis for ContainerUndeletable {
             found_at_start: incident.found_at_start,
             is_claimed: event.target.as_ref().is_some_and(|target| target.is_claimed()),
             refusal: Refusal::resume(event, context.clock.boot_ns(&incident.last_seen)).map(Box::new),
+            was_obstructed: !incident.ruled_out.is_empty(),
             is_open: true,
             ..Victim::default()
         };

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 
 use kevtmon_event::{Actor, Event, MountServer, Rbd, Shared, WallClock};
 use kevtmon_observation::{
-    BootNs, HostNeighbor, MountFacts, NeighborCreator, NeighborKey, NeighborTable, NsInum, PodRoute,
-    SandboxCheckpoint,
+    BootNs, FoundObstacle, HostNeighbor, MountFacts, NeighborCreator, NeighborKey, NeighborTable, NsInum,
+    PodRoute, SandboxCheckpoint,
 };
 use kevtmon_types::clock::SECOND;
 use kevtmon_types::settings::{Threshold, Thresholds};
@@ -221,6 +221,8 @@ pub enum ModelChange<'a> {
     NetnsGone(NsInum),
     /// An interface of a network namespace got or lost an address.
     Addresses(NsInum),
+    /// It was looked what refuses the removal of something of a container.
+    Obstacle(&'a FoundObstacle),
     /// It was looked where the other ends of these veth devices of the host are.
     VethPeers(&'a [VethEnd]),
     /// The neighbor entries of the host's namespace that are not resolved were looked at.

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
 
-pub(super) fn mode(file: BorrowedFd<'_>) -> Result<u32, Errno> {
+pub(in super::super) fn mode(file: BorrowedFd<'_>) -> Result<u32, Errno> {
     statx(file, libc::STATX_TYPE).map(|stat| stat.stx_mode.into())
 }
 
@@ -15,6 +15,13 @@ pub(super) fn mode(file: BorrowedFd<'_>) -> Result<u32, Errno> {
 pub(super) fn ctime(file: BorrowedFd<'_>) -> Result<(i64, u32), Errno> {
     let time = statx(file, libc::STATX_CTIME)?.stx_ctime;
     Ok((time.tv_sec, time.tv_nsec))
+}
+
+/// Whether it is immutable, and whether it is append-only: as its directory it can lose no file then.
+pub(in super::super) fn flags(file: BorrowedFd<'_>) -> Result<[bool; 2], Errno> {
+    let set = statx(file, libc::STATX_TYPE)?.stx_attributes;
+    let has = |flag: libc::c_int| set & u64::from(flag.unsigned_abs()) != 0;
+    Ok([has(libc::STATX_ATTR_IMMUTABLE), has(libc::STATX_ATTR_APPEND)])
 }
 
 fn statx(file: BorrowedFd<'_>, mask: u32) -> Result<libc::statx, Errno> {

@@ -194,6 +194,7 @@ impl Containers {
                     // Docker goes on listing it as being removed once its removal has failed (`ContainersSnapshot` in moby).
                     facts.state = ContainerState::Dead;
                     facts.removal_error.clone_from(&known.facts.removal_error);
+                    facts.refused_removal.clone_from(&known.facts.refused_removal);
                 }
                 // No event tells that its removal has failed, and no list why.
                 unclear.push(facts.id.clone());

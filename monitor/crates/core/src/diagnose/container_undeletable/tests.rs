@@ -8,6 +8,7 @@ use crate::Resume;
 use crate::diagnose::tests::harness::*;
 
 mod left;
+mod obstacle;
 
 const WEB: &str = "593d8a89ee37593d8a89ee37593d8a89ee37593d8a89ee37593d8a89ee37aaaa";
 const LAYER: &str = "/var/lib/docker/overlay2/353abb";

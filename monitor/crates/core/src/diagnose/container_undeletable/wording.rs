@@ -7,6 +7,7 @@ use kevtmon_event::{Advice, Confidence, MountHolder, ProcessLink, Target, form};
 use kevtmon_observation::{ContainerFacts, Verdict};
 use kevtmon_types::escape::name;
 
+use super::obstacle::Obstructed;
 use super::refusal::Refusal;
 use super::{Removal, Victim, of_state};
 use crate::diagnose::advice::{advice, of_process, remove};
@@ -28,11 +29,12 @@ pub(super) fn summary(target: &Target, facts: &ContainerFacts, victim: &Victim) 
     };
     let said = facts.removal_error.as_deref();
     let said = said.map(|error| format!("; the runtime says {}", name(error))).unwrap_or_default();
-    let reason = match (victim.refusal.as_deref(), victim.cleared) {
-        (Some(refusal), _) => refused(refusal),
-        (None, Some(Confidence::Certain)) => "what blocked it is gone".to_owned(),
-        (None, Some(_)) => "what blocked it is likely gone".to_owned(),
-        (None, None) => "the refused call was not seen".to_owned(),
+    let reason = match (victim.obstructed.as_deref(), victim.refusal.as_deref(), victim.cleared) {
+        (Some(obstructed), ..) => obstructed.reason(),
+        (None, Some(refusal), _) => refused(refusal),
+        (None, None, Some(Confidence::Certain)) => "what blocked it is gone".to_owned(),
+        (None, None, Some(_)) => "what blocked it is likely gone".to_owned(),
+        (None, None, None) => "the refused call was not seen".to_owned(),
     };
     // Whether it is the reason, nobody has seen.
     let left = victim.left.as_deref().map(|left| format!(", but {left}")).unwrap_or_default();
@@ -57,15 +59,10 @@ fn refused(refusal: &Refusal) -> String {
 }
 
 /// What holds it is made to let go; then it is removed again, by its runtime.
-/// `is_cleared`: what blocked it is gone.
-pub(super) fn advice_for(
-    node: &NodeView<'_>,
-    target: &Target,
-    refusal: Option<&Refusal>,
-    is_cleared: bool,
-) -> Vec<Advice> {
-    let mut steps = Vec::new();
-    let mount = refusal.and_then(|refusal| Some((refusal, refusal.objects.mount.as_deref()?)));
+pub(super) fn advice_for(node: &NodeView<'_>, target: &Target, victim: &Victim) -> Vec<Advice> {
+    let obstructed = victim.obstructed.as_deref();
+    let mut steps: Vec<Advice> = obstructed.and_then(Obstructed::advice).into_iter().collect();
+    let mount = victim.refusal().and_then(|refusal| Some((refusal, refusal.objects.mount.as_deref()?)));
     if let Some((refusal, mount)) = mount.filter(|(_, mount)| mount.identity.is_some()) {
         let is_here = node.kubelets.way(mount.mntns) == Way::Host;
         let point = mount.elsewhere().unwrap_or(&mount.path);
@@ -91,15 +88,16 @@ pub(super) fn advice_for(
         !mount.child_mounts.is_empty()
             || users(refusal.objects.holders.as_deref().unwrap_or_default()).next().is_some()
     });
-    if !is_held && !is_cleared {
+    if !is_held && victim.cleared.is_none() && obstructed.is_none() {
         let text = "see whether another mount namespace still has a mount of it";
         steps.push(advice(form::SHOW_LEAKS, text, &["kevtmon", "holders", "--leaks"]));
     }
     let again = target.container.as_ref().and_then(|container| remove(node, container, false));
     // What the kubelet made, it removes again by itself.
     if let Some((form, command)) = again.filter(|(form, _)| *form == form::REMOVE_BY_DOCKER) {
-        let text = "remove it again once nothing holds it; never delete its files by hand";
-        steps.push(advice(form, text, &command));
+        let when = if obstructed.is_some() { "its files can be removed" } else { "nothing holds it" };
+        let text = format!("remove it again once {when}; never delete its files by hand");
+        steps.push(advice(form, &text, &command));
     }
     steps
 }

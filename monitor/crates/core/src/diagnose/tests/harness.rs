@@ -223,6 +223,7 @@ impl TestNode {
             | Request::PodMounts { .. }
             | Request::Container { .. }
             | Request::DetachedUsers { .. }
+            | Request::Obstacle { .. }
             | Request::RbdUses { .. }
             | Request::FuseMounts
             | Request::MountCopies => {}

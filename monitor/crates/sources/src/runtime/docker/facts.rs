@@ -8,7 +8,9 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use kevtmon_observation::own_mounts;
-use kevtmon_observation::{ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts};
+use kevtmon_observation::{
+    ContainerExit, ContainerFacts, ContainerState, Incarnation, OwnMounts, RefusedRemoval, RemovalError,
+};
 use kevtmon_types::redact;
 
 use super::super::client::Inspection;
@@ -52,7 +54,9 @@ pub(crate) fn from_inspect(
     let state = answer.state.unwrap_or_default();
     let name = state.status.map_or(ContainerState::Unknown, inspected);
     let error = state.error.as_deref().filter(|_| name == ContainerState::Dead);
-    let removal_error = error.filter(|error| is_of_removal(error)).and_then(reason);
+    let removal_error = error.filter(|error| is_of_removal(error));
+    let refused_removal = removal_error.and_then(refused_removal).map(Box::new);
+    let removal_error = removal_error.and_then(reason);
     let mut networks = answer.network_settings.unwrap_or_default();
     let own_mounts = OwnMounts {
         rootfs: answer.graph_driver.and_then(|driver| rootfs(driver, data_root)),
@@ -70,6 +74,7 @@ pub(crate) fn from_inspect(
     let mut facts = described.facts(answer.id?, name, networks.networks, wanted)?;
     facts.own_mounts = own_mounts;
     facts.removal_error = removal_error.map(String::into_boxed_str);
+    facts.refused_removal = refused_removal;
     facts.tgid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
     if matches!(name, ContainerState::Exited | ContainerState::Dead) {
         let code = state.exit_code.and_then(|code| i32::try_from(code).ok());
@@ -101,6 +106,23 @@ fn rootfs(driver: GraphDriver, data_root: Option<&Path>) -> Option<Box<str>> {
 /// told another one, as after a restart of the engine.
 fn is_of_removal(error: &str) -> bool {
     ["remove", "unmount", "release"].iter().any(|word| error.contains(word))
+}
+
+/// What could not be removed though it is not in use, by an error of Go's `os.RemoveAll`: `unlinkat PATH: operation not permitted`.
+/// Go has these words in English only.
+fn refused_removal(error: &str) -> Option<RefusedRemoval> {
+    const ERRORS: [(&str, RemovalError); 3] = [
+        (": operation not permitted", RemovalError::NotPermitted),
+        (": read-only file system", RemovalError::ReadOnly),
+        (": input/output error", RemovalError::Io),
+    ];
+    let of = |(words, why)| Some((error.trim_end().strip_suffix(words)?, why));
+    let (failed, error) = ERRORS.into_iter().find_map(of)?;
+    // The end of the path is the choice of the container.
+    let (call, _) = failed.split_once('/')?;
+    let is_removal = call.ends_with("unlinkat ") || call.ends_with("remove ");
+    let path = own_mounts::kept(failed[call.len()..].to_owned()).filter(|_| is_removal)?;
+    Some(RefusedRemoval { path, error })
 }
 
 /// A time on the wall clock, nanoseconds; one that has not come yet is the zero of Go's clock, in the year 1.
@@ -322,6 +344,38 @@ mod tests {
         assert_eq!(said("removing", error), None, "it is of an earlier attempt");
         assert_eq!(said("dead", "exec: \"x\": executable file not found in $PATH"), None, "of its start");
         assert_eq!(said("dead", ""), None);
+    }
+
+    #[test]
+    fn what_could_not_be_removed_without_being_in_use_is_read_from_the_error() {
+        let begin = "container 593d: driver \"overlay2\" failed to remove root filesystem: ";
+        let of = |end: &str| refused_removal(&format!("{begin}{end}"));
+        let known = |path: &str, error| Some(RefusedRemoval { path: path.into(), error });
+        for (end, expected) in [
+            (
+                "unlinkat /d/a/diff/k: operation not permitted",
+                known("/d/a/diff/k", RemovalError::NotPermitted),
+            ),
+            ("remove /d/a/diff/k: read-only file system\n", known("/d/a/diff/k", RemovalError::ReadOnly)),
+            ("unlinkat /d/a: input/output error", known("/d/a", RemovalError::Io)),
+            // A name that a container chose.
+            (
+                "unlinkat /d/a/unlinkat /etc/x: operation not permitted: operation not permitted",
+                known("/d/a/unlinkat /etc/x: operation not permitted", RemovalError::NotPermitted),
+            ),
+            ("unlinkat /d/a/diff/k: device or resource busy", None),
+            ("unlinkat /d/a/../k: operation not permitted", None),
+            ("rename /d/a /d/b: operation not permitted", None),
+            ("operation not permitted", None),
+        ] {
+            assert_eq!(of(end), expected, "{end}");
+        }
+        let long = format!("unlinkat /{}: operation not permitted", "k/".repeat(200) + "k");
+        assert_eq!(
+            of(&long).map(|refused| refused.path.len()),
+            Some(402),
+            "what is shown is cut, this is not"
+        );
     }
 
     #[test]
