@@ -25,7 +25,8 @@ use kevtmon_ebpf::exec::{
     CALLERS_MAX, CLIENT_COMMS, COMPONENT_COMMS, CommandRecord, ComponentRecord, DIRECTORIES_MAX,
     DIRECTORY_CAPACITY, EnvironmentRecord, ExecOffsets, ExecRecord, ExitRecord, FILENAME_CAPACITY,
     FOLLOWED_MAX, KIND_CLIENT, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT, KIND_RBD, KIND_SIGNAL,
-    MOUNT_NAMESPACES_MAX, PART_CAPACITY, PARTS_MAX, RBD_COMM, RUNNING_MAX, SignalRecord, TICK_NS, counter,
+    MOUNT_NAMESPACES_MAX, PART_CAPACITY, PARTS_MAX, RBD_COMM, RUNNING_MAX, SENT_BY_KERNEL, SENT_BY_TASK,
+    SENT_BY_UNKNOWN, SignalRecord, TICK_NS, counter,
 };
 
 use crate::emit::{self, RingReserve};
@@ -278,7 +279,9 @@ fn sched_process_exit(ctx: BtfTracePointContext) -> i32 {
     // SAFETY: the map's values are plain numbers.
     let is_it = match unsafe { CNI_RUNNING.get(tgid) }.copied() {
         // The end of one before may not have been seen. The last two threads may both see that none lives.
-        Some(started) => CNI_RUNNING.remove(tgid).is_ok() && started == start_ns,
+        Some(started) => {
+            CNI_RUNNING.remove(tgid).is_ok() && started == start_ns || is_followed(tgid, start_ns)
+        }
         None => is_followed(tgid, start_ns),
     };
     if !is_it {
@@ -303,11 +306,16 @@ fn sched_process_exit(ctx: BtfTracePointContext) -> i32 {
 const SEND_SIG_PRIV: u64 = 1;
 /// Where `si_code` is (include/uapi/asm-generic/siginfo.h; programs are compiled with that).
 const SI_CODE: u32 = 8;
-/// `TRACE_SIGNAL_DELIVERED` of include/trace/events/signal.h: it is not ignored, as the first process of a pid namespace does with
-/// what is sent from within.
+/// `TRACE_SIGNAL_DELIVERED` and `TRACE_SIGNAL_LOSE_INFO` of include/trace/events/signal.h: it is not ignored, as the first process
+/// of a pid namespace does with what is sent from within.
 const DELIVERED: i32 = 0;
+const DELIVERED_WITHOUT_INFO: i32 = 4;
+/// `SI_USER`, `SI_QUEUE` and `SI_TKILL` of siginfo.h: a process sends it, as by kill(2), sigqueue(3) or tgkill(2).
+const BY_PROCESS: [i32; 3] = [0, -1, -6];
+/// `PF_EXITING` of include/linux/sched.h.
+const PF_EXITING: u32 = 4;
 /// Signals that end a process by default, or are to make it end itself (signal(7)).
-const ENDING: u32 = bits(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 24, 31]);
+const ENDING: u32 = bits(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 24, 31]);
 
 const fn bits(signals: &[u32]) -> u32 {
     let (mut bits, mut index) = (0, 0);
@@ -324,7 +332,10 @@ const fn bits(signals: &[u32]) -> u32 {
 fn signal_generate(ctx: BtfTracePointContext) -> i32 {
     let signal: i32 = ctx.arg(0);
     let result: i32 = ctx.arg(4);
-    if !(1..32).contains(&signal) || ENDING & (1 << signal) == 0 || result != DELIVERED {
+    if !(1..32).contains(&signal) || ENDING & (1 << signal) == 0 {
+        return 0;
+    }
+    if result != DELIVERED && result != DELIVERED_WITHOUT_INFO {
         return 0;
     }
     let target = Typed(ctx.arg::<u64>(2));
@@ -343,28 +354,56 @@ fn signal_generate(ctx: BtfTracePointContext) -> i32 {
 
 #[inline(always)]
 fn signalled(signal: u32, info: u64, tgid: u32, start_ns: u64) {
-    let Some(task) = task::current_typed(Program::Signal) else {
+    // Newer verifiers take an argument for no null pointer, which this one may be (`SEND_SIG_NOINFO`).
+    let info = volatile(&raw const info);
+    let sender = task::current_typed(Program::Signal);
+    let room = match &sender {
+        Some(task) => lanes::signal(task),
+        // In an interrupt, or by a thread of the kernel.
+        None => Some(RingReserve::Unprivileged),
+    };
+    let Some(room) = room else {
         return;
     };
-    let Some(room) = lanes::exec(&task) else {
-        return;
+    if let Some(task) = sender {
+        task::send_details(task, room);
+    }
+    let (id, root) = match &sender {
+        Some(task) => (*task.id(), task.root()),
+        None => (task::NO_TASK, 0),
     };
-    // What the kernel says more of it has a positive code; a process cannot (kill(2), rt_sigqueueinfo(2)).
-    let is_from_kernel =
-        info == SEND_SIG_PRIV || info > SEND_SIG_PRIV && Kernel(info).get::<i32>(SI_CODE) > 0;
-    task::send_details(task, room);
+    let sent_by = sent_by(sender.as_ref(), info, tgid);
     emit::record::<SignalRecord>(room, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole record, and every field is written.
         unsafe {
             (*record).header = Header { kind: KIND_SIGNAL, detail: 0, boot_ns: bpf_ktime_get_boot_ns() };
-            (*record).task = *task.id();
+            (*record).task = id;
             (*record).start_ns = start_ns;
             (*record).tgid = tgid;
             (*record).signal = signal;
-            (*record).task_root = task.root();
-            (*record).is_from_kernel = u32::from(is_from_kernel);
+            (*record).task_root = root;
+            (*record).sent_by = sent_by;
         }
     });
+}
+
+/// Who sends a signal to this process. What says that the kernel does a process can only send to itself (rt_sigqueueinfo(2)), and
+/// the children of one that ends get theirs from the kernel in its name (`PR_SET_PDEATHSIG`).
+#[inline(always)]
+fn sent_by(sender: Option<&Task>, info: u64, tgid: u32) -> u32 {
+    if info == SEND_SIG_PRIV {
+        return SENT_BY_KERNEL;
+    }
+    let Some(task) = sender else {
+        return SENT_BY_UNKNOWN;
+    };
+    let code: i32 = if info == 0 { 0 } else { Kernel(info).get(SI_CODE) };
+    if code > 0 && task.id().tgid != tgid {
+        return SENT_BY_KERNEL;
+    }
+    let flags: u32 = task.address.get(volatile(&raw const task::OFFSETS.task_flags));
+    let is_process = code == BY_PROCESS[0] || code == BY_PROCESS[1] || code == BY_PROCESS[2];
+    if is_process && flags & PF_EXITING == 0 { SENT_BY_TASK } else { SENT_BY_UNKNOWN }
 }
 
 /// Whether the daemon follows this process.

@@ -223,6 +223,20 @@ pub(crate) fn exec(task: &Task) -> Option<RingReserve> {
     pay(&mut key, now, counter::EXEC, id.tgid).then_some(RingReserve::Exec)
 }
 
+/// The same of a signal to a process that is followed. Anybody can send them to what is his own.
+#[inline(always)]
+pub(crate) fn signal(task: &Task) -> Option<RingReserve> {
+    let id = task.id();
+    if id.uid == 0 {
+        return exec(task);
+    }
+    // SAFETY: helper without arguments.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    let mut key =
+        SourceKey { lane: lane::UMOUNT_OF_USER, namespace: 0, uid: id.uid, cgroup_v1: 0, cgroup_v2: 0 };
+    pay(&mut key, now, counter::EXEC, id.tgid).then_some(RingReserve::Unprivileged)
+}
+
 /// Whether a task has its rights on the whole node.
 #[inline(always)]
 pub(crate) fn is_in_initial_userns(task: &Task) -> bool {

@@ -112,6 +112,13 @@ pub struct ExitRecord {
     pub status: u32,
 }
 
+/// The task sends a signal.
+pub const SENT_BY_TASK: u32 = 0;
+/// The kernel sends it, and the task is only the one that runs.
+pub const SENT_BY_KERNEL: u32 = 1;
+/// Who sends it is not known: a timer that the process has set itself, its parent that ends, or itself.
+pub const SENT_BY_UNKNOWN: u32 = 2;
+
 /// A signal to a process that the daemon has followed.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -128,8 +135,8 @@ pub struct SignalRecord {
     pub signal: u32,
     /// `TaskRecord::root` of the sender.
     pub task_root: u32,
-    /// Not 0 where the kernel itself sends it, and the task is only the one that ran then.
-    pub is_from_kernel: u32,
+    /// Who sends it: [`SENT_BY_TASK`], or another of these.
+    pub sent_by: u32,
 }
 
 /// Root executed a program with the name of a kubelet or runtime in the initial pid namespace. What it really is, is to be

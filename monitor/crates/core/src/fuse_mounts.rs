@@ -28,13 +28,16 @@ impl Core {
     fn unserved_mount(&self, at: BootNs, mount: &FuseMount) -> UnservedMount {
         let host = self.kubelets.is_host(mount.mntns).then_some(mount.mntns);
         let volume = |path: &String| Some((path.clone(), self.kubelets.volume(at, host?, path)?));
-        // What shows the directories of a kubelet as a whole, as the container of a driver does, is no use of a volume.
-        let of_kubelet: Vec<&String> =
-            mount.paths.iter().filter(|path| self.kubelets.has_below_root(mount.mntns, path)).collect();
+        // What shows the host's directories as a whole, as containers that monitor it do, or those of a kubelet, as the container
+        // of a driver does, is no use of a volume.
+        let is_shown = |seen: &str, path: &String| match seen.strip_suffix(path.as_str()) {
+            Some("") => self.kubelets.has_below_root(mount.mntns, path),
+            Some(_) => true,
+            None => false,
+        };
         let is_use = |holder: &&Holder| {
-            let shows =
-                |path: &String| of_kubelet.iter().any(|of_kubelet| path.ends_with(of_kubelet.as_str()));
-            holder.mntns != Some(mount.mntns) && !holder.path.as_ref().is_some_and(shows)
+            let is_view = |seen: &String| mount.paths.iter().any(|path| is_shown(seen, path));
+            holder.mntns != Some(mount.mntns) && !holder.path.as_ref().is_some_and(is_view)
         };
         let holders = mount.mounts.iter().filter(is_use);
         UnservedMount {
@@ -42,6 +45,7 @@ impl Core {
             fstype: mount.fstype.clone(),
             source: mount.source.clone(),
             path: mount.paths.first().cloned().unwrap_or_default(),
+            mntns: mount.mntns,
             volumes: mount.paths.iter().filter_map(volume).collect(),
             servers: mount.servers.iter().map(|server| self.ended_server(server)).collect(),
             end: self.fuse_mounts.end_of(&mount.servers).cloned(),

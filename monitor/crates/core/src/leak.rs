@@ -1,5 +1,5 @@
 //! Mounts that are left in other namespaces than the host's, joined with whose they were and who has them. Of those that were
-//! neither a container's nor a kubelet's, memory and layers are left out: nobody waits for these.
+//! neither a container's nor a kubelet's, only those with a block device are told: nobody waits for others.
 //!
 //! A file system that a living container of its pod has mounted is in use, and so is that of a container that lives: nobody's
 //! copy of it is told then.
@@ -81,8 +81,8 @@ enum Of {
     Host,
 }
 
-/// File systems that have neither a device nor a server.
-const MEMORY_AND_LAYERS: [&str; 4] = ["tmpfs", "ramfs", "overlay", "aufs"];
+/// Images that are replaced by newer ones while programs go on with what they have.
+const IMAGES: [&str; 4] = ["squashfs", "erofs", "iso9660", "cramfs"];
 
 /// Which of these copies are left of mounts of the host.
 fn judge(found: MountCopies, names: &impl Names, kubelets: &Kubelets, runtimes: &Runtimes<'_>) -> Vec<Leak> {
@@ -124,14 +124,13 @@ fn origin(
     // The first of the surest: its own before those of others.
     if let Some(original) = seen.min_by_key(|original| !original.is_certain) {
         let origin = of_original(original, kubelets, runtimes)?;
-        let is_told = |origin: &Origin| {
-            !matches!(origin.of, Of::Host) || !MEMORY_AND_LAYERS.contains(&copy.mount.fstype.as_str())
-        };
+        let is_told = |origin: &Origin| !matches!(origin.of, Of::Host) || is_told_of_host(copy);
         return Some(origin).filter(is_told);
     }
     let host: NsInum = kubelets.host_namespaces().next().unwrap_or_default();
     alike().find_map(|copy| {
-        if copy.is_where_the_host_had_it() {
+        // A look reads one namespace after the other: only who asks sees that nothing changed meanwhile.
+        if runtimes.is_none() && copy.is_where_the_host_had_it() {
             let path = copy.mount.mountpoint.clone();
             let of = of_kubelet(kubelets, (0, host), &path, None)?;
             return Some(Origin { path, is_certain: false, of, other_pods: BTreeSet::new() });
@@ -143,6 +142,13 @@ fn origin(
         let of = volume.or_else(container)?;
         Some(Origin { path, is_certain: false, of, other_pods: BTreeSet::new() })
     })
+}
+
+/// Whether somebody may wait for a mount that was for nobody in particular: its device stays in use, and its holder was not given
+/// this very directory.
+fn is_told_of_host(copy: &MountCopy) -> bool {
+    let is_given = copy.bind.as_ref().is_some_and(|bind| bind.destination == copy.mount.mountpoint);
+    !copy.mount.device.starts_with("0:") && !IMAGES.contains(&copy.mount.fstype.as_str()) && !is_given
 }
 
 /// Whether both are of one directory of a file system, by one source.

@@ -16,6 +16,7 @@ use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 use kevtmon_sources::procfs::readers::{Answer, Job, Readers};
 use kevtmon_sources::{Sender, spawn_until_closed, tell};
+use kevtmon_types::redact;
 use nix::errno::Errno;
 use nix::sys::statfs::fstatfs;
 use serde::{Deserialize, Serialize};
@@ -31,8 +32,6 @@ use super::scan_order::ScanOrder;
 
 /// How often is looked.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// How often while nobody serves one that is mounted.
-const OFTEN: Duration = Duration::from_secs(5);
 /// A process that ends still has its files open when that is told.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Longest wait for a reader.
@@ -40,11 +39,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Processor time for one look.
 const BUDGET: Duration = Duration::from_secs(1);
 /// File systems that are followed.
-const MOST: usize = 128;
+const MOST: usize = 512;
 /// Paths of one file system that are told.
 const PATHS_MAX: usize = 64;
 /// Mounts of one file system that are told.
 const MOUNTS_MAX: usize = 64;
+/// How often the servers of one are searched that are not found, and how often it is looked first at one that nobody serves.
+const TRIES: u32 = 6;
 
 /// Has them looked at soon.
 pub fn look_soon(wanted: Option<&mpsc::Sender<()>>) {
@@ -57,16 +58,20 @@ pub fn look_soon(wanted: Option<&mpsc::Sender<()>>) {
 /// Follows them until the receiver of observations is gone. `unserved`: what an earlier run found that nobody serves.
 pub fn start(readers: Readers, unserved: Vec<FuseMount>, tx: Sender) -> mpsc::Sender<()> {
     let (wanted, requests) = mpsc::channel(1);
-    let known = unserved.into_iter().map(|mount| Followed { mount, is_searched: true }).collect();
+    let known = unserved.into_iter().map(|mount| Followed { mount, looks: 0 }).collect();
     spawn_until_closed(tx.clone(), follow(readers, known, requests, tx));
     wanted
 }
 
 async fn follow(readers: Readers, mut known: Vec<Followed>, mut requests: mpsc::Receiver<()>, tx: Sender) {
     let mut told: Option<Vec<FuseMount>> = None;
+    let mut may_ask = true;
     loop {
-        let look = Look { known: known.clone(), budget: BUDGET };
-        if let Some(found) = readers.reply(look, PATIENCE, "cannot look for FUSE servers").await.flatten() {
+        let look = Look { known: known.clone(), budget: BUDGET, may_ask };
+        let found = readers.reply(look, PATIENCE, "cannot look for FUSE servers").await;
+        // A file system that was asked may not answer.
+        may_ask &= found.is_some();
+        if let Some(found) = found.flatten() {
             known = found;
             let mounts: Vec<FuseMount> = known.iter().map(|followed| followed.mount.clone()).collect();
             if told.as_ref() != Some(&mounts) {
@@ -74,10 +79,8 @@ async fn follow(readers: Readers, mut known: Vec<Followed>, mut requests: mpsc::
                 tell(&tx, Fact::FuseMounts(mounts)).await;
             }
         }
-        let is_any_dead = known.iter().any(|followed| followed.mount.unserved);
-        let pause = if is_any_dead { OFTEN } else { INTERVAL };
         tokio::select! {
-            () = sleep_until(at_beat(pause)) => {}
+            () = sleep_until(at_beat(INTERVAL)) => {}
             Some(()) = requests.recv() => sleep(SETTLE).await,
         }
     }
@@ -87,8 +90,8 @@ async fn follow(readers: Readers, mut known: Vec<Followed>, mut requests: mpsc::
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Followed {
     pub(super) mount: FuseMount,
-    /// Whether its servers were searched, since it was mounted or since those that were known have ended.
-    pub(super) is_searched: bool,
+    /// How often it was looked at since it was mounted, its servers were found, or nobody serves it.
+    pub(super) looks: u32,
 }
 
 /// Looks at the file systems of the host, and at those that were found before.
@@ -96,6 +99,8 @@ pub(super) struct Followed {
 pub(super) struct Look {
     pub(super) known: Vec<Followed>,
     pub(super) budget: Duration,
+    /// Whether a file system may be asked whether it is served, where nothing else tells it.
+    pub(super) may_ask: bool,
 }
 
 impl Job for Look {
@@ -121,40 +126,71 @@ impl Look {
         let is_wanted = |line: &str| !self.known.is_empty() || line.contains(" fuse");
         let table = proc.init_dir().ok()?.mount_table("/", is_wanted).ok().filter(|table| !table.is_cut())?;
         let mut found = self.followed(&table, mntns);
-        review(proc, &table, &mut found, &deadline);
+        self.review(proc, &table, &mut found, &deadline);
         let is_mounted = |followed: &Followed| is_on_host(&table, &followed.mount);
         let lives = |followed: &Followed| !followed.mount.servers.is_empty();
         found.retain(|followed| followed.mount.unserved || is_mounted(followed) || lives(followed));
-        if found.iter().any(|followed| followed.mount.unserved) {
-            list_mounts(proc, &table, &mut found, &deadline);
+        if found.iter().any(|followed| followed.mount.unserved && followed.is_due()) {
+            list_mounts(proc, &table, &mut found, &Deadline::after(self.budget));
         }
+        found.iter_mut().for_each(|followed| followed.looks = followed.looks.saturating_add(1));
         Some(found)
     }
 
     /// What is known, with where the host has it now, and what it has mounted since then.
     fn followed(&self, table: &MountTable, mntns: NsInum) -> Vec<Followed> {
         let mut found = self.known.clone();
-        let mut paths: BTreeMap<&str, Vec<&Mount>> = BTreeMap::new();
+        let mut devices: BTreeMap<&str, Vec<&Mount>> = BTreeMap::new();
         for mount in table.iter().filter(|mount| is_fuse(&mount.fstype)) {
-            paths.entry(&mount.device).or_default().push(mount);
+            devices.entry(&mount.device).or_default().push(mount);
         }
-        // Users can mount many; what a kubelet and its drivers mount comes first.
-        let mut devices: Vec<_> = paths.into_iter().collect();
-        devices.sort_by_key(|(_, mounts)| !mounts.iter().any(|mount| is_of_kubelet(&mount.mountpoint)));
         for (device, mounts) in devices {
             let Some(first) = mounts.first() else { continue };
             let is_it = |followed: &&mut Followed| is_of(&followed.mount, first);
             let paths = mounts.iter().take(PATHS_MAX).map(|mount| mount.mountpoint.clone()).collect();
             if let Some(followed) = found.iter_mut().find(is_it) {
                 (followed.mount.paths, followed.mount.mntns) = (paths, mntns);
-            } else if found.len() < MOST {
-                let (device, fstype, source) =
-                    (device.to_owned(), first.fstype.clone(), first.source.clone());
+            } else {
+                let (device, fstype) = (device.to_owned(), first.fstype.clone());
+                let source = redact::mount_source(&first.source);
                 let mount = FuseMount { device, fstype, source, mntns, paths, ..FuseMount::default() };
-                found.push(Followed { mount, is_searched: false });
+                found.push(Followed { mount, looks: 0 });
             }
         }
+        // Users can mount many; what a kubelet and its drivers mount comes first.
+        found.sort_by_key(|followed| !followed.mount.paths.iter().any(|path| is_of_kubelet(path)));
+        found.truncate(MOST);
         found
+    }
+
+    /// Looks which are served, in one look at all processes.
+    fn review(&self, proc: &Proc, table: &MountTable, found: &mut [Followed], deadline: &Deadline) {
+        let mut searched: Vec<&mut Followed> =
+            found.iter_mut().filter(|followed| followed.is_to_be_searched(proc)).collect();
+        if searched.is_empty() {
+            return;
+        }
+        let on_host = |fuse: &FuseMount| table.iter().find(|mount| is_of(fuse, mount)).cloned();
+        let mounts: Vec<Mount> = searched
+            .iter()
+            .map(|followed| on_host(&followed.mount).unwrap_or_else(|| not_on_host(&followed.mount)))
+            .collect();
+        let all: Vec<&Mount> = mounts.iter().collect();
+        let serving = serving_each(proc, &all, &mut ScanOrder::default(), deadline);
+        for ((followed, mount), serving) in searched.iter_mut().zip(&mounts).zip(serving) {
+            let is_dead =
+                serving.is_unserved || followed.had_server() && self.is_dead(proc, table, mount, &serving);
+            followed.set(proc, &serving, is_dead);
+        }
+    }
+
+    /// Older kernels do not show who has a connection open. Where no server is found any more, the file system itself tells that
+    /// nobody has; once the host has it no longer, that they have ended has to do.
+    fn is_dead(&self, proc: &Proc, table: &MountTable, mount: &Mount, serving: &Serving) -> bool {
+        let is_on_host = table.iter().any(|other| other == mount);
+        serving.is_hidden
+            && serving.servers.is_empty()
+            && (!is_on_host || self.may_ask && is_disconnected(proc, mount))
     }
 }
 
@@ -162,61 +198,49 @@ fn is_of_kubelet(path: &str) -> bool {
     path.contains("/pods/") || path.contains("/plugins/")
 }
 
-/// Looks which are served, in one look at all processes.
-fn review(proc: &Proc, table: &MountTable, found: &mut [Followed], deadline: &Deadline) {
-    let mut searched: Vec<&mut Followed> =
-        found.iter_mut().filter(|followed| followed.is_to_be_searched(proc)).collect();
-    if searched.is_empty() {
-        return;
-    }
-    let on_host = |fuse: &FuseMount| table.iter().find(|mount| is_of(fuse, mount)).cloned();
-    let mounts: Vec<Mount> = searched
-        .iter()
-        .map(|followed| on_host(&followed.mount).unwrap_or_else(|| not_on_host(&followed.mount)))
-        .collect();
-    let all: Vec<&Mount> = mounts.iter().collect();
-    let serving = serving_each(proc, &all, &mut ScanOrder::default(), deadline);
-    for ((followed, mount), serving) in searched.iter_mut().zip(&mounts).zip(serving) {
-        // Older kernels do not show who has a connection open: the file system itself tells that nobody has. Once the host
-        // has it no longer, that the servers have ended has to do.
-        let is_disconnected = || !is_on_host(table, &followed.mount) || is_disconnected(proc, mount);
-        let is_dead = serving.is_unserved || followed.had_server() && is_disconnected();
-        followed.set(proc, &serving, is_dead);
-    }
-}
-
 impl Followed {
-    /// Those whose servers live need not be searched, nor those of which it is not shown whose they are. What nobody serves may
-    /// be another file system by now: the number of a device is given to the next one.
+    /// Those whose servers live need not be searched, nor for ever those of which it is not shown whose they are. What nobody
+    /// serves may be another file system by now: the number of a device is given to the next one.
     fn is_to_be_searched(&self, proc: &Proc) -> bool {
-        if self.mount.unserved {
-            return true;
+        match (self.mount.unserved, self.mount.servers.is_empty()) {
+            (true, _) => self.is_due(),
+            (false, true) => self.looks < TRIES,
+            (false, false) => !self.mount.servers.iter().any(|server| lives(proc, server)),
         }
-        match self.mount.servers.is_empty() {
-            true => !self.is_searched,
-            false => !self.mount.servers.iter().any(|server| lives(proc, server)),
-        }
+    }
+
+    /// Whether one that nobody serves is looked at now: less often once it stays so.
+    fn is_due(&self) -> bool {
+        self.looks < TRIES || self.looks.is_multiple_of(TRIES)
     }
 
     fn had_server(&self) -> bool {
         self.mount.unserved || !self.mount.servers.is_empty()
     }
 
-    fn set(&mut self, proc: &Proc, Serving { servers, .. }: &Serving, is_dead: bool) {
-        self.is_searched = true;
-        let servers: Vec<FuseServer> = servers.iter().filter_map(|server| with_start(proc, server)).collect();
+    fn set(&mut self, proc: &Proc, serving: &Serving, is_dead: bool) {
+        let servers: Vec<FuseServer> =
+            serving.servers.iter().filter_map(|server| with_start(proc, server)).collect();
+        let was_unserved = self.mount.unserved;
         let fuse = &mut self.mount;
-        fuse.unserved = is_dead && servers.is_empty();
-        // Of what is dead it stays who served it last.
-        if !fuse.unserved {
-            (fuse.servers, fuse.mounts, fuse.omitted, fuse.remounted) = (servers, Vec::new(), 0, false);
+        if !servers.is_empty() {
+            (fuse.servers, fuse.mounts, fuse.omitted) = (servers, Vec::new(), 0);
+            (fuse.unserved, fuse.remounted, self.looks) = (false, false, 0);
+        } else if is_dead && !was_unserved {
+            // Of what is dead it stays who served it last.
+            (fuse.unserved, self.looks) = (true, 0);
+        } else if !was_unserved {
+            fuse.servers.clear();
+            self.looks = if serving.is_whole { TRIES } else { self.looks };
         }
     }
 }
 
 /// Whether a mount is of this file system: the number of a device is given to the next one when it is gone.
 fn is_of(fuse: &FuseMount, mount: &Mount) -> bool {
-    fuse.device == mount.device && fuse.fstype == mount.fstype && fuse.source == mount.source
+    fuse.device == mount.device
+        && fuse.fstype == mount.fstype
+        && fuse.source == redact::mount_source(&mount.source)
 }
 
 fn is_on_host(table: &MountTable, fuse: &FuseMount) -> bool {
@@ -235,8 +259,10 @@ fn not_on_host(fuse: &FuseMount) -> Mount {
 }
 
 fn lives(proc: &Proc, server: &FuseServer) -> bool {
-    let is_it = |start_ns, state| start_ns == server.start_ns && !matches!(state, 'Z' | 'X');
-    proc.stat(server.tgid).is_some_and(|stat| is_it(stat.start_ns, stat.state))
+    // Others may live on where the first thread has ended.
+    let has_threads = || proc.dir(server.tgid).is_ok_and(|process| process.task_count() > Some(1));
+    let lives = |state| !matches!(state, 'Z' | 'X') || has_threads();
+    proc.stat(server.tgid).is_some_and(|stat| stat.start_ns == server.start_ns && lives(stat.state))
 }
 
 fn with_start(proc: &Proc, server: &FileServer) -> Option<FuseServer> {
@@ -304,7 +330,9 @@ fn list_mounts(proc: &Proc, host: &MountTable, found: &mut Vec<Followed>, deadli
         let is_other = |path: &String| host.at(path).is_some_and(|mount| !is_of(fuse, mount));
         fuse.remounted = fuse.paths.iter().any(is_other);
     }
-    found.retain(|followed| !followed.mount.unserved || !followed.mount.mounts.is_empty());
+    let is_complete = index.finished && unread.is_empty();
+    let is_gone = |fuse: &FuseMount| fuse.mounts.is_empty() && is_complete && !is_on_host(host, fuse);
+    found.retain(|followed| !followed.mount.unserved || !is_gone(&followed.mount));
 }
 
 #[cfg(test)]

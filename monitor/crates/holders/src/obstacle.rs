@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kevtmon_observation::{Fact, FileFlag, FoundObstacle, Obstacle, RefusedRemoval, RemovalError};
 use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::mountinfo::{MountTable, unescape};
 use kevtmon_sources::procfs::readers::{Answer, Job, Readers, reading_none};
 use kevtmon_sources::{Sender, tell};
 use nix::errno::Errno;
@@ -15,7 +16,7 @@ use nix::sys::statfs::fstatfs;
 use nix::sys::statvfs::FsFlags;
 use serde::{Deserialize, Serialize};
 
-use super::resolve::cached_stat;
+use super::resolve::{cached_stat, is_local};
 
 /// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -31,6 +32,13 @@ impl Job for FindObstacle {
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         let root = proc.host_root();
+        // What has a server may hang.
+        let table = proc.init_dir().and_then(|process| process.mount_table("/", |_| true));
+        let is_remote =
+            |table: MountTable| table.covering(&self.0.path).is_some_and(|mount| !is_local(&mount.fstype));
+        if table.is_ok_and(is_remote) {
+            return Obstacle::Unknown.into();
+        }
         reading_none();
         let swaps = std::fs::read_to_string(proc.root().join("swaps")).unwrap_or_default();
         match is_swap(&swaps, &self.0.path) {
@@ -42,7 +50,10 @@ impl Job for FindObstacle {
 
 /// Whether a file is in `/proc/swaps`. It cannot be unlinked (`IS_SWAPFILE`), with the same error as one with a flag.
 fn is_swap(swaps: &str, path: &str) -> bool {
-    swaps.lines().skip(1).any(|line| line.split_whitespace().next() == Some(path))
+    swaps
+        .lines()
+        .skip(1)
+        .any(|line| line.split_whitespace().next().is_some_and(|file| unescape(file) == path))
 }
 
 fn obstacle(root: &Path, refused: &RefusedRemoval) -> Result<Obstacle, Errno> {

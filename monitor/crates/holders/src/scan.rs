@@ -242,7 +242,7 @@ impl<'p> Scan<'p> {
         let is_due = is_done || self.report.servers.is_empty();
         if is_fuse(&target.fstype) && is_due {
             self.deadline.allow(budget / STAGES_MIN);
-            let Serving { servers, is_unserved } =
+            let Serving { servers, is_unserved, .. } =
                 serving(self.proc, target, &mut self.scan_order, &self.deadline);
             (self.report.servers, self.report.unserved) = (servers, is_unserved);
         }

@@ -94,8 +94,11 @@ pub struct FuseServer {
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignalSent {
-    /// None where the kernel itself has sent it.
+    /// None where no process has sent it, or it is not known which.
     pub sender: Option<TaskRef>,
+    /// Whether the kernel itself has sent it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_kernel: bool,
     /// Who gets it: process id (thread group).
     pub tgid: u32,
     /// Its start on the boot clock.

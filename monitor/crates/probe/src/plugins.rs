@@ -85,7 +85,8 @@ impl Plugins {
 
 /// By process id, with the start in ticks.
 fn in_ticks(processes: impl Iterator<Item = (u32, BootNs)>, most: u32) -> BTreeMap<u32, u64> {
-    processes.map(|(tgid, started)| (tgid, started / TICK_NS)).take(most as usize).collect()
+    let all: BTreeMap<u32, u64> = processes.map(|(tgid, started)| (tgid, started / TICK_NS)).collect();
+    all.into_iter().take(most as usize).collect()
 }
 
 /// Makes a map what it is to be.

@@ -239,7 +239,7 @@ fn notes(held: &Held, mount: &HeldMount, is_used: bool) -> Vec<String> {
     notes.extend(servers_phrase(&mount.servers));
     if let Some(device) = &held.device {
         if held.holders.is_empty() && !device.is_used() {
-            notes.push("no user found".to_owned());
+            notes.push("no mount, process, swap or device above it found".to_owned());
         }
     } else if !is_used {
         let note = match (held.holders_verdict, held.holders.is_empty(), held.below) {
@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(shown(&held), expected);
         held.holders.clear();
         held.device = Some(BlockDevice { number: "7:1".to_owned(), ..BlockDevice::default() });
-        assert_eq!(shown(&held)[1..], ["no user found"]);
+        assert_eq!(shown(&held)[1..], ["no mount, process, swap or device above it found"]);
     }
 
     #[test]

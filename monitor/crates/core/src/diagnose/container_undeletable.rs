@@ -96,13 +96,12 @@ impl Victim {
     }
 
     /// Requests what refuses its removal, if a look can show that.
-    fn find_obstacle(&self, id: &str, findings: &mut Findings) -> bool {
-        let obstructed = self.obstructed.as_ref().filter(|obstructed| obstructed.can_be_found());
-        let Some(Obstructed { refused, .. }) = obstructed.map(|obstructed| &**obstructed) else {
-            return false;
-        };
-        findings.request(Request::Obstacle { container: id.to_owned(), refused: refused.clone() });
-        true
+    fn find_obstacle(&self, id: &str, findings: &mut Findings) {
+        if let Some(Obstructed { refused, .. }) =
+            self.obstructed.as_deref().filter(|obstructed| obstructed.can_be_found())
+        {
+            findings.request(Request::Obstacle { container: id.to_owned(), refused: refused.clone() });
+        }
     }
 
     /// Who held what was refused last.
@@ -148,7 +147,8 @@ impl ContainerUndeletable {
             return;
         }
         let Some(victim) = self.victims.get_mut(id) else { return };
-        victim.cleared = None;
+        // Of what it was refused before, the runtime tells again if that is still so.
+        (victim.cleared, victim.obstructed) = (None, None);
         match &mut victim.refusal {
             Some(refusal) => refusal.repeat(event),
             None => victim.refusal = Some(Box::new(Refusal::of(event))),
@@ -208,11 +208,11 @@ impl ContainerUndeletable {
         // While it is tried again, the runtime says nothing.
         if is_new && facts.state != ContainerState::Removing {
             victim.obstructed = refused.map(Obstructed::of).map(Box::new);
-            if victim.find_obstacle(id, findings) {
-                return;
-            }
+            victim.find_obstacle(id, findings);
         }
-        self.report(context, id, findings);
+        if !victim.obstructed.as_deref().is_some_and(Obstructed::is_awaited) {
+            self.report(context, id, findings);
+        }
     }
 
     /// It was looked at.

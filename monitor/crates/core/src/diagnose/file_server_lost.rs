@@ -9,6 +9,7 @@ use kevtmon_event::wording::{actor_subject, container_label, target_label};
 use kevtmon_event::{
     Actor, Advice, Confidence, Event, Mount, MountHolder, MountServer, Pod, Severity, Shared, Target, Volume,
 };
+use kevtmon_observation::NsInum;
 use kevtmon_types::escape::name;
 use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
@@ -54,8 +55,9 @@ pub struct UnservedMount {
     pub device: String,
     pub fstype: String,
     pub source: String,
-    /// Where the host has it, or had it.
+    /// Where the host has it, or had it, and in which mount namespace.
     pub path: String,
+    pub mntns: NsInum,
     /// Those of its mount points that are volumes of pods.
     pub volumes: Vec<(String, Volume)>,
     /// The processes that served it, as far as they were known.
@@ -150,7 +152,10 @@ impl UnservedMount {
         let Some(end) = &self.end else { return format!("{server} has ended, {serving}") };
         let signal = end.signal.map(signal_name).unwrap_or_default();
         match &end.sender {
-            Some(actor) if actor.pid == server_pid => format!("{server} ended itself by {signal}, {serving}"),
+            Some(actor) if actor.pid == server_pid => {
+                let likely = if end.was_killed() { "" } else { "likely " };
+                format!("{server} has {likely}ended itself ({signal}), {serving}")
+            }
             Some(actor) if end.by_signal => {
                 format!("{} has killed {server} ({signal}), {serving}", actor_subject(actor))
             }
@@ -185,6 +190,7 @@ impl UnservedMount {
             fstype: Some(self.fstype.clone()),
             source: Some(self.source.clone()),
             device: Some(self.device.clone()),
+            mntns: self.mntns,
             volume: volume.cloned(),
             unserved: true,
             servers: self.servers.clone(),

@@ -12,7 +12,7 @@ const REACTION: BootNs = 30 * SECOND;
 /// The unit of a start that was read of /proc.
 const TICK: BootNs = 10_000_000;
 /// Signals and ends that are remembered.
-const REMEMBERED: usize = 64;
+const REMEMBERED: usize = 256;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -30,8 +30,9 @@ struct Signal {
     start_ns: BootNs,
     number: u32,
     sender: Option<Shared<Actor>>,
-    /// Whether the process sent it to itself.
+    /// Whether the process sent it to itself, and whether the kernel did.
     is_own: bool,
+    by_kernel: bool,
 }
 
 /// How a server has ended.
@@ -97,20 +98,25 @@ impl FuseMounts {
         if self.signals.len() >= REMEMBERED {
             self.signals.remove(0);
         }
-        let SignalSent { tgid, start_ns, signal: number, .. } = *sent;
-        self.signals.push(Signal { at, tgid, start_ns, number, sender, is_own });
+        let SignalSent { tgid, start_ns, signal: number, by_kernel, .. } = *sent;
+        self.signals.push(Signal { at, tgid, start_ns, number, sender, is_own, by_kernel });
     }
 
     /// A process has ended; returns whether it was a server.
     pub fn ended(&mut self, at: BootNs, exit: &CniExit) -> bool {
-        if !self.servers().any(|server| is_process(server, (exit.tgid, exit.start_ns))) {
+        let process = (exit.tgid, exit.start_ns);
+        if !self.servers().any(|server| is_process(server, process)) {
             return false;
+        }
+        // The last two threads may both tell.
+        if self.ends.iter().any(|end| (end.tgid, end.start_ns) == process) {
+            return true;
         }
         let by = exit.status & 0x7f;
         let is_cause = |signal: &&Signal| {
             let is_due = signal.at.saturating_add(REACTION) >= at;
             (signal.tgid, signal.start_ns) == (exit.tgid, exit.start_ns)
-                && if by == 0 { signal.number != SIGKILL && is_due } else { signal.number == by }
+                && if by == SIGKILL { signal.number == by } else { is_due && matches_end(signal.number, by) }
         };
         let mut causes = self.signals.iter().filter(is_cause);
         let is_own = causes.clone().any(|signal| signal.is_own);
@@ -122,7 +128,7 @@ impl FuseMounts {
             status: exit.status,
             signal: signal.map(|signal| signal.number).or((by != 0).then_some(by)),
             sender: signal.and_then(|signal| signal.sender.clone()),
-            by_kernel: signal.is_some_and(|signal| signal.sender.is_none()),
+            by_kernel: signal.is_some_and(|signal| signal.by_kernel),
             by_signal: by != 0 && !is_own,
         };
         if self.ends.len() >= REMEMBERED {
@@ -150,6 +156,11 @@ impl ServerEnd {
     }
 }
 
+/// Whether a process may have ended so because of a signal: `by` is the one that ended it, or 0 if it exited.
+fn matches_end(number: u32, by: u32) -> bool {
+    if by == 0 { number != SIGKILL } else { number == by }
+}
+
 fn is_process(one: (u32, BootNs), other: (u32, BootNs)) -> bool {
     (one.0, one.1 / TICK) == (other.0, other.1 / TICK)
 }
@@ -167,7 +178,7 @@ mod tests {
     }
 
     fn sent(signal: u32) -> SignalSent {
-        SignalSent { sender: None, tgid: 7, start_ns: START, signal }
+        SignalSent { sender: None, by_kernel: false, tgid: 7, start_ns: START, signal }
     }
 
     fn sender(pid: u32) -> Option<Shared<Actor>> {
@@ -193,6 +204,8 @@ mod tests {
         assert_eq!(end(&[(98, 9, 1), (99, 9, 2)], 9), (Some(9), Some(1)), "the first one kills");
         assert_eq!(end(&[(80, 15, 1), (99, 15, 2)], 15 << 8), (Some(15), Some(2)));
         assert_eq!(end(&[(60, 15, 1)], 0), (None, None), "long before");
+        assert_eq!(end(&[(60, 1, 1)], 1), (Some(1), None), "it caught that one");
+        assert_eq!(end(&[(60, 9, 1)], 9), (Some(9), Some(1)), "it waited in the kernel");
         assert_eq!(end(&[(99, 15, 1)], 11), (Some(11), None), "it crashed");
         assert_eq!(end(&[], 9), (Some(9), None));
         assert_eq!(end(&[(99, 15, 1), (99, 9, 2)], 15), (Some(15), Some(1)));

@@ -34,6 +34,10 @@ pub struct Serving {
     /// older kernels do not show whose a connection is. Only the first process keeps its files to itself on many nodes; it
     /// serves none.
     pub is_unserved: bool,
+    /// Whether all processes were looked at.
+    pub is_whole: bool,
+    /// Whether some have the device open of which the kernel does not show whose connection it is.
+    pub is_hidden: bool,
 }
 
 /// What a look at processes has found.
@@ -87,14 +91,15 @@ pub fn serving_each(
         let accounts = [scan_order.account_of(server), ScanOrder::UNKNOWN];
         unread.iter().any(|tgid| accounts.contains(&scan_order.account_of(*tgid)))
     };
-    let is_all = unread.is_empty() && search.has_looked_at_all();
+    let is_whole = unread.is_empty() && search.unread.is_empty() && search.left.is_empty();
+    let is_hidden = search.is_hidden && !search.shows;
     let Search { shown, told, shows, .. } = search;
     let of = |(shown, told): (Vec<u32>, Vec<u32>)| {
         let is_certain = shown.len() == 1 && !shown.iter().any(|server| may_share(*server));
-        let is_unserved = is_all && shown.is_empty();
+        let is_unserved = is_whole && !is_hidden && shown.is_empty();
         let found = if shown.is_empty() && !shows { told } else { shown };
         let servers = found.into_iter().take(MOST).filter_map(|tgid| describe(proc, tgid, is_certain));
-        Serving { servers: servers.collect(), is_unserved }
+        Serving { servers: servers.collect(), is_unserved, is_whole, is_hidden }
     };
     shown.into_iter().zip(told).map(of).collect()
 }
@@ -107,9 +112,9 @@ impl<'a> Search<'a> {
         Self { proc, mounts, deadline, links, text, shown, told, shows, is_hidden: false, unread, left }
     }
 
-    /// Whether all who were to be looked at were, and show what they have.
+    #[cfg(test)]
     fn has_looked_at_all(&self) -> bool {
-        self.unread.is_empty() && self.left.is_empty() && (self.shows || !self.is_hidden)
+        self.unread.is_empty() && self.left.is_empty()
     }
 
     fn misses_any(&self) -> bool {

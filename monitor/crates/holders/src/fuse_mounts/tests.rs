@@ -18,7 +18,7 @@ fn table(lines: &[&str]) -> MountTable {
 
 #[test]
 fn the_file_systems_of_the_host_are_followed_with_all_their_places() {
-    let look = Look { known: Vec::new(), budget: BUDGET };
+    let look = Look { known: Vec::new(), budget: BUDGET, may_ask: true };
     let table = table(&[
         "30 1 0:61 / /v rw - fuse.s3 bucket rw",
         "31 1 0:61 /a /w rw - fuse.s3 bucket rw",
@@ -28,13 +28,12 @@ fn the_file_systems_of_the_host_are_followed_with_all_their_places() {
     let found = look.followed(&table, 9);
     assert_eq!(found[0].mount, FuseMount { mntns: 9, ..fuse(&["/v", "/w"]) });
     assert_eq!((found.len(), found[1].mount.source.as_str()), (2, "/dev/sdb"));
-    assert!(found.iter().all(|followed| !followed.is_searched));
 }
 
 #[test]
 fn the_number_of_a_device_alone_is_no_file_system() {
-    let known = vec![Followed { mount: fuse(&["/v"]), is_searched: true }];
-    let look = Look { known, budget: BUDGET };
+    let known = vec![Followed { mount: fuse(&["/v"]), looks: 0 }];
+    let look = Look { known, budget: BUDGET, may_ask: true };
     let found = look.followed(&table(&["30 1 0:61 / /v rw - fuse.s3 other rw"]), 9);
     let sources: Vec<_> = found.iter().map(|followed| followed.mount.source.as_str()).collect();
     assert_eq!(sources, ["bucket", "other"]);

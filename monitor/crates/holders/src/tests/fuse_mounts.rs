@@ -14,27 +14,23 @@ fn a_file_system_is_unserved_once_its_server_has_ended_and_while_it_is_mounted()
         let is_it = |followed: &&Followed| followed.mount.paths.iter().any(|known| known == path);
         found.iter().find(is_it).cloned()
     };
-    // Others may have file systems, too, and only some are searched at a time.
-    let mut known = Vec::new();
-    let budget = Duration::from_secs(60);
-    let served = loop {
-        known = Look { known, budget }.look(&proc).unwrap();
-        let followed = of_it(&known).unwrap();
-        if followed.is_searched {
-            break followed.mount;
-        }
+    let look = |known: Vec<Followed>| {
+        let look = Look { known, budget: Duration::from_secs(60), may_ask: false };
+        look.look(&proc).unwrap()
     };
+    let mut known = look(Vec::new());
+    let served = of_it(&known).unwrap().mount;
     assert!(!served.unserved);
     let is_shown = !served.servers.is_empty();
     assert!(served.servers.iter().all(|found| found.tgid == server.tgid()), "{served:?}");
     drop(server);
-    known = Look { known, budget }.look(&proc).unwrap();
+    known = look(known);
     let unserved = of_it(&known).unwrap().mount;
     // Kernels that do not show connections do not tell whose it was.
     assert_eq!(unserved.unserved, is_shown, "{unserved:?}");
     assert!(!is_shown || unserved.mounts.iter().any(|holder| holder.path.as_deref() == Some(path)));
     drop(sandbox);
-    known = Look { known, budget }.look(&proc).unwrap();
+    known = look(known);
     assert_eq!(of_it(&known), None);
 }
 

@@ -3,7 +3,7 @@
 
 use kevtmon_ebpf::exec::{
     ComponentRecord, ExecOffsets, ExitRecord, KIND_CLIENT, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC,
-    KIND_EXIT, KIND_RBD, KIND_SIGNAL, SignalRecord, counter,
+    KIND_EXIT, KIND_RBD, KIND_SIGNAL, SENT_BY_KERNEL, SENT_BY_TASK, SignalRecord, counter,
 };
 use kevtmon_metrics::KernelMetric;
 use kevtmon_observation::{CniExit, Fact, SignalSent};
@@ -84,7 +84,8 @@ fn exit(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
 fn signal(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
     let record = layout::<SignalRecord>(bytes)?;
     Ok(Fact::SignalSent(Box::new(SignalSent {
-        sender: actor(&record.task, record.task_root).filter(|_| record.is_from_kernel == 0),
+        sender: actor(&record.task, record.task_root).filter(|_| record.sent_by == SENT_BY_TASK),
+        by_kernel: record.sent_by == SENT_BY_KERNEL,
         tgid: record.tgid,
         start_ns: record.start_ns,
         signal: record.signal,

@@ -27,6 +27,11 @@ impl Obstructed {
         self.refused.error != RemovalError::Io
     }
 
+    /// Whether a look is still to show what it is.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.found.is_none() && self.can_be_found()
+    }
+
     /// It was looked at; returns whether it is different now.
     pub(super) fn set(&mut self, found: &Obstacle) -> bool {
         let before = self.clone();
@@ -49,18 +54,18 @@ impl Obstructed {
                 format!("no holder: {what} {} is {}", name(path), flag.name())
             }
             (Some(Obstacle::ReadOnly), _) => {
-                format!("no holder: the file system of {path} is mounted read-only")
+                format!("the file system of {path} is mounted read-only")
             }
             (Some(Obstacle::Swap), _) => format!("the kernel swaps to file {path}"),
-            (_, RemovalError::NotPermitted) => format!("no holder: removing {path} is not permitted"),
-            (_, RemovalError::ReadOnly) => format!("no holder: the file system of {path} was read-only"),
-            (_, RemovalError::Io) => format!("no holder: an I/O error at {path}"),
+            (_, RemovalError::NotPermitted) => format!("removing {path} is not permitted"),
+            (_, RemovalError::ReadOnly) => format!("the file system of {path} was read-only"),
+            (_, RemovalError::Io) => format!("I/O error at {path}"),
         }
     }
 
     pub(super) fn ruled_out(&self) -> Option<String> {
         let error = self.refused.error.name();
-        (self.found != Some(Obstacle::Swap))
+        matches!(self.found, Some(Obstacle::Flag { .. }))
             .then(|| format!("no process, mount or device holds it: that gives EBUSY, and not {error}"))
     }
 

@@ -60,6 +60,7 @@ fn killed(node: &mut TestNode, signal: u32, status: u32) {
     let start_ns = 7 * S + 5;
     node.observe(Fact::SignalSent(Box::new(SignalSent {
         sender: Some(sender),
+        by_kernel: false,
         tgid: SERVER,
         start_ns,
         signal,
@@ -137,7 +138,7 @@ fn how_a_server_has_ended_is_told_as_far_as_it_was_seen() {
         assert_eq!(told(act, mount), (expected.0.to_owned(), expected.1));
     }
     let by_kernel: &dyn Fn(&mut TestNode) = &|node| {
-        let signal = SignalSent { sender: None, tgid: SERVER, start_ns: 7 * S, signal: 9 };
+        let signal = SignalSent { sender: None, by_kernel: true, tgid: SERVER, start_ns: 7 * S, signal: 9 };
         node.observe(Fact::SignalSent(Box::new(signal)));
         exit(9)(node);
     };
