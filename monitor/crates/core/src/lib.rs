@@ -204,9 +204,7 @@ impl Core {
             Fact::NeighborTables(tables) => self.diagnose(at, &ModelChange::NeighborTables(&tables)),
             Fact::NeighborCreator(creator) => self.neighbor_creator(at, &creator),
             Fact::HostSysctls { sysctls, all } => self.sysctls(at, sysctls, all),
-            Fact::PodRoutes { id, elsewhere } => {
-                self.diagnose(at, &ModelChange::PodRoutes { id, elsewhere: &elsewhere });
-            }
+            Fact::PodRoutes { id, elsewhere } => self.pod_routes(at, id, &elsewhere),
             Fact::Holders(report) => self.holders(at, *report),
             Fact::MountPresence(presence) => self.mount_presence(at, &presence),
             Fact::DetachedUsers { id, reports } => self.detached_users(at, id, reports),

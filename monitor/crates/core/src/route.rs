@@ -3,7 +3,7 @@
 use kevtmon_event::wording::{actor_phrase, owner_phrase, place_phrase};
 use kevtmon_event::{Actor, Address, Confidence, Event, Kind, Route, Severity, Shared};
 use kevtmon_observation::{
-    AddressFacts, BootNs, LinkFacts, NsInum, RouteAct, RouteFacts, RouteOp, TABLE_MAIN,
+    AddressFacts, BootNs, LinkFacts, NsInum, PodRoute, RouteAct, RouteFacts, RouteOp, TABLE_MAIN,
 };
 use kevtmon_types::escape::name;
 
@@ -28,6 +28,10 @@ impl Core {
         let is_it = |act: &RoutedAct| act.netns == netns && act.op == *op;
         let (task, confidence) = self.link_acts.routes.take(at, cookie, is_it)?;
         Some(Actor { confidence, ..self.actor(&task, false) })
+    }
+
+    pub(super) fn pod_routes(&mut self, at: BootNs, id: u64, elsewhere: &[PodRoute]) {
+        self.diagnose(at, &ModelChange::PodRoutes { id, elsewhere });
     }
 
     pub(super) fn address(&mut self, at: BootNs, address: AddressFacts) {

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// `SIGKILL` of signal(7).
 const SIGKILL: u32 = 9;
+/// `SIGHUP`, `SIGINT`, `SIGQUIT` and `SIGTERM`: they ask a process to end.
+const ASKS: [u32; 4] = [1, 2, 3, 15];
 /// How long before a process exits by itself a signal may have asked it to.
 const REACTION: BootNs = 30 * SECOND;
 /// The unit of a start that was read of /proc.
@@ -158,7 +160,7 @@ impl ServerEnd {
 
 /// Whether a process may have ended so because of a signal: `by` is the one that ended it, or 0 if it exited.
 fn matches_end(number: u32, by: u32) -> bool {
-    if by == 0 { number != SIGKILL } else { number == by }
+    if by == 0 { ASKS.contains(&number) } else { number == by }
 }
 
 fn is_process(one: (u32, BootNs), other: (u32, BootNs)) -> bool {
@@ -205,6 +207,7 @@ mod tests {
         assert_eq!(end(&[(80, 15, 1), (99, 15, 2)], 15 << 8), (Some(15), Some(2)));
         assert_eq!(end(&[(60, 15, 1)], 0), (None, None), "long before");
         assert_eq!(end(&[(60, 1, 1)], 1), (Some(1), None), "it caught that one");
+        assert_eq!(end(&[(99, 10, 1)], 0), (None, None), "that asks for something else");
         assert_eq!(end(&[(60, 9, 1)], 9), (Some(9), Some(1)), "it waited in the kernel");
         assert_eq!(end(&[(99, 15, 1)], 11), (Some(11), None), "it crashed");
         assert_eq!(end(&[], 9), (Some(9), None));
