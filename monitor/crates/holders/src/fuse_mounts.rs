@@ -179,7 +179,7 @@ impl Look {
         let serving = serving_each(proc, &all, &mut ScanOrder::default(), deadline);
         for ((followed, mount), serving) in searched.iter_mut().zip(&mounts).zip(serving) {
             let is_dead =
-                serving.is_unserved || followed.had_server() && self.is_dead(proc, table, mount, &serving);
+                serving.is_unserved || followed.was_served() && self.is_dead(proc, table, mount, &serving);
             followed.set(proc, &serving, is_dead);
         }
     }
@@ -214,8 +214,9 @@ impl Followed {
         self.looks < TRIES || self.looks.is_multiple_of(TRIES)
     }
 
-    fn had_server(&self) -> bool {
-        self.mount.unserved || !self.mount.servers.is_empty()
+    /// Whether it was served, as far as is known. What is dead is not asked again: it may be another file system by now.
+    fn was_served(&self) -> bool {
+        !self.mount.unserved && !self.mount.servers.is_empty()
     }
 
     fn set(&mut self, proc: &Proc, serving: &Serving, is_dead: bool) {
