@@ -48,8 +48,9 @@ pub(crate) fn daemon() -> Result<PathBuf> {
     // Its libraries need no kernel programs: they are compiled while their compiler is installed.
     std::thread::scope(|scope| {
         let libraries = scope.spawn(|| {
-            let packages = LIBRARIES.iter().flat_map(|name| ["--package", name]);
-            workspace::check(workspace::cargo("build").args(packages))
+            // With the daemon's package, so that they are compiled with the features that it asks of their dependencies.
+            let packages = [DAEMON].iter().chain(&LIBRARIES).flat_map(|name| ["--package", name]);
+            workspace::check(workspace::cargo("build").arg("--lib").args(packages))
         });
         ebpf()?;
         libraries.join().unwrap_or_else(|panic| resume_unwind(panic))

@@ -1,0 +1,1 @@
+//! No code: its `Cargo.toml` makes the daemon, its tests and `cargo xtask` share compiled dependencies.
