@@ -32,30 +32,6 @@ fn kernel_tells_ends() -> bool {
 }
 
 #[test]
-fn a_kubelet_that_ends_and_its_successor_of_another_version_are_told() {
-    let scratch = Scratch::without_mounts();
-    let old = Program::new(&scratch, "old/kubelet", Some("v1.7.16"));
-    let new = Program::new(&scratch, "new/kubelet", Some("v1.9.11"));
-    let mut first = start(&old);
-    let mut daemon = launch().start();
-    daemon.wait_for_component(first.pid());
-    first.end_with("7");
-    let exited = wait_for(&mut daemon, "component.exited", first.pid());
-    exited.expect("/component/name", "kubelet");
-    exited.expect("/component/version", "v1.7.16");
-    exited.expect("/component/exe", exe(old.path()));
-    if kernel_tells_ends() {
-        exited.expect("/component/exit_code", 7);
-    }
-    let second = start(&new);
-    let started = wait_for(&mut daemon, "component.started", second.pid());
-    started.expect("/component/version", "v1.9.11");
-    started.expect("/component/previous_version", "v1.7.16");
-    started.expect("/severity", "notice");
-    assert!(!daemon.events().iter().any(|event| event.has("/incident") && event.has("/component")));
-}
-
-#[test]
 fn what_a_kubelet_that_ends_again_and_again_has_logged_is_shown_by_the_command_of_the_advice() {
     let scratch = Scratch::without_mounts();
     let program = Program::new(&scratch, "kubelet", Some("v1.20.2"));
@@ -165,5 +141,34 @@ fn who_only_has_the_name_of_a_kubelet_or_runtime_is_none() {
     daemon.wait_for_component(real.pid());
     for pid in fakes.iter().map(Running::pid).chain(tools.iter().map(Component::pid)) {
         assert!(!daemon.knows_component(pid), "{pid}");
+    }
+}
+
+/// Of a kubelet that runs beside others it is not told which of them it replaces.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn a_kubelet_that_ends_and_its_successor_of_another_version_are_told() {
+        let scratch = Scratch::without_mounts();
+        let old = Program::new(&scratch, "old/kubelet", Some("v1.7.16"));
+        let new = Program::new(&scratch, "new/kubelet", Some("v1.9.11"));
+        let mut first = start(&old);
+        let mut daemon = launch().start();
+        daemon.wait_for_component(first.pid());
+        first.end_with("7");
+        let exited = wait_for(&mut daemon, "component.exited", first.pid());
+        exited.expect("/component/name", "kubelet");
+        exited.expect("/component/version", "v1.7.16");
+        exited.expect("/component/exe", exe(old.path()));
+        if kernel_tells_ends() {
+            exited.expect("/component/exit_code", 7);
+        }
+        let second = start(&new);
+        let started = wait_for(&mut daemon, "component.started", second.pid());
+        started.expect("/component/version", "v1.9.11");
+        started.expect("/component/previous_version", "v1.7.16");
+        started.expect("/severity", "notice");
+        assert!(!daemon.events().iter().any(|event| event.has("/incident") && event.has("/component")));
     }
 }

@@ -114,49 +114,56 @@ fn a_container_that_was_made_anew_before_the_daemon_started_is_told_as_such() {
     assert!(event.text("/message").contains("claims to be pod"), "{event}");
 }
 
-#[test]
-fn a_new_kubelet_that_has_all_containers_made_anew_is_a_storm_and_claims_are_none() {
-    let dockerd = Dockerd::shared();
-    let scratch = Scratch::without_mounts();
-    let old_kubelet = Program::new(&scratch, "old/kubelet", Some("v1.7.16"));
-    let new_kubelet = Program::new(&scratch, "new/kubelet", Some("v1.9.11"));
-    let pods: Vec<Pod> = (0..3).map(|_| Pod::new(dockerd)).collect();
-    let claims: Vec<Pod> = (0..3).map(|_| Pod::claimed()).collect();
-    let start_all =
-        |pods: &[Pod]| -> Vec<Container<'_>> { pods.iter().map(|pod| pod.start(dockerd, 0, OLD)).collect() };
-    let (mut containers, mut claimants) = (start_all(&pods), start_all(&claims));
-    let mut first = start(&old_kubelet);
-    let mut daemon = launch().joining(dockerd.runtime()).start();
-    daemon.wait_for_component(first.pid());
-    first.end_with("0");
-    let second = start(&new_kubelet);
-    daemon.wait_for_component(second.pid());
-    let mut made = Vec::new();
-    for (pod, container) in claims.iter().zip(&mut claimants) {
-        let new = pod.recreate(dockerd, container, NEW);
-        recreation(&mut daemon, &new).expect("/target/pod/claimed", true);
-        made.push(new);
-    }
-    let is_storm = |event: &Event| event.text("/incident/kind") == "spec-hash-storm";
-    let of_it =
-        |event: &Event| is_storm(event) && event.number("/component/pid") == Some(second.pid().into());
-    assert!(!daemon.events().iter().any(of_it), "claims are no storm");
-    for (pod, container) in pods.iter().zip(&mut containers) {
-        let new = pod.recreate(dockerd, container, NEW);
-        recreation(&mut daemon, &new);
-        made.push(new);
-    }
-    let opened = daemon.wait_for("the storm", of_it);
-    opened.expect("/kind", "incident.opened");
-    opened.expect("/incident/confidence", "certain");
-    opened.expect("/incident/severity", "warning");
-    opened.expect("/incident/count", 3);
-    opened.expect("/component/version", "v1.9.11");
-    opened.expect("/component/previous_version", "v1.7.16");
-    let advice = opened.get("/incident/advice").map(ToString::to_string).unwrap_or_default();
-    assert!(advice.contains("do not go back") && advice.contains("drain the node"), "{advice}");
-    let shown = carry_out(&daemon, opened.text("/incident/id"), "spec-hash-storm/show-recreations").stdout;
-    for pod in &pods {
-        assert!(shown.contains(&pod.full()), "{} in {shown}", pod.full());
+/// Of a kubelet that runs beside others it is not told which of them it replaces.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn a_new_kubelet_that_has_all_containers_made_anew_is_a_storm_and_claims_are_none() {
+        let dockerd = Dockerd::shared();
+        let scratch = Scratch::without_mounts();
+        let old_kubelet = Program::new(&scratch, "old/kubelet", Some("v1.7.16"));
+        let new_kubelet = Program::new(&scratch, "new/kubelet", Some("v1.9.11"));
+        let pods: Vec<Pod> = (0..3).map(|_| Pod::new(dockerd)).collect();
+        let claims: Vec<Pod> = (0..3).map(|_| Pod::claimed()).collect();
+        let start_all = |pods: &[Pod]| -> Vec<Container<'_>> {
+            pods.iter().map(|pod| pod.start(dockerd, 0, OLD)).collect()
+        };
+        let (mut containers, mut claimants) = (start_all(&pods), start_all(&claims));
+        let mut first = start(&old_kubelet);
+        let mut daemon = launch().joining(dockerd.runtime()).start();
+        daemon.wait_for_component(first.pid());
+        first.end_with("0");
+        let second = start(&new_kubelet);
+        daemon.wait_for_component(second.pid());
+        let mut made = Vec::new();
+        for (pod, container) in claims.iter().zip(&mut claimants) {
+            let new = pod.recreate(dockerd, container, NEW);
+            recreation(&mut daemon, &new).expect("/target/pod/claimed", true);
+            made.push(new);
+        }
+        let is_storm = |event: &Event| event.text("/incident/kind") == "spec-hash-storm";
+        let of_it =
+            |event: &Event| is_storm(event) && event.number("/component/pid") == Some(second.pid().into());
+        assert!(!daemon.events().iter().any(of_it), "claims are no storm");
+        for (pod, container) in pods.iter().zip(&mut containers) {
+            let new = pod.recreate(dockerd, container, NEW);
+            recreation(&mut daemon, &new);
+            made.push(new);
+        }
+        let opened = daemon.wait_for("the storm", of_it);
+        opened.expect("/kind", "incident.opened");
+        opened.expect("/incident/confidence", "certain");
+        opened.expect("/incident/severity", "warning");
+        opened.expect("/incident/count", 3);
+        opened.expect("/component/version", "v1.9.11");
+        opened.expect("/component/previous_version", "v1.7.16");
+        let advice = opened.get("/incident/advice").map(ToString::to_string).unwrap_or_default();
+        assert!(advice.contains("do not go back") && advice.contains("drain the node"), "{advice}");
+        let shown =
+            carry_out(&daemon, opened.text("/incident/id"), "spec-hash-storm/show-recreations").stdout;
+        for pod in &pods {
+            assert!(shown.contains(&pod.full()), "{} in {shown}", pod.full());
+        }
     }
 }

@@ -17,6 +17,7 @@ use kevtmon_tests::mount::{Mount, Scratch, settle};
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::{Finished, Running, finish, hold_by_cwd, run};
+use serde_json::Value;
 
 /// A shell under another name, which no culprit is looked for behind.
 fn program_called(scratch: &Scratch, name: &str) -> PathBuf {
@@ -187,7 +188,7 @@ fn a_loss_that_is_not_judged_yet_is_told_with_the_reason_and_what_is_over_is_tol
     let gone = daemon.wait_for("the entry's end", |event| {
         event.is_deletion(pod.inum(), GATEWAY) && event.text("/neighbor/cause") == "link-deleted"
     });
-    for word in [sandbox.uid(), &sandbox.id()[..12], pod.netns_name(), GATEWAY] {
+    for word in [sandbox.uid(), &sandbox.id()[..12], pod.netns_name()] {
         let story = daemon.find(&["why", word]).remove(0);
         let sentence = story.text("/verdict/sentence");
         assert!(
@@ -200,6 +201,12 @@ fn a_loss_that_is_not_judged_yet_is_told_with_the_reason_and_what_is_over_is_tol
         let text = unbroken(&why(&daemon, word));
         assert!(text.contains("not judged yet") && text.contains("· judged at "), "{text}");
     }
+    // Pods of other tests have the same gateway.
+    let story = daemon.find(&["why", GATEWAY]).remove(0);
+    let inum = Value::from(pod.inum());
+    let of_pod = |suspected: &&Value| suspected.pointer("/neighbor/netns") == Some(&inum);
+    let suspected = story.list("/suspected").iter().find(of_pod);
+    assert!(suspected.is_some_and(|it| it.get("due").is_some()), "{story}");
     stop_and_account(daemon);
 }
 
@@ -254,9 +261,9 @@ fn a_batch_is_few_lines_with_a_count_on_a_terminal_and_every_event_in_json() {
 
 /// How many lines of a story stand for removed containers, and for how many.
 fn removals(story: &Event) -> (usize, u64) {
-    let is_removal = |step: &&serde_json::Value| step["kind"] == "container.removed";
+    let is_removal = |step: &&Value| step["kind"] == "container.removed";
     let steps: Vec<_> = story.list("/steps").iter().filter(is_removal).collect();
-    let count = |step: &&serde_json::Value| 1 + step["repeated"]["count"].as_u64().unwrap_or_default();
+    let count = |step: &&Value| 1 + step["repeated"]["count"].as_u64().unwrap_or_default();
     (steps.len(), steps.iter().map(count).sum())
 }
 
