@@ -33,7 +33,7 @@ use kevtmon_server::sinks::health::Health;
 use kevtmon_server::sinks::prometheus::HttpError;
 use kevtmon_server::sinks::{self, Context, Running, Sinks, StartError};
 use kevtmon_server::web_config::WatchedConfig;
-use kevtmon_sources::beat::at_beat;
+use kevtmon_sources::beat::{self, at_beat};
 use kevtmon_sources::kubelet::{KubeletFinder, ROOTS};
 use kevtmon_sources::netlink::NetlinkError;
 use kevtmon_sources::procfs::Proc;
@@ -148,6 +148,7 @@ pub async fn run(
         Servers::start(&config, &options, &metrics, own)?;
     let mut signals = Signals::new()?;
     let readers = Readers::reporting(Proc::default(), tx.clone(), Arc::clone(&metrics));
+    beat::limit(config.get(&beat::MAX_INTERVAL));
     let starts = Starts::count(&config);
     let sources = Sources::open(&config, options.log_bpf, &starts, &readers)?;
     // No reader was started yet: each has what this thread has.

@@ -61,6 +61,9 @@ pub const WITHOUT_BUDGETS: &str = "[hooks]\nsource_rate = 1000000\nsource_burst 
     [events]\nuser_rate = 1000000\nuser_burst = 1000000\n\
     container_rate = 1000000\ncontainer_burst = 1000000\n";
 
+/// The part of the configuration that has the daemon look every second at what the kernel does not announce.
+pub const POLL_EACH_SECOND: &str = "[polling]\nmax_interval_seconds = 1\n";
+
 /// Every event of an unprivileged account is told.
 pub const ALL_EVENTS: &str = "[events]\nuser_rate = 1000000\nuser_burst = 1000000\n";
 

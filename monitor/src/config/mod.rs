@@ -15,7 +15,7 @@ use kevtmon_history::{recording, store};
 use kevtmon_server::sinks::listen::{Addresses, LISTEN, WEB_CONFIG};
 use kevtmon_server::sinks::stdout::{FORMAT, Format, MIN_SEVERITY};
 use kevtmon_server::sinks::{api, journald, listen, stdout};
-use kevtmon_sources::{cni, ipam, kubelet, logs, rbd};
+use kevtmon_sources::{beat, cni, ipam, kubelet, logs, rbd};
 use kevtmon_types::regular_file;
 use kevtmon_types::settings::{
     CMDLINE, Description, Policy, Setting, Stored, Thresholds, Valid, Values, settings,
@@ -69,6 +69,7 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
         rbd::SETTINGS,
         logs::SETTINGS,
     ])
+        beat::SETTINGS,
     .flatten()
     .copied()
     .chain(kevtmon_probe::settings::descriptions())

@@ -48,10 +48,9 @@ fn a_file_of_any_size_and_one_without_end_are_refused() {
     }
 }
 
-/// Before adding a setting, check that it cannot hold a secret: recordings and bundles contain all of them.
-#[test]
-fn every_setting_is_understood() {
-    let text = r#"node_name = "slave-197"
+/// Every setting with another value than its default. Before adding one, check that it cannot hold a secret: recordings and bundles
+/// contain all of them.
+const ALL: &str = r#"node_name = "slave-197"
 state_dir = "/var/lib/k"
 require_ebpf = true
 socket = "/run/k.sock"
@@ -92,6 +91,9 @@ files = ["/var/log/kubelet.log"]
 journal = ["kubelet.service"]
 journalctl = "/usr/local/bin/journalctl"
 
+[polling]
+max_interval_seconds = 20
+
 [hooks]
 neighbor = "netlink"
 umount = "off"
@@ -125,6 +127,9 @@ enabled = false
 minutes = 30
 max_mib = 32
 "#;
+
+#[test]
+fn every_setting_is_understood() {
     // Thresholds are numbers: they hold no secret. Each is as large or as small as it may be.
     let line = |(index, threshold): (usize, &settings::Threshold)| {
         let value = match threshold.unit {
@@ -135,7 +140,7 @@ max_mib = 32
         format!("{} = {value}\n", threshold.key)
     };
     let lines: String = diagnose::thresholds().enumerate().map(line).collect();
-    let text = &text.replace("THRESHOLDS\n", &lines);
+    let text = &ALL.replace("THRESHOLDS\n", &lines);
     let config = merged(text, &Overrides::default(), environment());
     assert_eq!(effective_file(&config), *text);
     let defaults = merged("", &Overrides::default(), environment());

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use kevtmon_tests::advice::{carry_out, look, opened, resolved};
-use kevtmon_tests::daemon::{Daemon, Launch, kubelet_roots, launch};
+use kevtmon_tests::daemon::{Daemon, Launch, POLL_EACH_SECOND, kubelet_roots, launch};
 use kevtmon_tests::dockerd::{Dockerd, IMAGE};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -53,7 +53,7 @@ impl Stage {
 
     fn launch(&self) -> Launch {
         let incidents = "[incidents]\ncontainer_undeletable_seconds = 8\nmount_leak_seconds = 1\n";
-        let config = format!("{}\n{incidents}", kubelet_roots(&self.kubelet_root()));
+        let config = format!("{}\n{POLL_EACH_SECOND}{incidents}", kubelet_roots(&self.kubelet_root()));
         launch().joining(self.dockerd.runtime()).config(&config)
     }
 }

@@ -7,7 +7,7 @@ use kevtmon_tests::actor::Actor;
 use kevtmon_tests::advice::{carry_out, incident, is_understood, not_carried_out, offered, opened, resolved};
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::container::Container;
-use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch, program};
+use kevtmon_tests::daemon::{Daemon, POLL_EACH_SECOND, kubelet_roots, launch, program};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -24,7 +24,7 @@ const KIND: &str = "mount-leak";
 
 /// A kubelet's root directory, and mounts are left soon.
 fn config(root: &Path) -> String {
-    format!("{}\n[incidents]\nmount_leak_seconds = 1\n", kubelet_roots(root))
+    format!("{}\n{POLL_EACH_SECOND}[incidents]\nmount_leak_seconds = 1\n", kubelet_roots(root))
 }
 
 /// Where a kubelet has a volume of a new pod.

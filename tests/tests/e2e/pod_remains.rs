@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use kevtmon_tests::advice::{carry_out, incident, opened};
 use kevtmon_tests::container::Container;
-use kevtmon_tests::daemon::{Daemon, Launch, kubelet_roots, launch};
+use kevtmon_tests::daemon::{Daemon, Launch, POLL_EACH_SECOND, kubelet_roots, launch};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -50,7 +50,7 @@ impl Kubelet {
     }
 
     fn launch(&self) -> Launch {
-        launch().config(&format!("{}{SOON}", kubelet_roots(&self.root())))
+        launch().config(&format!("{}{POLL_EACH_SECOND}{SOON}", kubelet_roots(&self.root())))
     }
 }
 

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use kevtmon_tests::actor::{self, Actor};
 use kevtmon_tests::advice::{carry_out, incident, is_understood, offered, opened, resolved};
-use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
+use kevtmon_tests::daemon::{Daemon, POLL_EACH_SECOND, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::fake_dockerd::FakeDockerd;
@@ -69,7 +69,7 @@ fn program_called(name: &str, directory: &Path, arguments: &str) -> Actor {
 
 fn config(root: &Path, sysfs: &Path) -> String {
     format!(
-        "{}\n[rbd]\nsysfs = \"{}\"\n[incidents]\nrbd_orphan_mapping_seconds = 1\n",
+        "{}\n{POLL_EACH_SECOND}[rbd]\nsysfs = \"{}\"\n[incidents]\nrbd_orphan_mapping_seconds = 1\n",
         kubelet_roots(root),
         sysfs.display()
     )

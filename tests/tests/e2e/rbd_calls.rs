@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kevtmon_tests::advice::{incident, is_understood, opened, resolved};
 use kevtmon_tests::container::Container;
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, POLL_EACH_SECOND, launch};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -146,7 +146,12 @@ fn keys_of_the_cluster_stand_in_nothing_that_is_written() {
 fn no_images(rbd: &FakeRbd) -> String {
     let sysfs = rbd.directory().path().join("sys");
     fs::create_dir_all(sysfs.join("bus/rbd/devices")).expect("a directory can be made");
-    format!("[rbd]\nsysfs = \"{}\"\n", sysfs.display())
+    polled(&sysfs)
+}
+
+/// The part of the configuration that tells where sysfs is, and to look there often.
+fn polled(sysfs: &Path) -> String {
+    format!("{POLL_EACH_SECOND}[rbd]\nsysfs = \"{}\"\n", sysfs.display())
 }
 
 /// As sysfs shows an image that is mapped.
@@ -172,8 +177,7 @@ fn a_lock_that_is_left_when_its_image_was_unmapped_is_an_incident_until_it_is_re
     let (rbd, scratch) = (FakeRbd::script(), Scratch::without_mounts());
     let image = unique::name("locked");
     let device = map(scratch.path(), &image);
-    let config =
-        format!("[rbd]\nsysfs = \"{}\"\n[incidents]\nrbd_lock_left_seconds = 1\n", scratch.path().display());
+    let config = format!("{}[incidents]\nrbd_lock_left_seconds = 1\n", polled(scratch.path()));
     let mut daemon = launch().config(&config).start();
     let lock = "kubelet_lock_magic_slave-197";
     let _ = rbd.call(&format!("lock add {image} {lock} {KUBELETS}")).succeeded("rbd");
@@ -219,8 +223,7 @@ fn a_lock_that_is_left_when_its_image_was_unmapped_is_an_incident_until_it_is_re
 fn who_called_rbd_has_likely_mapped_or_unmapped_the_image_unless_another_one_did_so_too() {
     let (rbd, scratch) = (FakeRbd::script(), Scratch::without_mounts());
     fs::create_dir_all(scratch.path().join("bus/rbd/devices")).expect("a directory can be made");
-    let config = format!("[rbd]\nsysfs = \"{}\"\n", scratch.path().display());
-    let mut daemon = launch().config(&config).start();
+    let mut daemon = launch().config(&polled(scratch.path())).start();
     let [one, wrapped_image, both] = ["one", "wrapped", "both"].map(unique::name);
     let of = |kind: &'static str, image: &str| {
         let image = image.to_owned();

@@ -1,10 +1,32 @@
 //! Common moments at which what is read from time to time is read.
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 use std::time::{Duration, Instant};
+
+use kevtmon_types::settings::{Valid, settings};
+
+settings! { "polling":
+    /// Longest time between two looks at what the kernel does not announce, such as mounts in other namespaces and RBD images: it
+    /// shortens the intervals that are longer. Shorter ones find more quickly what has changed, and take more processor time.
+    MAX_INTERVAL: u64 = "max_interval_seconds", default 300, valid Valid::Range(1, 300);
+}
+
+static LIMIT: OnceLock<Duration> = OnceLock::new();
+
+/// Sets the value of [`MAX_INTERVAL`], once and before the first [`at_beat`].
+pub fn limit(seconds: u64) {
+    // A second call changes nothing.
+    let _ = LIMIT.set(Duration::from_secs(seconds));
+}
 
 /// Seconds between two beats, for pauses that are multiples of that; the first one that fits is taken.
 const BEATS: [u64; 3] = [20, 10, 5];
+
+/// An interval, or [`MAX_INTERVAL`] if that is shorter.
+#[must_use]
+pub fn limited(interval: Duration) -> Duration {
+    LIMIT.get().map_or(interval, |limit| interval.min(*limit))
+}
 
 /// The beat that is nearest to the end of a pause; the end itself of one for which there is none. What is looked at from time to
 /// time is looked at then, so that one wake-up and one reader process serve all of it.
@@ -12,7 +34,7 @@ const BEATS: [u64; 3] = [20, 10, 5];
 pub fn at_beat(pause: Duration) -> tokio::time::Instant {
     static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
     let since_first = FIRST.elapsed();
-    tokio::time::Instant::from_std(*FIRST + end(since_first, pause))
+    tokio::time::Instant::from_std(*FIRST + end(since_first, limited(pause)))
 }
 
 /// When a pause ends that begins at this time; both since the first beat.

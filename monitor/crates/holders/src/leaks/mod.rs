@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kevtmon_metrics::Metrics;
 use kevtmon_observation::{Fact, KernelMounts, MountCopies, SourceKind, SourceStatus};
-use kevtmon_sources::beat::at_beat;
+use kevtmon_sources::beat::{at_beat, limited};
 use kevtmon_sources::procfs::readers::{Answer, Readers, Unread};
 use kevtmon_sources::{Sender, spawn_until_closed, tell};
 use kevtmon_types::clock::boot_now;
@@ -159,8 +159,9 @@ impl Follower {
         self.tell_whether_whole(&found).await;
         self.attached.update(std::mem::take(&mut found.attached));
         self.metrics.mount_inventory();
-        let rest = (found.took * RESTS).clamp(PAUSE, REST_MAX);
-        self.calm = (found.took * RESTS).clamp(PAUSE, INTERVAL);
+        let rest = found.took * RESTS;
+        self.calm = rest.clamp(limited(PAUSE), limited(INTERVAL));
+        let rest = rest.clamp(limited(PAUSE), limited(REST_MAX));
         self.is_restored &= !found.is_complete();
         let (kernel, is_partial) = (self.kernel.clone(), self.is_restored);
         let copies = MountCopies { kernel, is_partial, ..self.memory.apply(boot_now(), found) };
