@@ -274,13 +274,14 @@ fn more_than(all: usize) -> String {
     }
 }
 
-/// Keeps what a running daemon needs: its programs are attached, and its ports are bound.
-pub fn keep_what_running_needs() {
+/// Keeps what a running daemon needs: its programs are attached, and its ports are bound. Later it opens connections to other
+/// nodes only if a sink does.
+pub fn keep_what_running_needs(connects: bool) {
     let kept = [&RUNNING[..], &[DAC_OVERRIDE]].concat();
     if let Err(error) = capabilities::keep(&kept) {
         tracing::warn!(%error, "cannot give up the capabilities that only the start needed");
     }
-    if let Err(error) = filter::apply() {
+    if let Err(error) = filter::apply(connects) {
         tracing::warn!(error = chain(&error), "system calls are not filtered");
     }
 }

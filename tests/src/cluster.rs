@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::daemon::own_address;
 use crate::dockerd::IMAGE;
@@ -66,7 +66,37 @@ impl Cluster {
         self.control_plane.attempt(&words).succeeded(&format!("kubectl {arguments:?}"))
     }
 
-    /// Makes a StatefulSet: its pods are `NAME-0`, `NAME-1` and so on, and each is replaced by one of the same name.
+    /// Applies an object, wherever it says.
+    pub fn apply(&self, object: &Value) {
+        let mut command = self.control_plane.kubectl(&["apply", "--filename=-"]);
+        let _ = finish_with_input(&mut command, object.to_string());
+    }
+
+    /// A token of a service account, as the kubelet asks for those of pods.
+    #[must_use]
+    pub fn token(&self, namespace: &str, account: &str) -> String {
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
+        let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+        let mut command = self.control_plane.kubectl(&["create", "--raw", &path, "--filename=-"]);
+        let answer = finish_with_input(&mut command, request.to_string()).stdout;
+        let answer: Value = serde_json::from_str(&answer).expect("JSON");
+        answer["status"]["token"].as_str().expect("a token").to_owned()
+    }
+
+    /// URL of the API server.
+    #[must_use]
+    pub fn server(&self) -> String {
+        format!("https://{}", self.control_plane.api)
+    }
+
+    /// Certificates of the authority that the API server has its own of.
+    #[must_use]
+    pub fn authority(&self) -> PathBuf {
+        self.control_plane.path("certificates/apiserver.crt")
+    }
+
+    /// Makes a StatefulSet: its pods are `NAME-0`, `NAME-1` and so on, and each is replaced by one of the same name. Each has a
+    /// volume in memory, which is called `data`.
     pub fn run_stateful_set(&self, name: &str, replicas: u32) {
         let labels = json!({ "app": name });
         let manifest = json!({
@@ -80,7 +110,9 @@ impl Cluster {
                     "containers": [{
                         "name": "app", "image": IMAGE, "imagePullPolicy": "Never",
                         "command": ["/bin/sleep", "1000000"],
+                        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
                     }],
+                    "volumes": [{"name": "data", "emptyDir": {"medium": "Memory"}}],
                 }},
             },
         });
@@ -99,13 +131,14 @@ impl Cluster {
 #[derive(Debug)]
 struct ControlPlane {
     processes: Vec<(&'static str, Running)>,
+    api: SocketAddr,
     scratch: Scratch,
 }
 
 impl ControlPlane {
     fn start() -> Self {
-        let mut plane = Self { processes: Vec::new(), scratch: Scratch::without_mounts() };
         let (etcd, peer, api) = (own_address(), own_address(), own_address());
+        let mut plane = Self { processes: Vec::new(), api, scratch: Scratch::without_mounts() };
         plane.write_access(api);
         plane.start_etcd(etcd, peer);
         wait_until("etcd answers", || {
@@ -171,7 +204,7 @@ impl ControlPlane {
             format!("--service-account-key-file={key}"),
             format!("--service-account-signing-key-file={key}"),
             "--service-account-issuer=https://kevtmon.invalid".to_owned(),
-            "--authorization-mode=AlwaysAllow".to_owned(),
+            "--authorization-mode=RBAC".to_owned(),
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             "--allow-privileged=true".to_owned(),
             "--service-cluster-ip-range=198.18.0.0/24".to_owned(),

@@ -14,7 +14,7 @@ use kevtmon_event::Severity;
 use kevtmon_history::{recording, store};
 use kevtmon_server::sinks::listen::{Addresses, LISTEN, WEB_CONFIG};
 use kevtmon_server::sinks::stdout::{FORMAT, Format, MIN_SEVERITY};
-use kevtmon_server::sinks::{api, journald, listen, stdout};
+use kevtmon_server::sinks::{api, journald, kubernetes, listen, stdout};
 use kevtmon_sources::{beat, cni, ipam, kubelet, logs, rbd};
 use kevtmon_types::regular_file;
 use kevtmon_types::settings::{
@@ -58,6 +58,7 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
         kevtmon_types::settings::SETTINGS,
         stdout::SETTINGS,
         journald::SETTINGS,
+        kubernetes::SETTINGS,
         listen::SETTINGS,
     ]
     .into_iter()
@@ -68,8 +69,8 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
         ipam::SETTINGS,
         rbd::SETTINGS,
         logs::SETTINGS,
-    ])
         beat::SETTINGS,
+    ])
     .flatten()
     .copied()
     .chain(kevtmon_probe::settings::descriptions())

@@ -65,6 +65,12 @@ enabled = "yes"
 min_severity = "info"
 socket = "/run/j.sock"
 
+[kubernetes]
+events = true
+server = "https://10.96.0.1:6443"
+token_file = "/etc/kevtmon/token"
+ca_file = "/etc/kevtmon/ca.crt"
+
 [metrics]
 listen = ["0.0.0.0:19809", "[::1]:19809"]
 web_config = "/etc/kevtmon/web.yml"

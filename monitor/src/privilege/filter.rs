@@ -114,6 +114,8 @@ const BPF_COMMANDS: [u64; 11] = [
 
 /// Sockets that are opened later: runtimes, queries, the journal; the kernel. None of them leads to another node; what is open already can still be used (SECURITY.md).
 const FAMILIES: [libc::c_int; 2] = [libc::AF_UNIX, libc::AF_NETLINK];
+/// Those that do, where a sink writes to a server.
+const CONNECTING: [libc::c_int; 2] = [libc::AF_INET, libc::AF_INET6];
 /// Namespaces that are entered later: networks, to be read; the control groups of the node, by readers.
 const NAMESPACES: [libc::c_int; 2] = [libc::CLONE_NEWNET, libc::CLONE_NEWCGROUP];
 
@@ -121,15 +123,16 @@ const NAMESPACES: [libc::c_int; 2] = [libc::CLONE_NEWNET, libc::CLONE_NEWCGROUP]
 ///
 /// # Errors
 /// When the kernel takes no filter, or there is none for this architecture.
-pub(super) fn apply() -> Result<(), FilterError> {
-    apply_filter_all_threads(&program()?).map_err(|error| FilterError::Apply(io::Error::other(error)))
+pub(super) fn apply(connects: bool) -> Result<(), FilterError> {
+    apply_filter_all_threads(&program(connects)?).map_err(|error| FilterError::Apply(io::Error::other(error)))
 }
 
-fn program() -> Result<BpfProgram, BackendError> {
+fn program(connects: bool) -> Result<BpfProgram, BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         DENIED.into_iter().chain(DENIED_HERE).map(|call| (call, Vec::new())).collect();
     let numbers = |list: &[libc::c_int]| list.iter().filter_map(|it| u64::try_from(*it).ok()).collect();
-    let families: Vec<u64> = numbers(&FAMILIES);
+    let connecting = if connects { &CONNECTING[..] } else { &[] };
+    let families: Vec<u64> = numbers(&[&FAMILIES[..], connecting].concat());
     let namespaces: Vec<u64> = numbers(&NAMESPACES);
     for (call, argument, allowed) in [
         (libc::SYS_bpf, 0, &BPF_COMMANDS[..]),
@@ -195,7 +198,7 @@ mod tests {
                 wait.recv().unwrap();
                 (errno(libc::SYS_mount, [0; 3]), family(libc::AF_INET))
             });
-            apply().unwrap();
+            apply(false).unwrap();
             go.send(()).unwrap();
             assert_eq!(earlier.join().unwrap(), (libc::EPERM, libc::EPERM), "of a thread from before");
             for call in DENIED.into_iter().chain(DENIED_HERE) {
@@ -222,11 +225,24 @@ mod tests {
         });
     }
 
+    #[test]
+    fn a_sink_that_connects_has_the_sockets_for_it_and_no_others() {
+        alone(module_path!(), "a_sink_that_connects_has_the_sockets_for_it_and_no_others", || {
+            apply(true).unwrap();
+            for allowed in [libc::AF_UNIX, libc::AF_INET] {
+                assert_eq!(errno(libc::SYS_socket, [allowed.into(), libc::SOCK_STREAM.into(), 0]), 0);
+            }
+            for denied in [libc::AF_PACKET, libc::AF_VSOCK, libc::AF_ALG] {
+                assert_eq!(family(denied), libc::EPERM, "{denied}");
+            }
+        });
+    }
+
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn the_numbers_of_x32_are_no_way_around_it() {
         alone(module_path!(), "the_numbers_of_x32_are_no_way_around_it", || {
-            apply().unwrap();
+            apply(false).unwrap();
             // getpid(2), which is on no list.
             assert_eq!(errno(libc::SYS_getpid | 0x4000_0000, [0; 3]), libc::EPERM);
         });

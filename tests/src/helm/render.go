@@ -17,7 +17,7 @@ import (
 )
 
 // What Helm makes before everything else, in its order.
-var first = []string{"Namespace", "ServiceAccount", "ConfigMap", "DaemonSet"}
+var first = []string{"Namespace", "ServiceAccount", "ConfigMap", "ClusterRole", "ClusterRoleBinding", "DaemonSet"}
 
 func rank(kind string) int {
 	for place, name := range first {

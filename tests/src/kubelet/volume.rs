@@ -16,8 +16,14 @@ impl KubeletNode {
         let volumes = serde_json::json!([{"name": "data", "emptyDir": {"medium": "Memory"}}]);
         self.write_pod(name, None, &mounts, Some(volumes));
         let pod = self.wait_for_static_pod(name, &[]);
-        let below = format!("kubelet/pods/{}/volumes/kubernetes.io~empty-dir/data", pod.uid);
-        (pod, self.path(&below))
+        let volume = self.memory_of(&pod);
+        (pod, volume)
+    }
+
+    /// Where the volume in memory of a pod is mounted, which is called `data`.
+    #[must_use]
+    pub fn memory_of(&self, pod: &NodePod) -> PathBuf {
+        self.path(&format!("kubelet/pods/{}/volumes/kubernetes.io~empty-dir/data", pod.uid))
     }
 
     /// Holds a directory of the node by being in it, as a process beside the kubelet.

@@ -1,12 +1,20 @@
 //! Pods of a whole cluster. Ignored by a plain `cargo test`: `cargo xtask test cluster` builds what it is made of and runs
 //! these.
 
+use std::fs;
+
 use kevtmon_tests::cluster::Cluster;
 use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::delivered::parse;
 use kevtmon_tests::event::Event;
+use kevtmon_tests::helm;
 use kevtmon_tests::kubelet::NodePod;
+use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::netns::NetnsPath;
-use kevtmon_tests::pod::GATEWAY;
+use kevtmon_tests::network::NeighbourState;
+use kevtmon_tests::patience::wait_until;
+use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR};
+use serde_json::json;
 
 /// Waits until the daemon knows a pod and its gateway; the namespace of its network.
 fn wait_until_known(daemon: &mut Daemon, pod: &NodePod) -> u64 {
@@ -105,4 +113,80 @@ fn a_forced_deletion_is_told_before_it_takes_the_gateway_of_the_next_pod_of_that
         let told: Vec<&Event> = incidents_of(&events, pod).collect();
         assert!(told.is_empty(), "of a pod that was deleted in good order: {told:?}");
     }
+}
+
+/// The first line of a text that has all of these.
+fn line_with(text: &str, words: &[&str]) -> Option<String> {
+    text.lines().find(|line| words.iter().all(|word| line.contains(word))).map(str::to_owned)
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn who_took_the_gateway_of_a_pod_and_holds_its_volume_is_in_its_description() {
+    let cluster = Cluster::start();
+    let rendered = helm::render(&json!({"kubernetesEvents": true})).succeeded("rendering").stdout;
+    let objects = parse(&rendered, helm::CHART);
+    let (bindings, others): (Vec<_>, Vec<_>) = objects
+        .into_iter()
+        .filter(|object| object["kind"] != "DaemonSet")
+        .partition(|object| object["kind"] == "ClusterRoleBinding");
+    let _ = cluster.kubectl(&["create", "namespace", helm::NAMESPACE]);
+    others.iter().for_each(|object| cluster.apply(object));
+    let scratch = Scratch::without_mounts();
+    let token_file = scratch.path().join("token");
+    fs::write(&token_file, cluster.token(helm::NAMESPACE, "kevtmon")).expect("a file can be written");
+    let config = format!(
+        "[kubernetes]\nevents = true\nserver = {:?}\ntoken_file = {token_file:?}\nca_file = {:?}\n",
+        cluster.server(),
+        cluster.authority(),
+    );
+    let node = cluster.node();
+    let mut daemon = launch().joining(node.dockerd().runtime()).config(&config).start();
+    cluster.run_stateful_set("etcd1", 1);
+    let pod = cluster.wait_for_pod("etcd1-0", &[]);
+    let netns = wait_until_known(&mut daemon, &pod);
+    let network = NetnsPath::of_process(pod.pid);
+    let delete_gateway = || network.run(&format!("ip neigh del {GATEWAY} dev eth0"));
+    let set_gateway = || network.set_neighbor("eth0", GATEWAY, GATEWAY_LLADDR, NeighbourState::Permanent);
+    let described = |words: &[&str]| {
+        wait_until(&format!("{words:?} in the description"), || {
+            line_with(&cluster.kubectl(&["describe", "pod", "etcd1-0"]).stdout, words)
+        })
+    };
+
+    // Without the role it says what it lacks.
+    let lost = |event: &Event, transition: &str| {
+        event.is_incident(transition, "gateway-neighbor-lost") && event.is_in(netns)
+    };
+    let _ = delete_gateway();
+    daemon.wait_for("the first loss", |event| lost(event, "incident.opened"));
+    let degraded = daemon.wait_for("that it may not", |event| {
+        event.kind() == "daemon.degraded" && event.to_string().contains("lacks the RBAC verb create")
+    });
+    assert!(degraded.to_string().contains("kubernetes"), "{degraded}");
+    bindings.iter().for_each(|object| cluster.apply(object));
+    set_gateway();
+    let closed = daemon.wait_for("its end", |event| lost(event, "incident.closed"));
+    let line = described(&["Normal", "GatewayNeighborLost", "resolved: "]);
+    assert!(line.contains(closed.text("/incident/summary")), "{line}");
+
+    let _ = delete_gateway();
+    let first = closed.text("/incident/id");
+    let opened = daemon.wait_for("the second loss", |event| {
+        lost(event, "incident.opened") && event.text("/incident/id") != first
+            || lost(event, "incident.opened") && event.number("/incident/episode") == Some(2)
+    });
+    let line = described(&["Warning", "GatewayNeighborLost"]);
+    assert!(line.contains(opened.text("/incident/summary")), "{line}");
+
+    let volume = node.memory_of(&pod);
+    let holder = node.hold_by_cwd(&volume);
+    let _ = cluster.kubectl(&["delete", "pod", "etcd1-0", "--wait=false"]);
+    let line = described(&["Warning", "VolumeBusy", &format!("sleep (pid {})", holder.pid())]);
+    assert!(line.contains(&pod.full_name()), "{line}");
+    drop(holder);
+    let line = wait_until("its end among the Events", || {
+        line_with(&cluster.kubectl(&["get", "events"]).stdout, &["Normal", "VolumeBusy", "etcd1-0"])
+    });
+    assert!(line.contains("resolved: "), "{line}");
 }

@@ -129,6 +129,30 @@ fn runtime_sockets_are_an_argument_and_no_mount() {
 }
 
 #[test]
+fn kubernetes_events_take_a_token_and_two_verbs_and_nothing_else() {
+    let (plain, objects) = (rendered(&json!({})), rendered(&json!({"kubernetesEvents": true})));
+    let expected = ["ServiceAccount", "ConfigMap", "ClusterRole", "ClusterRoleBinding", "DaemonSet"];
+    assert_eq!(kinds(&objects), expected);
+    assert_eq!(of_kind(&objects, "ServiceAccount"), of_kind(&plain, "ServiceAccount"));
+    let role = of_kind(&objects, "ClusterRole").expect("a ClusterRole");
+    let rule = json!({"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]});
+    assert_eq!(role["rules"], json!([rule]));
+    let binding = of_kind(&objects, "ClusterRoleBinding").expect("a ClusterRoleBinding");
+    let account = json!({"kind": "ServiceAccount", "name": "kevtmon", "namespace": NAMESPACE});
+    assert_eq!(binding["subjects"], json!([account]));
+    assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+    let mut pods = [&plain, &objects].map(|objects| set(objects)["spec"]["template"]["spec"].clone());
+    let mounts = pods.each_mut().map(|pod| pod["automountServiceAccountToken"].take());
+    assert_eq!(mounts, [json!(false), json!(true)]);
+    assert_eq!(pods[0], pods[1]);
+    let toml = |objects: &[Value]| {
+        let map = of_kind(objects, "ConfigMap").expect("a ConfigMap");
+        string(&map["data"], "kevtmon.toml").to_owned()
+    };
+    assert_eq!(toml(&objects), format!("{}\n[kubernetes]\nevents = true\n", toml(&plain)));
+}
+
+#[test]
 fn a_pod_monitor_finds_the_metrics_at_the_address_of_the_node_and_hides_no_pod() {
     for (ipv6, address) in [(false, "$(KEVTMON_POD_IP)"), (true, "[$(KEVTMON_POD_IP)]")] {
         let objects = rendered(&json!({"podMonitor": true, "ipv6": ipv6}));

@@ -51,6 +51,7 @@ mod iterators;
 mod kernel_holders;
 mod kubelet;
 mod kubelet_node;
+mod kubernetes_events;
 mod lifecycle;
 mod lineage;
 mod link;

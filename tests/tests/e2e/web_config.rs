@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kevtmon_tests::certificate::Certificate;
 use kevtmon_tests::daemon::{Daemon, Launch, launch, program};
 use kevtmon_tests::eventually;
 use kevtmon_tests::http;
@@ -12,63 +13,6 @@ use kevtmon_tests::process::{Finished, attempt};
 /// Hashes of these passwords.
 const RIGHT: (&str, &str) = ("right", "$2b$04$J1rVmDn8nWIvGDo.EJb0POYcnCLJtWG6WLLHx2BLQODFaLFQcl0ee");
 const ROTATED: (&str, &str) = ("rotated", "$2b$04$CT4nO3dbRwXP562gR43Q5e/.FNo0ii9V0k/C.nyXWbBl1L6f6dFp.");
-
-/// A certificate and its key.
-struct Certificate {
-    certificate: PathBuf,
-    key: PathBuf,
-}
-
-impl Certificate {
-    /// One of its own authority, that may issue others.
-    fn authority(directory: &Path, name: &str) -> Self {
-        Self::make(directory, name, "basicConstraints = critical, CA:TRUE", None)
-    }
-
-    /// For an address.
-    fn server(directory: &Path, name: &str, address: std::net::SocketAddr) -> Self {
-        let extensions = format!("basicConstraints = CA:FALSE\nsubjectAltName = IP:{}", address.ip());
-        Self::make(directory, name, &extensions, None)
-    }
-
-    /// Of a client.
-    fn client(directory: &Path, name: &str, issuer: &Self) -> Self {
-        let extensions = "basicConstraints = CA:FALSE\nextendedKeyUsage = clientAuth";
-        Self::make(directory, name, extensions, Some(issuer))
-    }
-
-    fn make(directory: &Path, name: &str, extensions: &str, issuer: Option<&Self>) -> Self {
-        let file = |suffix: &str| directory.join(format!("{name}.{suffix}"));
-        let (certificate, key, config) = (file("pem"), file("key"), file("cnf"));
-        let text = format!("[req]\ndistinguished_name = name\n[name]\n[extensions]\n{extensions}\n");
-        fs::write(&config, text).expect("a file can be written");
-        let mut words: Vec<String> =
-            ["openssl", "req", "-x509", "-nodes", "-days", "3650"].map(str::to_owned).into();
-        words.extend(["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"].map(str::to_owned));
-        words.extend(["-subj", "/CN=kevtmon test", "-extensions", "extensions"].map(str::to_owned));
-        let mut path = |option: &str, path: &Path| {
-            words.extend([option.to_owned(), path.to_string_lossy().into_owned()])
-        };
-        path("-config", &config);
-        path("-out", &certificate);
-        path("-keyout", &key);
-        if let Some(issuer) = issuer {
-            path("-CA", &issuer.certificate);
-            path("-CAkey", &issuer.key);
-        }
-        let _ = attempt(&words).succeeded("openssl req");
-        Self { certificate, key }
-    }
-
-    /// Takes the place of another one, as who rotates certificates does it.
-    fn replace(&self, other: &Self) {
-        for (from, to) in [(&self.key, &other.key), (&self.certificate, &other.certificate)] {
-            let beside = to.with_extension("new");
-            fs::copy(from, &beside).expect("a file can be copied");
-            fs::rename(beside, to).expect("a file can be renamed");
-        }
-    }
-}
 
 fn secured(launch: Launch, text: &str) -> Launch {
     let path = launch.directory().join("web.yml");

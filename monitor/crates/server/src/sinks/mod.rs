@@ -17,6 +17,7 @@ pub mod health;
 pub mod journald;
 pub mod json;
 mod kept;
+pub mod kubernetes;
 pub mod listen;
 pub mod prometheus;
 mod reconnect;
@@ -34,11 +35,12 @@ pub use startup::{Context, Running, StartError, Started, start};
 
 /// Every sink, with its name in errors, in the order in which they get an event. The store is the first: the others
 /// wait for its commits.
-const SINKS: [(&str, startup::Start); 4] = [
+const SINKS: [(&str, startup::Start); 5] = [
     ("the event store", store::start_if_enabled),
     ("standard output", stdout::start),
     ("the journal", journald::start),
     ("the memory of events", api::start_sink),
+    ("Kubernetes Events", kubernetes::start),
 ];
 
 /// What the thread of a queue hands its events to.

@@ -30,6 +30,8 @@ pub trait Destination: Send + 'static {
     const TITLE: &'static str;
     /// Whether the destination gets an `events.lost` event for what it missed.
     const REPORTS_GAPS: bool = true;
+    /// In log messages: what becomes of events while it is down.
+    const MEANWHILE: &'static str = "events are discarded";
 
     /// Whether connecting may succeed. Called before [`Self::connect`].
     fn can_connect(&self) -> bool {
@@ -62,8 +64,11 @@ pub trait Destination: Send + 'static {
     /// Drops the connection after this error.
     fn disconnect(&mut self, error: &Self::Error) -> Disconnected;
 
-    /// Notified of an event that is discarded while the destination is down.
-    fn skip(&mut self, _event: &SharedEvent) {}
+    /// Notified of an event that comes while the destination is down. Returns whether it keeps it for later; if not, the event is
+    /// discarded.
+    fn skip(&mut self, _event: &SharedEvent) -> bool {
+        false
+    }
 
     /// As [`Sink::due`], while connected.
     fn due(&self) -> Option<Instant> {
@@ -166,8 +171,9 @@ impl<D: Destination> Reconnecting<D> {
             None => self.state = State::Up,
             Some(reason) => {
                 tracing::warn!(
-                    "the {} is unavailable: {reason}; events are discarded until it is back",
-                    D::TITLE
+                    "the {} is unavailable: {reason}; {} until it is back",
+                    D::TITLE,
+                    D::MEANWHILE
                 );
                 self.schedule_retry();
             }
@@ -277,7 +283,7 @@ impl<D: Destination> Reconnecting<D> {
         }
         match &failure {
             Some(reason) => {
-                tracing::warn!("the {} failed: {reason}; events are discarded until it is back", D::TITLE)
+                tracing::warn!("the {} failed: {reason}; {} until it is back", D::TITLE, D::MEANWHILE);
             }
             None => tracing::info!("the {} is back", D::TITLE),
         }
@@ -300,7 +306,9 @@ impl<D: Destination> Reconnecting<D> {
     }
 
     fn discard(&mut self, event: &Arc<SharedEvent>) {
-        self.destination.skip(event);
+        if self.destination.skip(event) {
+            return;
+        }
         if D::REPORTS_GAPS {
             EventGap::extend(&mut self.gap, event, Refused::Down);
         }

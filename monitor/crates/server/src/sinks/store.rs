@@ -352,9 +352,10 @@ impl Destination for StoreFile {
         Disconnected { undelivered, retry_now, must_report }
     }
 
-    fn skip(&mut self, event: &SharedEvent) {
+    fn skip(&mut self, event: &SharedEvent) -> bool {
         self.note(event);
         self.barrier.advance(self.last_seq);
+        false
     }
 
     fn due(&self) -> Option<Instant> {

@@ -75,8 +75,9 @@ impl Destination for Buffered {
         Disconnected { undelivered, retry_now: self.retry_now, must_report: false }
     }
 
-    fn skip(&mut self, _event: &SharedEvent) {
+    fn skip(&mut self, _event: &SharedEvent) -> bool {
         self.skipped += 1;
+        false
     }
 
     fn close(&mut self) -> Result<(), Broken> {
