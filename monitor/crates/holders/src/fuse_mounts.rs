@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 use kevtmon_observation::{Access, Fact, FileServer, FuseMount, FuseServer, Holder, NsInum};
-use kevtmon_sources::beat::at_beat;
+use kevtmon_sources::beat::at_look;
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 use kevtmon_sources::procfs::readers::{Answer, Job, Readers};
@@ -80,7 +80,7 @@ async fn follow(readers: Readers, mut known: Vec<Followed>, mut requests: mpsc::
             }
         }
         tokio::select! {
-            () = sleep_until(at_beat(INTERVAL)) => {}
+            () = sleep_until(at_look(INTERVAL)) => {}
             Some(()) = requests.recv() => sleep(SETTLE).await,
         }
     }

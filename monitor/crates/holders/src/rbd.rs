@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kevtmon_observation::{Access, Fact, Holder, NsInum, RbdImage, RbdNumber, RbdUse, RbdUses};
-use kevtmon_sources::beat::at_beat;
+use kevtmon_sources::beat::at_look;
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::{Buffer, Dir};
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable};
@@ -84,7 +84,7 @@ async fn look_again(
         }
         let pause = if is_all_used { INTERVAL } else { OFTEN };
         tokio::select! {
-            () = sleep_until(at_beat(pause)), if number > 0 => {}
+            () = sleep_until(at_look(pause)), if number > 0 => {}
             changed = images.changed() => {
                 if changed.is_err() {
                     return;

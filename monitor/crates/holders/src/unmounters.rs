@@ -10,7 +10,7 @@ use std::time::Duration;
 use calls::Call;
 pub(super) use calls::path as path_of_call;
 use kevtmon_observation::{Ancestor, Fact, TaskFacts, TaskKey, TaskPlace, UnmountedMount, Unmounter};
-use kevtmon_sources::beat::at_beat;
+use kevtmon_sources::beat::at_look;
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::{Buffer, Dir};
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
@@ -69,7 +69,7 @@ async fn follow(readers: Readers, tx: Sender) {
             }
         }
         let pause = if told.as_ref().is_some_and(|told| !told.is_empty()) { OFTEN } else { INTERVAL };
-        sleep_until(at_beat(pause)).await;
+        sleep_until(at_look(pause)).await;
     }
 }
 

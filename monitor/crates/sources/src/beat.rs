@@ -13,7 +13,7 @@ settings! { "polling":
 
 static LIMIT: OnceLock<Duration> = OnceLock::new();
 
-/// Sets the value of [`MAX_INTERVAL`], once and before the first [`at_beat`].
+/// Sets the value of [`MAX_INTERVAL`], once and before the first [`at_look`].
 pub fn limit(seconds: u64) {
     // A second call changes nothing.
     let _ = LIMIT.set(Duration::from_secs(seconds));
@@ -34,7 +34,13 @@ pub fn limited(interval: Duration) -> Duration {
 pub fn at_beat(pause: Duration) -> tokio::time::Instant {
     static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
     let since_first = FIRST.elapsed();
-    tokio::time::Instant::from_std(*FIRST + end(since_first, limited(pause)))
+    tokio::time::Instant::from_std(*FIRST + end(since_first, pause))
+}
+
+/// When to look again: the same, no later than the configuration says.
+#[must_use]
+pub fn at_look(interval: Duration) -> tokio::time::Instant {
+    at_beat(limited(interval))
 }
 
 /// When a pause ends that begins at this time; both since the first beat.

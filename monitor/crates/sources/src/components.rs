@@ -21,7 +21,7 @@ use super::procfs::readers::{Answer, Job, Readers};
 use super::procfs::{Proc, pidfd};
 use super::programs::{Buffers, Program};
 use super::{Sender, spawn_until_closed, tell};
-use crate::beat::at_beat;
+use crate::beat::at_look;
 
 mod as_daemon;
 mod kubernetes;
@@ -87,7 +87,7 @@ async fn follow(readers: Readers, mut executed: mpsc::Receiver<u32>, tx: Sender)
         follower.look(None).await;
         let next = match PAUSES_MS.get(looks).or(PAUSES_MS.last()) {
             Some(ms) if looks < LOOKS => Instant::now() + Duration::from_millis(*ms),
-            _ => at_beat(INTERVAL),
+            _ => at_look(INTERVAL),
         };
         looks = looks.saturating_add(1);
         let mut rest = std::pin::pin!(sleep_until(next));

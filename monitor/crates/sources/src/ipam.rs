@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 use super::kubelet::is_plain;
 use super::procfs::readers::{Answer, Readers};
 use super::{Sender, spawn_until_closed, tell};
-use crate::beat::at_beat;
+use crate::beat::at_look;
 
 mod files;
 
@@ -96,7 +96,7 @@ impl Follower {
             since = looked.0;
             let pause = if watch.is_some() { INTERVAL } else { UNWATCHED };
             tokio::select! {
-                () = sleep_until(at_beat(pause)) => {}
+                () = sleep_until(at_look(pause)) => {}
                 () = changed(watch.as_ref()) => {
                     since = boot_now();
                     sleep_until((Instant::now() + SETTLE).max(looked.1 + REST)).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kevtmon_observation::{Fact, NeighborTable};
 use tokio::time::sleep_until;
 
-use crate::beat::at_beat;
+use crate::beat::at_look;
 use crate::procfs::Proc;
 use crate::{Sender, spawn_until_closed, tell};
 
@@ -28,7 +28,7 @@ pub fn follow(proc: &Proc, tx: Sender) {
                 tell(&tx, Fact::NeighborTables(tables)).await;
             }
             before = read;
-            sleep_until(at_beat(INTERVAL)).await;
+            sleep_until(at_look(INTERVAL)).await;
         }
     });
 }

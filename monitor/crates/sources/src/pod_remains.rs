@@ -16,7 +16,7 @@ use super::kubelet::KubeletFinder;
 use super::procfs::Proc;
 use super::procfs::readers::{Answer, Job, Readers};
 use super::{Sender, spawn_until_closed, tell};
-use crate::beat::at_beat;
+use crate::beat::at_look;
 
 mod cgroups;
 mod directories;
@@ -106,7 +106,7 @@ async fn follow(readers: Readers, kubelets: KubeletFinder, mut wanted: watch::Re
         }
         let is_often = is_asked || told.iter().flatten().any(is_unfinished);
         tokio::select! {
-            () = sleep_until(at_beat(if is_often { OFTEN } else { INTERVAL })) => {}
+            () = sleep_until(at_look(if is_often { OFTEN } else { INTERVAL })) => {}
             Ok(()) = wanted.changed() => {}
         }
     }

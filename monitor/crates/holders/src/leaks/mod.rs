@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kevtmon_metrics::Metrics;
 use kevtmon_observation::{Fact, KernelMounts, MountCopies, SourceKind, SourceStatus};
-use kevtmon_sources::beat::{at_beat, limited};
+use kevtmon_sources::beat::{at_look, limited};
 use kevtmon_sources::procfs::readers::{Answer, Readers, Unread};
 use kevtmon_sources::{Sender, spawn_until_closed, tell};
 use kevtmon_types::clock::boot_now;
@@ -52,7 +52,7 @@ const PAUSE: Duration = Duration::from_secs(4);
 /// The rest after a look that failed: what made it fail may cost as much again.
 const AFTER_FAILURE: Duration = Duration::from_secs(120);
 /// After a look there is a rest of so many times the processor time that it took, but no longer than this: where mounts of
-/// the host change all the time, a node with very many namespaces pays for that with a twentieth of a core.
+/// the host change all the time, a node with very many namespaces pays for that with a twentieth of a core, unless the configuration has it look more often.
 const RESTS: u32 = 500;
 const REST_MAX: Duration = Duration::from_secs(10);
 
@@ -135,7 +135,7 @@ impl Follower {
 
     /// When to look again though nobody has asked for it: as long as anything is left, soon, since it may go at any time.
     fn next(&self, calm: Instant) -> Instant {
-        if self.is_restored || self.memory.has_any() { calm } else { calm.max(at_beat(INTERVAL)) }
+        if self.is_restored || self.memory.has_any() { calm } else { calm.max(at_look(INTERVAL)) }
     }
 
     /// Looks once, and tells what it found if that is anything, or if it is to be `told` anyway; how long to rest

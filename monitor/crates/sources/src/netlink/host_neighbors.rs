@@ -16,7 +16,7 @@ use tokio::time::sleep_until;
 use super::dump::{self, BUDGET};
 use super::message;
 use super::socket::{RequestError, RequestSocket};
-use crate::beat::at_beat;
+use crate::beat::at_look;
 use crate::{Sender, spawn_until_closed, tell};
 
 /// How often is looked.
@@ -33,7 +33,7 @@ pub fn follow_host_neighbors(tx: Sender) {
 async fn follow(tx: Sender) {
     let mut told = HashSet::new();
     loop {
-        sleep_until(at_beat(INTERVAL)).await;
+        sleep_until(at_look(INTERVAL)).await;
         let before = told.clone();
         let failure = "cannot read the neighbor entries of the host";
         let Some(entries) = dump::read_on_thread(failure, move || read(&before)).await else { continue };

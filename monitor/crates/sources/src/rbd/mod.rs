@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::procfs::readers::Readers;
 use super::{Sender, spawn_until_closed, tell};
-use crate::beat::at_beat;
+use crate::beat::at_look;
 
 pub mod command_line;
 mod nbd;
@@ -89,7 +89,7 @@ impl Follower {
         let mut after = Vec::new();
         loop {
             self.look().await;
-            let next = after.pop().unwrap_or_else(|| at_beat(INTERVAL));
+            let next = after.pop().unwrap_or_else(|| at_look(INTERVAL));
             let mut rest = std::pin::pin!(sleep_until(next));
             loop {
                 tokio::select! {
