@@ -5,8 +5,10 @@ mod manual;
 use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 
-use clap::{CommandFactory, Subcommand};
+use clap::{CommandFactory, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use kevtmon_event::{schema, schema_of};
+use kevtmon_history::query::history::IncidentView;
 use kevtmon_server::sinks::listen::WEB_CONFIG;
 use kevtmon_server::web_config::WebConfig;
 use kevtmon_types::error_chain::chain;
@@ -17,8 +19,12 @@ use crate::config::{self, Config, Overrides};
 /// Reference commands.
 #[derive(Debug, Subcommand)]
 pub enum Reference {
-    /// Print the JSON Schema of events
-    Schema,
+    /// Print the JSON Schema of a line that a command writes with `--json`
+    Schema {
+        /// Of which command
+        #[arg(value_enum, default_value_t)]
+        of: Document,
+    },
     /// Print shell completions
     Completions {
         /// The shell
@@ -34,6 +40,16 @@ pub enum Reference {
     /// Show or check the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+}
+
+/// What is described by a JSON Schema.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+pub enum Document {
+    /// `kevtmon events`, and what the daemon writes
+    #[default]
+    Events,
+    /// `kevtmon incidents`
+    Incidents,
 }
 
 /// Commands about the configuration.
@@ -54,7 +70,13 @@ impl Reference {
     pub fn run(&self) -> u8 {
         let mut text = Vec::new();
         match self {
-            Self::Schema => text = format!("{:#}\n", kevtmon_event::schema().to_value()).into_bytes(),
+            Self::Schema { of } => {
+                let schema = match of {
+                    Document::Events => schema(),
+                    Document::Incidents => schema_of::<IncidentView>(),
+                };
+                text = format!("{:#}\n", schema.to_value()).into_bytes();
+            }
             Self::Completions { shell } => {
                 clap_complete::generate(*shell, &mut Cli::command(), "kevtmon", &mut text);
             }

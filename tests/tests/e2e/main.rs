@@ -10,6 +10,7 @@
 mod advice;
 mod advice_pods;
 mod advice_volume;
+mod assistants;
 mod bridge_mac;
 mod budgets;
 mod busy_volumes;

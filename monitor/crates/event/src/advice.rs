@@ -16,6 +16,9 @@ pub struct Advice {
     pub command: String,
     /// The risk of the command.
     pub risk: Risk,
+    /// What the command does, for programs.
+    #[serde(default)]
+    pub action: Action,
     /// The process that the command is about, by its id or as what holds; absent where it is about none.
     pub process: Option<NamedProcess>,
 }
@@ -64,12 +67,34 @@ pub enum Risk {
     Destructive,
 }
 
+/// What a command does, as one of few words that programs decide by. None restarts the node: nothing that is found here takes that.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    /// It changes nothing.
+    #[default]
+    None,
+    /// It ends the process that holds something.
+    KillHolder,
+    /// It deletes a pod, which its controller makes anew, or restarts a container.
+    RestartPod,
+    /// It restarts or continues a service of the node, such as a network plugin's agent or a file server.
+    RestartAgent,
+    /// It removes what was left: a mount, a mapped image, a container.
+    RemoveObject,
+    /// It sets what has another value than it should: a sysctl, a route, an entry, an interface, a flag.
+    FixConfig,
+    /// It shows whom to ask: the cause may be on another node.
+    Contact,
+}
+
 /// The form of a command that is offered. Each is carried out by an end-to-end test, in each state in which it is offered.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Form {
     /// As in the JSON.
     pub name: &'static str,
     pub risk: Risk,
+    pub action: Action,
     /// Kinds of the incidents that offer it.
     pub kinds: &'static [&'static str],
     /// The words of the command: those in capitals stand for any one, what is in brackets may be missing.
@@ -105,13 +130,19 @@ fn is_for(word: &str, given: &str) -> bool {
     word == given || word.len() > 1 && word.chars().all(|c| c.is_ascii_uppercase())
 }
 
-/// The table: what a form is called in the program and in the JSON, what it risks, its words, and the kinds of incidents
+/// The table: what a form is called in the program and in the JSON, what it risks and does, its words, and the kinds of incidents
 /// that offer it.
 macro_rules! forms {
-    ($($form:ident = $name:literal, $risk:ident, $words:literal, [$($kind:literal),+];)+) => {
+    ($($form:ident = $name:literal, $risk:ident $action:ident, $words:literal, [$($kind:literal),+];)+) => {
         $(
             #[doc = concat!("`", $words, "`")]
-            pub const $form: &Form = &Form { name: $name, risk: Risk::$risk, kinds: &[$($kind),+], words: $words };
+            pub const $form: &Form = &Form {
+                name: $name,
+                risk: Risk::$risk,
+                action: Action::$action,
+                kinds: &[$($kind),+],
+                words: $words,
+            };
         )+
 
         /// Every form.
@@ -120,76 +151,76 @@ macro_rules! forms {
 }
 
 pub mod form {
-    use super::{Form, Risk};
+    use super::{Action, Form, Risk};
 
     forms! {
-        SHOW_ENTRY = "show-entry", Read, "nsenter -t PID -n ip neigh show dev INTERFACE",
+        SHOW_ENTRY = "show-entry", Read None, "nsenter -t PID -n ip neigh show dev INTERFACE",
             ["gateway-neighbor-lost"];
-        REPLACE_ENTRY = "replace-entry", Restart,
+        REPLACE_ENTRY = "replace-entry", Restart FixConfig,
             "nsenter -t PID -n ip neigh replace ADDRESS lladdr MAC nud permanent dev INTERFACE",
             ["gateway-neighbor-lost"];
-        REPLACE_TUNNEL_ENTRY = "replace-tunnel-entry", Restart,
+        REPLACE_TUNNEL_ENTRY = "replace-tunnel-entry", Restart FixConfig,
             "ip neigh replace ADDRESS lladdr MAC dev INTERFACE nud permanent", ["gateway-neighbor-lost"];
-        SET_UP = "set-up", Restart, "ip link set INTERFACE up",
+        SET_UP = "set-up", Restart FixConfig, "ip link set INTERFACE up",
             ["gateway-neighbor-lost", "pod-route-missing", "pod-neighbor-unreachable", "cni-netns-mismatch"];
-        SET_UP_INSIDE = "set-up-inside", Restart, "nsenter -t PID -n ip link set dev INTERFACE up",
+        SET_UP_INSIDE = "set-up-inside", Restart FixConfig, "nsenter -t PID -n ip link set dev INTERFACE up",
             ["gateway-neighbor-lost", "pod-neighbor-unreachable", "cni-netns-mismatch"];
-        SET_SYSCTL = "set-sysctl", Restart, "sysctl -w SETTING", ["gateway-neighbor-lost"];
-        SET_MAC = "set-mac", Restart, "ip link set dev INTERFACE address MAC", ["gateway-neighbor-lost"];
-        RAISE_LIMITS = "raise-limits", Restart, "sysctl -w SETTING SETTING SETTING", ["neighbor-table-full"];
-        LIST_BY_DOCKER = "list-by-docker", Read,
+        SET_SYSCTL = "set-sysctl", Restart FixConfig, "sysctl -w SETTING", ["gateway-neighbor-lost"];
+        SET_MAC = "set-mac", Restart FixConfig, "ip link set dev INTERFACE address MAC", ["gateway-neighbor-lost"];
+        RAISE_LIMITS = "raise-limits", Restart FixConfig, "sysctl -w SETTING SETTING SETTING", ["neighbor-table-full"];
+        LIST_BY_DOCKER = "list-by-docker", Read None,
             "docker [--host SOCKET] ps --all --filter LABEL --filter LABEL", ["gateway-neighbor-lost"];
-        LIST_BY_CRICTL = "list-by-crictl", Read,
+        LIST_BY_CRICTL = "list-by-crictl", Read None,
             "crictl [--runtime-endpoint SOCKET] pods --namespace NAMESPACE --name NAME", ["gateway-neighbor-lost"];
-        DELETE_POD = "delete-pod", Restart, "kubectl -n NAMESPACE delete pod NAME",
+        DELETE_POD = "delete-pod", Restart RestartPod, "kubectl -n NAMESPACE delete pod NAME",
             ["gateway-neighbor-lost", "volume-busy", "mount-leak", "sandbox-network-replaced", "pod-volume-lost",
              "file-server-lost"];
-        RESTART_BY_DOCKER = "restart-by-docker", Restart, "docker [--host SOCKET] restart CONTAINER",
+        RESTART_BY_DOCKER = "restart-by-docker", Restart RestartPod, "docker [--host SOCKET] restart CONTAINER",
             ["gateway-neighbor-lost", "volume-busy", "mount-leak", "file-server-lost"];
-        RESTART_BY_PODMAN = "restart-by-podman", Restart, "podman [--url SOCKET] restart CONTAINER",
+        RESTART_BY_PODMAN = "restart-by-podman", Restart RestartPod, "podman [--url SOCKET] restart CONTAINER",
             ["gateway-neighbor-lost", "volume-busy", "mount-leak"];
-        STOP_BY_CRICTL = "stop-by-crictl", Restart, "crictl [--runtime-endpoint SOCKET] stop CONTAINER",
+        STOP_BY_CRICTL = "stop-by-crictl", Restart RestartPod, "crictl [--runtime-endpoint SOCKET] stop CONTAINER",
             ["volume-busy", "mount-leak"];
-        SHOW_USERS = "show-users", Read, "kevtmon holders PATH",
+        SHOW_USERS = "show-users", Read None, "kevtmon holders PATH",
             ["volume-busy", "container-undeletable", "pod-stuck-terminating"];
-        SHOW_LEAKS = "show-leaks", Read, "kevtmon holders --leaks", ["mount-leak", "container-undeletable"];
-        TELL_VOLUME = "tell-volume", Read, "kevtmon why PATH", ["volume-busy", "rbd-orphan-mapping"];
-        CLEAR_FLAG = "clear-flag", Destructive, "chattr FLAG PATH", ["container-undeletable"];
-        UNMOUNT = "unmount", Destructive, "umount PATH",
+        SHOW_LEAKS = "show-leaks", Read None, "kevtmon holders --leaks", ["mount-leak", "container-undeletable"];
+        TELL_VOLUME = "tell-volume", Read None, "kevtmon why PATH", ["volume-busy", "rbd-orphan-mapping"];
+        CLEAR_FLAG = "clear-flag", Destructive FixConfig, "chattr FLAG PATH", ["container-undeletable"];
+        UNMOUNT = "unmount", Destructive RemoveObject, "umount PATH",
             ["volume-busy", "container-undeletable", "rbd-orphan-mapping"];
-        DETACH = "detach", Destructive, "umount --lazy PATH", ["volume-busy"];
-        UNMOUNT_INSIDE = "unmount-inside", Destructive, "nsenter -t PID -m umount PATH",
+        DETACH = "detach", Destructive RemoveObject, "umount --lazy PATH", ["volume-busy"];
+        UNMOUNT_INSIDE = "unmount-inside", Destructive RemoveObject, "nsenter -t PID -m umount PATH",
             ["volume-busy", "rbd-orphan-mapping"];
-        UNMAP_IMAGE = "unmap-image", Destructive, "rbd unmap DEVICE", ["rbd-orphan-mapping"];
-        UNMAP_BY_NBD = "unmap-by-nbd", Destructive, "rbd-nbd unmap DEVICE", ["rbd-orphan-mapping"];
-        LIST_LOCKS = "list-locks", Read, "rbd lock list IMAGE",
+        UNMAP_IMAGE = "unmap-image", Destructive RemoveObject, "rbd unmap DEVICE", ["rbd-orphan-mapping"];
+        UNMAP_BY_NBD = "unmap-by-nbd", Destructive RemoveObject, "rbd-nbd unmap DEVICE", ["rbd-orphan-mapping"];
+        LIST_LOCKS = "list-locks", Read None, "rbd lock list IMAGE",
             ["rbd-orphan-mapping", "rbd-lock-left", "rbd-locked-elsewhere"];
-        LIST_WATCHERS = "list-watchers", Read, "rbd status IMAGE", ["rbd-lock-left", "rbd-locked-elsewhere"];
-        DETACH_INSIDE = "detach-inside", Destructive, "nsenter -t PID -m umount --lazy PATH", ["volume-busy"];
-        RESTART_UNIT = "restart-unit", Restart, "systemctl restart UNIT", ["volume-busy", "mount-leak"];
-        END_SERVER = "end-server", Destructive, "kill SERVER", ["volume-busy"];
-        END_PROCESS = "end-process", Destructive, "kill PID",
+        LIST_WATCHERS = "list-watchers", Read Contact, "rbd status IMAGE", ["rbd-lock-left", "rbd-locked-elsewhere"];
+        DETACH_INSIDE = "detach-inside", Destructive RemoveObject, "nsenter -t PID -m umount --lazy PATH", ["volume-busy"];
+        RESTART_UNIT = "restart-unit", Restart RestartAgent, "systemctl restart UNIT", ["volume-busy", "mount-leak"];
+        END_SERVER = "end-server", Destructive KillHolder, "kill SERVER", ["volume-busy"];
+        END_PROCESS = "end-process", Destructive KillHolder, "kill PID",
             ["volume-busy", "container-undeletable", "mount-leak"];
-        END_CONTAINER = "end-container", Destructive, "kill -KILL PID", ["volume-busy", "mount-leak"];
-        REMOVE_BY_DOCKER = "remove-by-docker", Destructive, "docker [--host SOCKET] rm [--force] CONTAINER",
+        END_CONTAINER = "end-container", Destructive KillHolder, "kill -KILL PID", ["volume-busy", "mount-leak"];
+        REMOVE_BY_DOCKER = "remove-by-docker", Destructive RemoveObject, "docker [--host SOCKET] rm [--force] CONTAINER",
             ["orphan-container", "container-undeletable"];
-        REMOVE_BY_CRICTL = "remove-by-crictl", Destructive,
+        REMOVE_BY_CRICTL = "remove-by-crictl", Destructive RemoveObject,
             "crictl [--runtime-endpoint SOCKET] rm [--force] CONTAINER", ["orphan-container"];
-        SHOW_LOG = "show-log", Read, "journalctl --unit UNIT --lines 50", ["kubelet-crash-loop"];
-        SHOW_CALLS = "show-calls", Read, "kevtmon events --kind cni.finished --container SANDBOX",
+        SHOW_LOG = "show-log", Read None, "journalctl --unit UNIT --lines 50", ["kubelet-crash-loop"];
+        SHOW_CALLS = "show-calls", Read None, "kevtmon events --kind cni.finished --container SANDBOX",
             ["stale-cni-del", "cni-netns-mismatch"];
-        SHOW_RECREATIONS = "show-recreations", Read, "kevtmon events --kind container.recreated",
+        SHOW_RECREATIONS = "show-recreations", Read None, "kevtmon events --kind container.recreated",
             ["spec-hash-storm"];
-        CONTINUE_SERVER = "continue-server", Restart, "kill -CONT PID", ["umount-hung", "volume-busy"];
-        TELL_POD = "tell-pod", Read, "kevtmon why POD",
+        CONTINUE_SERVER = "continue-server", Restart RestartAgent, "kill -CONT PID", ["umount-hung", "volume-busy"];
+        TELL_POD = "tell-pod", Read None, "kevtmon why POD",
             ["sandbox-crash-loop", "pod-stuck-terminating", "duplicate-pod-ip", "pod-neighbor-unreachable",
              "pod-route-missing", "ipam-drift", "route-flapping", "neighbor-table-full"];
-        SHOW_ROUTE = "show-route", Read, "ip route get ADDRESS", ["duplicate-pod-ip", "pod-neighbor-unreachable"];
-        SHOW_ROUTES = "show-routes", Read, "ip [-6] route show match ADDRESS", ["pod-route-missing"];
-        ADD_ROUTE = "add-route", Restart, "ip route replace ADDRESS dev INTERFACE scope link", ["pod-route-missing"];
-        SHOW_RECORD = "show-record", Read, "ip neigh show to ADDRESS dev INTERFACE", ["pod-neighbor-unreachable"];
-        LIST_EFFECTS = "list-effects", Read, "kevtmon incidents --kind KIND", ["multi-pod-disruption"];
-        SHOW_LINK = "show-link", Read, "ip -details link show dev INTERFACE", ["orphan-veth"];
+        SHOW_ROUTE = "show-route", Read None, "ip route get ADDRESS", ["duplicate-pod-ip", "pod-neighbor-unreachable"];
+        SHOW_ROUTES = "show-routes", Read None, "ip [-6] route show match ADDRESS", ["pod-route-missing"];
+        ADD_ROUTE = "add-route", Restart FixConfig, "ip route replace ADDRESS dev INTERFACE scope link", ["pod-route-missing"];
+        SHOW_RECORD = "show-record", Read None, "ip neigh show to ADDRESS dev INTERFACE", ["pod-neighbor-unreachable"];
+        LIST_EFFECTS = "list-effects", Read None, "kevtmon incidents --kind KIND", ["multi-pod-disruption"];
+        SHOW_LINK = "show-link", Read None, "ip -details link show dev INTERFACE", ["orphan-veth"];
     }
 }
 
@@ -290,6 +321,14 @@ mod tests {
         // What a test can try is tried as far as it goes.
         let by_no_test = excepted.difference(&steps_in_calls("is_understood")).cloned().collect::<Vec<_>>();
         assert_eq!(by_no_test, ["orphan-container/remove-by-crictl"]);
+    }
+
+    #[test]
+    fn what_only_reads_does_nothing_and_what_changes_something_does() {
+        for form in form::ALL {
+            let is_read = matches!(form.action, Action::None | Action::Contact);
+            assert_eq!(form.risk == Risk::Read, is_read, "{}", form.name);
+        }
     }
 
     #[test]

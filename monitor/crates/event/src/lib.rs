@@ -51,7 +51,7 @@ pub mod wording;
 
 pub use address::Address;
 pub use address_conflict::{AddressConflict, AddressedPod};
-pub use advice::{Advice, Form, NamedProcess, ProcessLink, Risk, form};
+pub use advice::{Action, Advice, Form, NamedProcess, ProcessLink, Risk, form};
 pub use cni::Cni;
 pub use component::Component;
 pub use daemon::{Daemon, Lost, SourceStates};
@@ -73,7 +73,7 @@ pub use recreation::{Recreation, RecreationReason, SpecHash};
 pub use reservation::Reservation;
 pub use route::Route;
 pub use sandbox::Sandbox;
-pub use schema::schema;
+pub use schema::{schema, schema_of};
 pub use shared::{LastParties, Shared, SharedEvent};
 pub use subject::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target, TargetProcess, UserNamespace,

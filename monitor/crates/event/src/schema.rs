@@ -1,22 +1,28 @@
 //! The JSON Schema of events, made from the types that are written.
 
-use schemars::Schema;
 use schemars::generate::SchemaSettings;
 use schemars::transform::RecursiveTransform;
+use schemars::{JsonSchema, Schema};
 use serde_json::{Value, json};
 
 use super::Event;
 
-/// The JSON Schema of one event, draft 2020-12: what this program writes, documented by the doc comments.
+/// The JSON Schema of one event.
 #[must_use]
 pub fn schema() -> Schema {
+    schema_of::<Event>()
+}
+
+/// The JSON Schema of a document, draft 2020-12: what this program writes, documented by the doc comments.
+#[must_use]
+pub fn schema_of<T: JsonSchema>() -> Schema {
     SchemaSettings::draft2020_12()
         .for_serialize()
         .with_transform(RecursiveTransform(without_null))
         .with_transform(RecursiveTransform(with_listed_names))
         .with_transform(RecursiveTransform(with_standard_formats))
         .into_generator()
-        .into_root_schema_for::<Event>()
+        .into_root_schema_for::<T>()
 }
 
 /// What is unknown is absent, so that no value is ever null.

@@ -64,7 +64,7 @@ fn is_current(proc: &Proc, process: &NamedProcess) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use kevtmon_event::{ProcessLink, Risk};
+    use kevtmon_event::{Action, ProcessLink, Risk};
 
     use super::*;
 
@@ -75,6 +75,7 @@ mod tests {
             form: String::new(),
             command: format!("kill {pid}"),
             risk: Risk::Destructive,
+            action: Action::KillHolder,
             process,
         }
     }

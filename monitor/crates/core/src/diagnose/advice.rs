@@ -19,6 +19,7 @@ pub(super) fn advice<S: AsRef<str>>(form: &'static Form, text: &str, command: &[
         form: form.name.to_owned(),
         command: words.join(" "),
         risk: form.risk,
+        action: form.action,
         process: None,
     }
 }

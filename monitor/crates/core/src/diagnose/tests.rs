@@ -2,7 +2,7 @@
 
 use harness::*;
 use kevtmon_event::{
-    Advice, CloseReason, Confidence, EVIDENCE_MAX, Kind, NamedProcess, Risk, Severity, Shared, Target,
+    Action, Advice, CloseReason, Confidence, EVIDENCE_MAX, Kind, NamedProcess, Risk, Severity, Shared, Target,
 };
 use kevtmon_observation::*;
 use serde_json::json;
@@ -184,6 +184,7 @@ fn a_closed_incident_has_no_advice() {
         form: "show-entry".into(),
         command: "ls".into(),
         risk: Risk::Read,
+        action: Action::None,
         process: None,
     };
     let report = Report { advice: Some(vec![step]), ..report("pod", Vec::new()) };
@@ -204,6 +205,7 @@ fn other_commands_are_emitted_and_the_same_ones_are_not() {
             form: "show-entry".into(),
             command: command.into(),
             risk: Risk::Read,
+            action: Action::None,
             process: Some(NamedProcess { pid: 7, seen_ns: seen.into(), links: Vec::new() }),
         }],
     };

@@ -11,8 +11,8 @@ use super::*;
 use crate::test_support::sample;
 use crate::test_support::schema::{assert_valid, errors};
 use crate::{
-    Advice, AncestorRef, CloseReason, Confidence, ContainerPart, HostCause, HostChange, Incident, Kind,
-    LeakedMount, LinkPeer, NamedProcess, ProcessLink, Risk, Serves, Severity,
+    Action, Advice, AncestorRef, CloseReason, Confidence, ContainerPart, HostCause, HostChange, Incident,
+    Kind, LeakedMount, LinkPeer, NamedProcess, ProcessLink, Risk, Serves, Severity,
 };
 
 /// The events that recordings with a reviewed answer lead to.
@@ -249,6 +249,7 @@ fn closed_incident(event: &Event) -> Incident {
             form: "show-users".into(),
             command: "ls /proc/7".into(),
             risk: Risk::Read,
+            action: Action::None,
             process: Some(NamedProcess {
                 pid: 7,
                 seen_ns: "1".into(),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use kevtmon_core::state::NodeState;
 use kevtmon_event::{Actor, CloseReason, Event, Incident, LeakedMount, Pod, SCHEMA, Shared, Target};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -161,7 +162,8 @@ pub struct Extent {
 
 /// An incident, with the actor and target of its newest event.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(title = "kevtmon incident")]
 pub struct IncidentView {
     #[serde(flatten)]
     pub incident: Incident,
@@ -176,6 +178,7 @@ pub struct IncidentView {
     /// Number of its newest event.
     pub seq: u64,
     /// It is open because it opens again and again, and nothing has been wrong since then, RFC 3339.
+    #[schemars(extend("format" = "date-time"))]
     pub well_since: Option<String>,
     /// It is not known whether it is still so; then it is without advice.
     pub stale: Option<Stale>,

@@ -4,15 +4,17 @@
 use kevtmon_core::diagnose::{self, Watch};
 use kevtmon_core::state::NodeState;
 use kevtmon_observation::{SourceKind, SourceStatus};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::history::{Extent, IncidentView};
 
 /// Why it is not known whether an open incident is still so.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Stale {
     /// The newest time up to which it was surely watched, RFC 3339; absent where that is unknown.
+    #[schemars(extend("format" = "date-time"))]
     pub since: Option<String>,
     /// What does not watch it, and why.
     pub reason: String,
@@ -96,7 +98,7 @@ fn silent_source<'s>(view: &IncidentView, state: &'s NodeState) -> Option<&'s So
 #[cfg(test)]
 mod tests {
     use kevtmon_core::state::ContainerStatus;
-    use kevtmon_event::{Advice, Container, Risk, Shared};
+    use kevtmon_event::{Action, Advice, Container, Risk, Shared};
     use kevtmon_testing::sample;
 
     use super::*;
@@ -112,6 +114,7 @@ mod tests {
             form: String::new(),
             command: "kill 7".into(),
             risk: Risk::Destructive,
+            action: Action::KillHolder,
             process: None,
         }];
         IncidentView::new(incident, None, None, String::new(), 1)

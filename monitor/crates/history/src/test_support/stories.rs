@@ -1,6 +1,6 @@
 //! Histories of the two common failures, for tests, and the answer to a question.
 
-use kevtmon_event::{Advice, CloseReason, Confidence, Event, Incident, Kind, Risk, Severity};
+use kevtmon_event::{Action, Advice, CloseReason, Confidence, Event, Incident, Kind, Risk, Severity};
 use kevtmon_history::query::history::History;
 use kevtmon_history::query::story::Story;
 use kevtmon_history::query::why::{Outcome, why};
@@ -57,6 +57,7 @@ pub fn gateway_lost() -> Memory {
             command: "nsenter -t 4100 -n ip neigh replace 169.254.1.1 lladdr ee:ee:ee:ee:ee:ee dev eth0 nud permanent"
                 .into(),
             risk: Risk::Restart,
+            action: Action::FixConfig,
             process: None,
         }],
         ..memory::incident("lost", 40)

@@ -122,6 +122,7 @@ fn an_update_with_the_same_advice_shows_no_more_than_the_id() {
         form: String::new(),
         command: command.into(),
         risk: kevtmon_event::Risk::Read,
+        action: kevtmon_event::Action::None,
         process: None,
     };
     let event = |command: &str| {

@@ -1,7 +1,7 @@
 //! Stories as text: 80 columns whatever names they have, what repeats itself once, what is over in the past.
 
 use jiff::tz::TimeZone;
-use kevtmon_event::{Advice, Confidence, Event, Incident, Risk};
+use kevtmon_event::{Action, Advice, Confidence, Event, Incident, Risk};
 use kevtmon_history::query::story::Story;
 use kevtmon_testing::sample;
 
@@ -51,6 +51,7 @@ fn long() -> Memory {
                 form: String::new(),
                 command: inside,
                 risk: Risk::Read,
+                action: Action::None,
                 process: None,
             },
             Advice {
@@ -58,6 +59,7 @@ fn long() -> Memory {
                 form: String::new(),
                 command: "true".into(),
                 risk: Risk::Read,
+                action: Action::None,
                 process: None,
             },
         ],

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 
 use kevtmon_event::{
-    Actor, Advice, CloseReason, Confidence, Container, Daemon, Event, Incident, Kind, Lost, Pod, Risk,
-    Severity,
+    Action, Actor, Advice, CloseReason, Confidence, Container, Daemon, Event, Incident, Kind, Lost, Pod,
+    Risk, Severity,
 };
 use serde::Serialize;
 
@@ -303,6 +303,7 @@ impl Node {
             text: text.to_owned(),
             command: command.to_owned(),
             risk,
+            action: Action::None,
             form: String::new(),
             process: None,
         };

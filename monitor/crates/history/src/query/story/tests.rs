@@ -1,6 +1,6 @@
 //! Stories of the two common failures, and edge cases.
 
-use kevtmon_event::{Event, Incident, Kind, Risk, Shared, Unreadable};
+use kevtmon_event::{Action, Event, Incident, Kind, Risk, Shared, Unreadable};
 use kevtmon_testing::sample;
 
 use super::*;
@@ -338,6 +338,7 @@ fn no_advice_leads_back_to_what_is_being_read() {
         form: String::new(),
         command: command.into(),
         risk: Risk::Read,
+        action: Action::None,
         process: None,
     };
     let advice = vec![step("kevtmon why /m"), step("umount --lazy /m")];

@@ -227,7 +227,7 @@ fn micro_time(time: &str) -> Option<String> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use kevtmon_event::{Kind, NamedProcess, Risk, Severity, Shared};
+    use kevtmon_event::{Action, Kind, NamedProcess, Risk, Severity, Shared};
     use kevtmon_testing::{numbered, sample};
 
     use super::*;
@@ -251,6 +251,7 @@ pub(super) mod tests {
             form: "delete-pod".into(),
             command: command.into(),
             risk: Risk::Restart,
+            action: Action::RestartPod,
             process,
         }
     }
