@@ -66,6 +66,7 @@ mod model_random;
 mod mount;
 mod mount_identity;
 mod mount_leak;
+mod mount_multiplied;
 mod mount_order;
 mod multi_pod_disruption;
 mod neighbor;

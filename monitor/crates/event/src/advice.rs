@@ -184,7 +184,7 @@ pub mod form {
         SHOW_USERS = "show-users", Read None, "kevtmon holders PATH",
             ["volume-busy", "container-undeletable", "pod-stuck-terminating"];
         SHOW_LEAKS = "show-leaks", Read None, "kevtmon holders --leaks", ["mount-leak", "container-undeletable"];
-        TELL_VOLUME = "tell-volume", Read None, "kevtmon why PATH", ["volume-busy", "rbd-orphan-mapping"];
+        TELL_VOLUME = "tell-volume", Read None, "kevtmon why PATH", ["volume-busy", "rbd-orphan-mapping", "mount-multiplied"];
         CLEAR_FLAG = "clear-flag", Destructive FixConfig, "chattr FLAG PATH", ["container-undeletable"];
         UNMOUNT = "unmount", Destructive RemoveObject, "umount PATH",
             ["volume-busy", "container-undeletable", "rbd-orphan-mapping"];

@@ -58,7 +58,7 @@ pub use net::{
     AddressFacts, LinkAct, LinkFacts, LinkOp, LladdrAct, NetnsOwner, NetnsSnapshot, PeerLink, RouteAct,
     RouteFacts, RouteOp, RuleAction, RuleFacts, TABLE_LOCAL, TABLE_MAIN, iff,
 };
-pub use pod_remains::{PodCgroup, PodProcess, PodRemains};
+pub use pod_remains::{MountStack, PodCgroup, PodProcess, PodRemains, STACKED_MIN};
 pub use pod_route::{FoundRoute, PodAddress, PodRoute};
 pub use process::{
     Ancestor, ProcessState, RESEND_AFTER, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef,

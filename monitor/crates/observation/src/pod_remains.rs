@@ -49,6 +49,9 @@ pub struct PodRemains {
     /// Mounted volumes that are not listed, because the list is bounded.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub mounts_omitted: u32,
+    /// Its volumes that are mounted over themselves, [`STACKED_MIN`] times and more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stacked: Vec<MountStack>,
     /// Directories of its volumes that are not empty though nothing is mounted there; not looked for as long as there are processes,
     /// or volumes that are mounted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -60,6 +63,18 @@ pub struct PodRemains {
     /// Namespace and name of the pod by the directory of its logs, which the kubelet makes; where it has processes, or something
     /// is left of it.
     pub name: Option<(String, String)>,
+}
+
+/// A driver may mount a volume that its kubelet has mounted already; more than that is a mistake.
+pub const STACKED_MIN: u32 = 3;
+
+/// Mounts at one path, each on the one before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountStack {
+    /// The topmost.
+    pub mount: MountFacts,
+    /// How many there are.
+    pub layers: u32,
 }
 
 /// A process in a control group of a pod.

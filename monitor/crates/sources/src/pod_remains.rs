@@ -104,7 +104,8 @@ async fn follow(readers: Readers, kubelets: KubeletFinder, mut wanted: watch::Re
             told = Some(pods.clone());
             tell(&tx, Fact::PodRemains { pods }).await;
         }
-        let is_often = is_asked || told.iter().flatten().any(is_unfinished);
+        let is_often =
+            is_asked || told.iter().flatten().any(|pod| is_unfinished(pod) || !pod.stacked.is_empty());
         tokio::select! {
             () = sleep_until(at_look(if is_often { OFTEN } else { INTERVAL })) => {}
             Ok(()) = wanted.changed() => {}
@@ -157,6 +158,7 @@ impl Look {
                 }
                 continue;
             };
+            let mut stacked = place.stacked();
             for (directory, uid) in place.pods()? {
                 // Of two mount namespaces that show one directory, the kubelet's or the host's counts.
                 if pods.len() >= PODS_MAX || pods.iter().any(|known| known.uid == uid) {
@@ -172,6 +174,7 @@ impl Look {
                     cgroup: found.state,
                     containers: found.containers.into_iter().collect(),
                     processes,
+                    stacked: stacked.remove(&uid).unwrap_or_default(),
                     uid,
                     ..PodRemains::default()
                 };

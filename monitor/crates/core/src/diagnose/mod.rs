@@ -54,6 +54,7 @@ mod ipam_drift;
 mod kind;
 mod kubelet_crash_loop;
 mod mount_leak;
+mod mount_multiplied;
 mod multi_pod_disruption;
 mod neighbor_table_full;
 mod orphan_container;
@@ -94,7 +95,7 @@ pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, causes before their effects: a later diagnosis can link what an earlier one found in the same event. A stale CNI
 /// call is a cause only for what it did, so it comes behind that.
-pub const KINDS: [&IncidentKind; 27] = [
+pub const KINDS: [&IncidentKind; 28] = [
     &cni_teardown_failing::SPEC,
     &neighbor_table_full::SPEC,
     &gateway_neighbor_lost::SPEC,
@@ -114,6 +115,7 @@ pub const KINDS: [&IncidentKind; 27] = [
     &umount_hung::SPEC,
     &pod_volume_lost::SPEC,
     &file_server_lost::SPEC,
+    &mount_multiplied::SPEC,
     &container_undeletable::SPEC,
     &pod_stuck_terminating::SPEC,
     &mount_leak::SPEC,

@@ -90,7 +90,7 @@ const MOUNTED_AGAIN: [&str; 4] = [
 
 /// Whether a path is where a volume is mounted, and not below it: of a directory on the disk of the node nothing is mounted there.
 /// What is mounted for a `subPath`, a kubelet mounts again whenever a container starts, and a block device is no directory.
-fn is_mount_point(volume: &Volume, path: &str) -> bool {
+pub(super) fn is_mount_point(volume: &Volume, path: &str) -> bool {
     let directory =
         format!("/pods/{}/volumes/{}/{}", volume.pod_uid, volume.plugin.replace('/', "~"), volume.name);
     let path = path.trim_end_matches('/');

@@ -1,13 +1,13 @@
 //! The directories of pods below the root directories of kubelets, and what is mounted there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use kevtmon_event::volume;
-use kevtmon_observation::{KubeletNamespace, MountFacts};
+use kevtmon_observation::{KubeletNamespace, MountFacts, MountStack, STACKED_MIN};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
 use crate::kubelet::below;
@@ -91,6 +91,11 @@ impl<'n> Place<'n> {
         Some(pods)
     }
 
+    /// The volumes of pods that are mounted over themselves, by uid.
+    pub(super) fn stacked(&self) -> BTreeMap<String, Vec<MountStack>> {
+        stacked(&self.table, self.namespace)
+    }
+
     /// Whether the kubelet has made a directory for a container of the pod, which it does when it starts one.
     pub(super) fn has_started(&self, uid: &str) -> bool {
         self.list(uid, "containers", 1).is_some_and(|names| !names.is_empty())
@@ -157,6 +162,35 @@ impl<'n> Place<'n> {
             .collect();
         Some((facts, u32::try_from(mounts.len().saturating_sub(MOUNTS_MAX)).unwrap_or(u32::MAX)))
     }
+}
+
+pub(super) fn stacked(table: &MountTable, namespace: &KubeletNamespace) -> BTreeMap<String, Vec<MountStack>> {
+    let by_id: BTreeMap<u64, &Mount> = table.iter().map(|mount| (mount.id, mount)).collect();
+    let below = |mount: &Mount| {
+        let below = by_id.get(&mount.parent).copied();
+        let what = |mount: &Mount| (mount.mountpoint.clone(), mount.fstype.clone(), mount.source.clone());
+        below.filter(|below| below.id != mount.id && what(below) == what(mount))
+    };
+    let covered: BTreeSet<u64> = table.iter().filter_map(below).map(|below| below.id).collect();
+    let mut stacked: BTreeMap<String, Vec<MountStack>> = BTreeMap::new();
+    for top in table.iter().filter(|mount| !covered.contains(&mount.id)) {
+        // Bounded, should the table contradict itself.
+        let layers = std::iter::successors(Some(top), |mount| below(mount)).take(by_id.len()).count();
+        let layers = u32::try_from(layers).unwrap_or(u32::MAX);
+        let volume = || namespace.roots.iter().find_map(|root| volume::below(root, &top.mountpoint));
+        if layers >= STACKED_MIN
+            && let Some(volume) = volume()
+        {
+            let stacks = stacked.entry(volume.pod_uid).or_default();
+            let stack = MountStack { mount: top.facts(namespace.mntns, None), layers };
+            // Of several at one path, as where the directory above is bound to itself, one alone can be reached.
+            let others = table.iter().filter(|other| other.mountpoint == top.mountpoint).count();
+            if stacks.len() < MOUNTS_MAX && usize::try_from(layers).is_ok_and(|layers| layers == others) {
+                stacks.push(stack);
+            }
+        }
+    }
+    stacked
 }
 
 /// Whether there is no such directory, or never one that the daemon may read.

@@ -4,6 +4,7 @@ use std::path::Path;
 use kevtmon_observation::{KubeletNamespace, NsInum};
 
 use super::*;
+use crate::procfs::mountinfo::MountTable;
 
 const UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
 const STATIC_UID: &str = "0123456789abcdef0123456789abcdef";
@@ -40,6 +41,25 @@ fn each_directory_of_a_pod_is_told_and_nothing_else() {
     let pod = &pods[1];
     assert_eq!(pod.directory, root.path().join("pods").join(UID).to_str().unwrap());
     assert_eq!((pod.started, &pod.mounts[..], &pod.processes[..]), (false, &[][..], &[][..]));
+}
+
+#[test]
+fn a_volume_is_stacked_if_each_of_its_mounts_is_on_the_one_before() {
+    let line = |id: u32, parent: u32, volume: &str| {
+        let point = format!("/k/pods/{UID}/volumes/kubernetes.io~csi/{volume}/mount");
+        let source = if id == 31 { "/dev/rbd1" } else { "/dev/rbd0" };
+        format!("{id} {parent} 252:0 / {point} rw - ext4 {source} rw\n")
+    };
+    let root = "1 1 8:1 / / rw - ext4 /dev/sda1 rw\n".to_owned();
+    let own = [line(10, 1, "a"), line(11, 10, "a"), line(12, 11, "a"), line(13, 12, "a")].concat();
+    let elsewhere = [line(20, 1, "b"), line(21, 1, "b"), line(22, 21, "b")].concat();
+    let other = [line(30, 1, "c"), line(31, 30, "c"), line(32, 31, "c")].concat();
+    let hidden = [line(40, 1, "d"), line(41, 40, "d"), line(42, 41, "d"), line(43, 1, "d")].concat();
+    let table = MountTable::parse(&[root, own, elsewhere, other, hidden].concat(), "/");
+    let namespace = KubeletNamespace { mntns: 7, roots: vec!["/k".into()], of_kubelet: true, pid: None };
+    let stacked = directories::stacked(&table, &namespace);
+    let [stack] = &stacked[UID][..] else { panic!("{stacked:?}") };
+    assert_eq!((stack.layers, stack.mount.id), (4, 13), "its topmost");
 }
 
 #[test]
