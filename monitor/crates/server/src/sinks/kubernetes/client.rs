@@ -207,7 +207,11 @@ impl Endpoint {
         let url: Uri = url.parse().ok()?;
         let is_bare = url.scheme_str() == Some("https") && ["", "/"].contains(&url.path());
         let host = url.host().filter(|host| is_bare && !host.is_empty())?;
-        let port = url.port_u16().unwrap_or(PORT);
+        // Neither a user nor a port that is none is overlooked.
+        let port = match url.authority()?.as_str().strip_prefix(host)? {
+            "" => PORT,
+            rest => rest.strip_prefix(':')?.parse().ok()?,
+        };
         Some(Self { host: host.trim_start_matches('[').trim_end_matches(']').to_owned(), port })
     }
 
@@ -284,7 +288,15 @@ mod tests {
             assert_eq!(endpoint.authority(), authority);
             endpoint.name().unwrap();
         }
-        for url in ["http://10.96.0.1", "10.96.0.1:6443", "https://", "https://a/b", "https://a b"] {
+        for url in [
+            "http://10.96.0.1",
+            "10.96.0.1:6443",
+            "https://",
+            "https://a/b",
+            "https://a b",
+            "https://a:99999",
+            "https://u:p@a",
+        ] {
             assert!(!is_server(url), "{url}");
         }
         assert!(is_server(""));
