@@ -37,7 +37,7 @@ fn a_volume_that_is_mounted_again_and_again_is_told_until_two_of_the_mounts_are_
         let _ = volume.umount().succeeded("umount");
     }
     let closed = resolved(&mut daemon, &id);
-    assert_eq!(closed.text("/incident/confidence"), "certain");
+    assert_eq!(closed.text("/incident/confidence"), "likely");
     let of_twice = twice.point().to_str().expect("UTF-8");
     assert!(
         !daemon.events().iter().any(|event| event.has("/incident") && event.text("/mount/path") == of_twice)

@@ -76,7 +76,7 @@ pub enum Action {
     None,
     /// It ends the process that holds something.
     KillHolder,
-    /// It deletes a pod, which its controller makes anew, or restarts a container.
+    /// It deletes a pod, which its controller makes again, or restarts a container.
     RestartPod,
     /// It restarts or continues a service of the node, such as a network plugin's agent or a file server.
     RestartAgent,

@@ -1,5 +1,7 @@
-//! A volume of a pod is mounted over itself again and again, as by a driver that mounts all volumes each time that it starts. Nobody
-//! sees the mounts below the topmost, the table of mounts grows with each, and an unmount of the volume takes away only one.
+//! A volume of a pod is mounted over itself again and again, as by a driver that mounts all volumes each time that it starts. The
+//! mounts below the topmost are hidden, the table of mounts grows with each, and an unmount of the volume takes away only one.
+//!
+//! That what is mounted there is the volume, the path alone shows: it is likely.
 
 use kevtmon_event::volume;
 use kevtmon_event::wording::target_label;
@@ -110,11 +112,11 @@ fn report(context: &Context<'_>, volume: Volume, stack: &MountStack, growth: &Gr
             mount: Some(Box::new(mount)),
             ..IncidentObjects::default()
         },
-        ..Report::new(facts.mountpoint.clone(), growth.severity(), Confidence::Certain, summary, context.now)
+        ..Report::new(facts.mountpoint.clone(), growth.severity(), Confidence::Likely, summary, context.now)
     }
 }
 
-/// Which of the mounts the pod uses, nobody can tell, so that none is advised to be unmounted.
+/// Which of the mounts the pod uses is not known, so that none is advised to be unmounted.
 fn steps(path: &str) -> Vec<Advice> {
     vec![advice(form::TELL_VOLUME, "show what else happened to the volume", &["kevtmon", "why", path])]
 }

@@ -147,6 +147,9 @@ impl ApiServer {
         let Some(incident) = &event.incident else { return };
         let key = (incident.id.clone(), incident.episode);
         let Some(transition) = self.transition(event, &key) else { return };
+        if transition == Transition::Closed {
+            self.known.remove(&key);
+        }
         let Some(object) = Object::of(event, transition) else {
             return self.metrics.discarded(NAME, "unnamed", 1);
         };
@@ -156,9 +159,8 @@ impl ApiServer {
             return self.metrics.discarded(NAME, Refused::Full.reason(), 1);
         }
         self.waiting.push_back(Waiting { object, tenant: event.tenant.clone(), since: Instant::now() });
-        if transition == Transition::Closed {
-            self.known.remove(&key);
-        } else if self.known.len() < KNOWN || self.known.contains_key(&key) {
+        let is_open = transition != Transition::Closed;
+        if is_open && (self.known.len() < KNOWN || self.known.contains_key(&key)) {
             let written =
                 Written { severity: incident.severity, names_culprit: object::names_culprit(event) };
             self.known.insert(key, written);
@@ -318,9 +320,9 @@ impl Destination for ApiServer {
 
     const NAME: &'static str = NAME;
     const TITLE: &'static str = "Kubernetes API server";
-    /// Nobody reads the sequence numbers there.
+    /// An Event has no sequence number.
     const REPORTS_GAPS: bool = false;
-    const MEANWHILE: &'static str = "up to 256 Events wait for ten minutes, and others are discarded";
+    const WHILE_DOWN: &'static str = "up to 256 Events wait for ten minutes, and others are discarded";
 
     fn can_connect(&self) -> bool {
         !self.waiting.is_empty() && self.pace.next() <= Instant::now()

@@ -31,7 +31,7 @@ pub trait Destination: Send + 'static {
     /// Whether the destination gets an `events.lost` event for what it missed.
     const REPORTS_GAPS: bool = true;
     /// In log messages: what becomes of events while it is down.
-    const MEANWHILE: &'static str = "events are discarded";
+    const WHILE_DOWN: &'static str = "events are discarded";
 
     /// Whether connecting may succeed. Called before [`Self::connect`].
     fn can_connect(&self) -> bool {
@@ -173,7 +173,7 @@ impl<D: Destination> Reconnecting<D> {
                 tracing::warn!(
                     "the {} is unavailable: {reason}; {} until it is back",
                     D::TITLE,
-                    D::MEANWHILE
+                    D::WHILE_DOWN
                 );
                 self.schedule_retry();
             }
@@ -283,7 +283,7 @@ impl<D: Destination> Reconnecting<D> {
         }
         match &failure {
             Some(reason) => {
-                tracing::warn!("the {} failed: {reason}; {} until it is back", D::TITLE, D::MEANWHILE);
+                tracing::warn!("the {} failed: {reason}; {} until it is back", D::TITLE, D::WHILE_DOWN);
             }
             None => tracing::info!("the {} is back", D::TITLE),
         }

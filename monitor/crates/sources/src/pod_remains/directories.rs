@@ -164,33 +164,41 @@ impl<'n> Place<'n> {
     }
 }
 
+/// All mounts at the path of a volume, if each is on the one before and they are of one file system and source. Where others are at the
+/// same path, as below a directory that is bound to itself, not all of them can be reached.
 pub(super) fn stacked(table: &MountTable, namespace: &KubeletNamespace) -> BTreeMap<String, Vec<MountStack>> {
-    let by_id: BTreeMap<u64, &Mount> = table.iter().map(|mount| (mount.id, mount)).collect();
-    let below = |mount: &Mount| {
-        let below = by_id.get(&mount.parent).copied();
-        let what = |mount: &Mount| (mount.mountpoint.clone(), mount.fstype.clone(), mount.source.clone());
-        below.filter(|below| below.id != mount.id && what(below) == what(mount))
-    };
-    let covered: BTreeSet<u64> = table.iter().filter_map(below).map(|below| below.id).collect();
+    let mut at: BTreeMap<&str, Vec<&Mount>> = BTreeMap::new();
+    for mount in table.iter() {
+        at.entry(&mount.mountpoint).or_default().push(mount);
+    }
     let mut stacked: BTreeMap<String, Vec<MountStack>> = BTreeMap::new();
-    for top in table.iter().filter(|mount| !covered.contains(&mount.id)) {
-        // Bounded, should the table contradict itself.
-        let layers = std::iter::successors(Some(top), |mount| below(mount)).take(by_id.len()).count();
-        let layers = u32::try_from(layers).unwrap_or(u32::MAX);
-        let volume = || namespace.roots.iter().find_map(|root| volume::below(root, &top.mountpoint));
-        if layers >= STACKED_MIN
-            && let Some(volume) = volume()
-        {
-            let stacks = stacked.entry(volume.pod_uid).or_default();
-            let stack = MountStack { mount: top.facts(namespace.mntns, None), layers };
-            // Of several at one path, as where the directory above is bound to itself, one alone can be reached.
-            let others = table.iter().filter(|other| other.mountpoint == top.mountpoint).count();
-            if stacks.len() < MOUNTS_MAX && usize::try_from(layers).is_ok_and(|layers| layers == others) {
-                stacks.push(stack);
-            }
+    for (path, mounts) in at {
+        let layers = u32::try_from(mounts.len()).unwrap_or(u32::MAX);
+        if layers < STACKED_MIN || !are_alike(&mounts) {
+            continue;
+        }
+        let Some(volume) = namespace.roots.iter().find_map(|root| volume::below(root, path)) else {
+            continue;
+        };
+        let Some(top) = top_of_chain(&mounts) else { continue };
+        let stacks = stacked.entry(volume.pod_uid).or_default();
+        if stacks.len() < MOUNTS_MAX {
+            stacks.push(MountStack { mount: top.facts(namespace.mntns, None), layers });
         }
     }
     stacked
+}
+
+fn are_alike(mounts: &[&Mount]) -> bool {
+    mounts.windows(2).all(|pair| (&pair[0].fstype, &pair[0].source) == (&pair[1].fstype, &pair[1].source))
+}
+
+/// The last of mounts that are each on the one before: no two are on the same, and all but this one carry another.
+fn top_of_chain<'m>(mounts: &[&'m Mount]) -> Option<&'m Mount> {
+    let parents: BTreeSet<u64> = mounts.iter().map(|mount| mount.parent).collect();
+    let mut tops = mounts.iter().filter(|mount| !parents.contains(&mount.id));
+    let top = tops.next()?;
+    (parents.len() == mounts.len() && tops.next().is_none()).then_some(*top)
 }
 
 /// Whether there is no such directory, or never one that the daemon may read.

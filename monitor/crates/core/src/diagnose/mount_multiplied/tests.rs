@@ -28,7 +28,7 @@ fn a_volume_that_is_mounted_over_itself_is_told_with_how_fast_until_one_mount_is
     assert!(open(&node).is_none(), "it may be over in a moment");
     node.run_for(5 * S);
     let incident = open(&node).unwrap();
-    assert_eq!((incident.severity, incident.confidence), (Severity::Info, Confidence::Certain));
+    assert_eq!((incident.severity, incident.confidence), (Severity::Info, Confidence::Likely));
     let what = "volume cam-pv-50g (kubernetes.io/glusterfs) of pod cam/cam1-78b6fc6bc8-cjsw5 is mounted";
     assert_eq!(incident.summary, format!("{what} 3 times over itself"));
     let commands: Vec<&str> = incident.advice.iter().map(|step| step.command.as_str()).collect();

@@ -117,7 +117,7 @@ struct Endpoint {
 }
 
 impl Client {
-    /// Whether all that a request takes is there. Asks nobody.
+    /// Whether all that a request takes is there. Sends nothing.
     pub(super) fn check(&self) -> Result<(), ApiError> {
         self.endpoint()?.name()?;
         self.token()?;

@@ -555,6 +555,14 @@ fn what_is_remembered_is_bounded() {
     assert_eq!(server.known.len(), KNOWN);
     let unknown = escalated("unknown", Severity::Critical);
     assert_eq!(taken(&mut server, &unknown), None, "or it would be told each time");
+    // What ends is forgotten, whether its end finds a place or not.
+    for number in 0..WAITING {
+        server.take(&of_tenant(number, &number.to_string(), Priority::Known));
+        let mut over = of_tenant(number, "one", Priority::Known);
+        over.kind = Kind::IncidentClosed;
+        server.take(&over);
+    }
+    assert_eq!(server.known.len(), KNOWN - WAITING);
 }
 
 #[test]
