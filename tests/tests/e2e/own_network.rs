@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use kevtmon_tests::balance::stop_and_account;
+use kevtmon_tests::balance::{stop_and_account, stop_and_account_beside_changes};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -150,7 +150,7 @@ mod alone {
         assert!((1..100).contains(&opened), "opened {opened} times");
         let told = container.of(&events, "neighbor.changed").len();
         assert!(told < 2 * TIMES, "{told} changes");
-        stop_and_account(daemon);
+        stop_and_account_beside_changes(daemon);
     }
 
     #[test]
