@@ -30,7 +30,6 @@ use kevtmon_metrics::{IncidentSeries, Metrics, MetricsError};
 use kevtmon_observation::{Fact, NsInum, Observation, SourceStatus};
 use kevtmon_server::sinks::api::{ApiError, Memory, Question};
 use kevtmon_server::sinks::health::Health;
-use kevtmon_server::sinks::kubernetes::EVENTS;
 use kevtmon_server::sinks::prometheus::HttpError;
 use kevtmon_server::sinks::{self, Context, Running, Sinks, StartError};
 use kevtmon_server::web_config::WatchedConfig;
@@ -153,7 +152,7 @@ pub async fn run(
     let starts = Starts::count(&config);
     let sources = Sources::open(&config, options.log_bpf, &starts, &readers)?;
     // No reader was started yet: each has what this thread has.
-    privilege::keep_what_running_needs(config.get(&EVENTS));
+    privilege::keep_what_running_needs(sinks::connects(config.values()));
     let Running { sinks, sources: sink_sources, statuses, previous_run } = sinks::start(&Context {
         settings: config.values(),
         state_dir: config.get(&STATE_DIR),

@@ -14,7 +14,7 @@ use kevtmon_event::Severity;
 use kevtmon_history::{recording, store};
 use kevtmon_server::sinks::listen::{Addresses, LISTEN, WEB_CONFIG};
 use kevtmon_server::sinks::stdout::{FORMAT, Format, MIN_SEVERITY};
-use kevtmon_server::sinks::{api, journald, kubernetes, listen, stdout};
+use kevtmon_server::sinks::{api, journald, kubernetes, listen, otlp, stdout};
 use kevtmon_sources::{beat, cni, ipam, kubelet, logs, rbd};
 use kevtmon_types::regular_file;
 use kevtmon_types::settings::{
@@ -59,6 +59,7 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
         stdout::SETTINGS,
         journald::SETTINGS,
         kubernetes::SETTINGS,
+        otlp::SETTINGS,
         listen::SETTINGS,
     ]
     .into_iter()

@@ -71,6 +71,12 @@ server = "https://10.96.0.1:6443"
 token_file = "/etc/kevtmon/token"
 ca_file = "/etc/kevtmon/ca.crt"
 
+[otlp]
+endpoint = "https://collector.example.org:4318"
+min_severity = "warning"
+ca_file = "/etc/kevtmon/otlp-ca.crt"
+headers_file = "/etc/kevtmon/otlp-headers"
+
 [metrics]
 listen = ["0.0.0.0:19809", "[::1]:19809"]
 web_config = "/etc/kevtmon/web.yml"

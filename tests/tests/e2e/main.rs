@@ -76,6 +76,7 @@ mod netns_reuse;
 mod nfs;
 mod orphan_container;
 mod orphan_veth;
+mod otlp;
 mod own_network;
 mod package;
 mod paths;

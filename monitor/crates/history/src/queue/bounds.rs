@@ -1,5 +1,7 @@
 //! What fits into a queue, and the account of what does not.
 
+use kevtmon_event::Tenant;
+
 /// How much may wait, in whatever unit the buffer counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
@@ -26,6 +28,13 @@ impl Bounds {
             QueueClass::Reserved => self.capacity.saturating_add(self.reserved),
         };
         used.saturating_add(size) <= bound
+    }
+
+    /// Whether a tenant that uses `same` already may use more: as long as that is less than what is left free, so that there is a place
+    /// for everybody. One fills half of the capacity, two a third each.
+    #[must_use]
+    pub fn is_fair(self, used: usize, tenant: &Tenant, same: usize) -> bool {
+        same.saturating_mul(tenant.priority.price()) < self.capacity.saturating_sub(used)
     }
 }
 

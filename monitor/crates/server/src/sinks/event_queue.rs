@@ -120,13 +120,10 @@ impl EventQueue {
 
 impl Events {
     fn push(&mut self, event: &Arc<SharedEvent>, bounds: Bounds, sink: &str) -> Result<(), Refused> {
-        let priority = priority(event);
-        let tenants = self.tenants.get(&event.tenant).copied().unwrap_or(0);
-        // As many as are free, each of which is worth more of those who matter less.
-        let free = bounds.capacity.saturating_sub(self.taken);
-        let places = places(event);
-        let is_fair = tenants.saturating_mul(event.tenant.priority.price()) < free;
-        if !bounds.admits(self.taken, places, priority) || priority == QueueClass::Normal && !is_fair {
+        let (class, places) = (class(event), places(event));
+        let same = self.tenants.get(&event.tenant).copied().unwrap_or(0);
+        let is_fair = bounds.is_fair(self.taken, &event.tenant, same);
+        if !bounds.admits(self.taken, places, class) || class == QueueClass::Normal && !is_fair {
             EventGap::extend(&mut self.gap, event, Refused::Full);
             return Err(Refused::Full);
         }
@@ -140,7 +137,7 @@ impl Events {
             Some(tenants) => *tenants += places,
             None => drop(self.tenants.insert(event.tenant.clone(), places)),
         }
-        self.is_urgent |= priority == QueueClass::Reserved;
+        self.is_urgent |= class == QueueClass::Reserved;
         Ok(())
     }
 }
@@ -244,7 +241,8 @@ fn places(event: &Event) -> usize {
     1 + listed / HOLDERS_PER_PLACE + below / BYTES_PER_PLACE
 }
 
-fn priority(event: &Event) -> QueueClass {
+/// Whether it may use reserved places.
+pub(super) fn class(event: &Event) -> QueueClass {
     let is_reserved = event.kind == Kind::EventsLost
         || ["daemon.", "incident."].iter().any(|family| event.kind.name().starts_with(family));
     match is_reserved && event.tenant.priority != Priority::Foreign {

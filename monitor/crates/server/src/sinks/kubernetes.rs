@@ -13,14 +13,13 @@ use std::time::{Duration, Instant};
 
 use hyper::{Method, StatusCode};
 use kevtmon_event::{Event, Kind, Severity, SharedEvent, Tenant};
-use kevtmon_history::queue::Refused;
+use kevtmon_history::queue::{Bounds, Refused};
 use kevtmon_metrics::Metrics;
 use kevtmon_types::error_chain::chain;
 use kevtmon_types::settings::{Valid, settings};
-use ring::digest::{SHA256, digest};
 use serde_json::json;
 
-use super::{Backoff, Context, Destination, Disconnected, EventQueue, Filter, Reconnecting, Started};
+use super::{Backoff, Context, Destination, Disconnected, EventQueue, Filter, Reconnecting, Started, spread};
 use client::{Answer, ApiError, Call, Client, is_server};
 use object::{Object, Transition};
 use pace::Pace;
@@ -71,9 +70,7 @@ pub(super) fn start(context: &Context<'_>) -> io::Result<Option<Started>> {
 
 /// The same for one boot of one node.
 fn jitter(boot_id: &str) -> Duration {
-    let hash = digest(&SHA256, boot_id.as_bytes());
-    let number = hash.as_ref().first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
-    Duration::from_millis(number % JITTER_MS)
+    Duration::from_millis(JITTER_MS).mul_f64(spread::share(boot_id))
 }
 
 fn open(context: &Context<'_>, jitter: Duration, backoff: Backoff) -> io::Result<Started> {
@@ -154,8 +151,8 @@ impl ApiServer {
             return self.metrics.discarded(NAME, "unnamed", 1);
         };
         let same = self.waiting.iter().filter(|it| it.tenant == event.tenant).count();
-        let free = WAITING.saturating_sub(self.waiting.len());
-        if same.saturating_mul(event.tenant.priority.price()) >= free {
+        let bounds = Bounds { capacity: WAITING, reserved: 0 };
+        if !bounds.is_fair(self.waiting.len(), &event.tenant, same) {
             return self.metrics.discarded(NAME, Refused::Full.reason(), 1);
         }
         self.waiting.push_back(Waiting { object, tenant: event.tenant.clone(), since: Instant::now() });

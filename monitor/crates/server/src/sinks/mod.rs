@@ -13,14 +13,19 @@ pub mod api;
 mod commit_barrier;
 mod event_gap;
 mod event_queue;
+#[cfg(test)]
+mod fake_server;
 pub mod health;
+mod http_client;
 pub mod journald;
 pub mod json;
 mod kept;
 pub mod kubernetes;
 pub mod listen;
+pub mod otlp;
 pub mod prometheus;
 mod reconnect;
+mod spread;
 mod stall;
 mod startup;
 pub mod stdout;
@@ -31,16 +36,17 @@ pub use event_queue::EventQueue;
 pub use kept::KeptState;
 pub use reconnect::{Backoff, Destination, Disconnected, ENDED, Reconnecting};
 pub use stall::Liveness;
-pub use startup::{Context, Running, StartError, Started, start};
+pub use startup::{Context, Running, StartError, Started, connects, start};
 
 /// Every sink, with its name in errors, in the order in which they get an event. The store is the first: the others
 /// wait for its commits.
-const SINKS: [(&str, startup::Start); 5] = [
+const SINKS: [(&str, startup::Start); 6] = [
     ("the event store", store::start_if_enabled),
     ("standard output", stdout::start),
     ("the journal", journald::start),
     ("the memory of events", api::start_sink),
     ("Kubernetes Events", kubernetes::start),
+    ("OpenTelemetry logs", otlp::start),
 ];
 
 /// What the thread of a queue hands its events to.

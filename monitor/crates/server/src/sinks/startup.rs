@@ -12,7 +12,7 @@ use kevtmon_types::settings::Values;
 use thiserror::Error;
 
 use super::api::Memory;
-use super::{CommitBarrier, EventQueue, KeptState, Liveness, SINKS, Sinks};
+use super::{CommitBarrier, EventQueue, KeptState, Liveness, SINKS, Sinks, kubernetes, otlp};
 
 /// Starts a sink; `None` if it is not enabled.
 pub(super) type Start = fn(&Context<'_>) -> io::Result<Option<Started>>;
@@ -73,6 +73,12 @@ pub struct Running {
     pub statuses: Vec<SourceStatus>,
     /// State of the previous run, from the store.
     pub previous_run: PreviousRun,
+}
+
+/// Whether a sink opens connections to other nodes.
+#[must_use]
+pub fn connects(settings: &Values) -> bool {
+    settings.get(&kubernetes::EVENTS) || !settings.get(&otlp::ENDPOINT).is_empty()
 }
 
 /// Starts every sink that is enabled.

@@ -59,6 +59,10 @@ impl Valid {
     /// What is wrong with a value, and what would be valid.
     pub fn check(self, value: &Value) -> Result<(), String> {
         match self.expected() {
+            // A text of a form of its own, such as a URL, may hold a secret: it is not repeated.
+            Some(expected) if !self.accepts(value) && matches!(self, Self::Text(..)) => {
+                Err(format!("not valid: expected {expected}"))
+            }
             Some(expected) if !self.accepts(value) => Err(invalid(value, &expected)),
             _ => Ok(()),
         }

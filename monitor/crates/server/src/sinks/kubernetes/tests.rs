@@ -1,11 +1,7 @@
 //! The sink as it is started, and an API server by TLS on the loopback that answers as it is told to.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, mpsc};
-use std::thread::{self, JoinHandle};
 
 use kevtmon_event::Priority;
 use kevtmon_observation::{Fact, Observation, SourceStatus};
@@ -13,9 +9,6 @@ use kevtmon_sources::procfs::own::Own;
 use kevtmon_testing::patience::{PATIENCE, eventually};
 use kevtmon_testing::sample;
 use kevtmon_types::settings::Values;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ServerConfig, ServerConnection, StreamOwned, crypto};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -23,15 +16,12 @@ use super::object::tests::opened;
 use super::*;
 use crate::sinks::Sinks;
 use crate::sinks::api::Memory;
+use crate::sinks::fake_server::{Answers, CA, FakeServer, OTHER_CA, Request, Script};
 
-const CA: &str = include_str!("tests/ca.pem");
-const OTHER_CA: &str = include_str!("tests/other-ca.pem");
-const CERTIFICATE: &str = include_str!("tests/server.pem");
-const KEY: &str = include_str!("tests/server.key");
 /// Without a pause that a test would wait for.
 const AT_ONCE: Backoff = Backoff { first: Duration::from_millis(5), longest: Duration::from_millis(5) };
 
-/// A request, as the server has read it.
+/// A request, as the sink has made it.
 #[derive(Debug, Clone, PartialEq)]
 struct Seen {
     line: String,
@@ -39,87 +29,14 @@ struct Seen {
     body: Value,
 }
 
-type Answers = Arc<Mutex<VecDeque<&'static str>>>;
-
-/// What it answers with next; 201 where nothing is left.
-struct FakeServer {
-    address: SocketAddr,
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl FakeServer {
-    fn start(address: SocketAddr, answers: Answers, seen: mpsc::SyncSender<Seen>) -> Self {
-        let listener = TcpListener::bind(address).unwrap();
-        let address = listener.local_addr().unwrap();
-        let ends = Arc::new(AtomicBool::new(false));
-        let is_over = Arc::clone(&ends);
-        let tls = tls();
-        let thread = thread::spawn(move || {
-            for stream in listener.incoming() {
-                if is_over.load(Ordering::Acquire) {
-                    return;
-                }
-                let stream = stream.unwrap();
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                let stream = StreamOwned::new(ServerConnection::new(Arc::clone(&tls)).unwrap(), stream);
-                // A client that does not trust it hangs up.
-                let _ = serve(stream, &answers, &seen);
-            }
-        });
-        Self { address, ends, thread: Some(thread) }
-    }
-}
-
-impl Drop for FakeServer {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Release);
-        // Wakes it up.
-        let _ = TcpStream::connect(self.address);
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-fn tls() -> Arc<ServerConfig> {
-    let certificate = CertificateDer::from_pem_slice(CERTIFICATE.as_bytes()).unwrap();
-    let key = PrivateKeyDer::from_pem_slice(KEY.as_bytes()).unwrap();
-    let builder = ServerConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()));
-    let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
-    Arc::new(builder.with_single_cert(vec![certificate], key).unwrap())
-}
-
-fn serve(
-    mut stream: StreamOwned<ServerConnection, TcpStream>,
-    answers: &Answers,
-    seen: &mpsc::SyncSender<Seen>,
-) -> io::Result<()> {
-    let mut reader = BufReader::new(&mut stream);
-    let mut head = Vec::new();
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line)?;
-        if line.trim().is_empty() {
-            break;
+impl From<Request> for Seen {
+    fn from(request: Request) -> Self {
+        Self {
+            line: request.line().to_owned(),
+            token: request.header("authorization").to_owned(),
+            body: serde_json::from_slice(&request.body).unwrap(),
         }
-        head.push(line.trim().to_owned());
     }
-    let header = |name: &str| {
-        let of_it = |line: &String| Some(line.split_once(": ").filter(|it| it.0 == name)?.1.to_owned());
-        head.iter().find_map(of_it).unwrap_or_default()
-    };
-    let mut body = vec![0; header("content-length").parse().map_err(io::Error::other)?];
-    reader.read_exact(&mut body)?;
-    let request = Seen {
-        line: head.first().cloned().unwrap_or_default(),
-        token: header("authorization"),
-        body: serde_json::from_slice(&body)?,
-    };
-    // It is in the queue of requests before the sink goes on.
-    let _ = seen.send(request);
-    let answer = answers.lock().unwrap().pop_front().unwrap_or(CREATED);
-    stream.write_all(answer.as_bytes())?;
-    stream.conn.send_close_notify();
-    stream.flush()
 }
 
 const CREATED: &str = "HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\n{}";
@@ -149,8 +66,8 @@ struct Rig {
     core: tokio::sync::mpsc::Sender<Observation>,
     statuses: tokio::sync::mpsc::Receiver<Observation>,
     answers: Answers,
-    requests: mpsc::Receiver<Seen>,
-    seen: mpsc::SyncSender<Seen>,
+    requests: mpsc::Receiver<Request>,
+    script: Script,
     server: Option<FakeServer>,
 }
 
@@ -161,10 +78,11 @@ impl Rig {
         let (core, statuses) = tokio::sync::mpsc::channel(64);
         let (seen, requests) = mpsc::sync_channel(64);
         let answers: Answers = Arc::new(Mutex::new(answers.iter().copied().collect()));
-        let server = FakeServer::start(([127, 0, 0, 1], 0).into(), Arc::clone(&answers), seen.clone());
+        let script = Script { answers: Arc::clone(&answers), otherwise: CREATED, seen, is_tls: true };
+        let server = FakeServer::start(([127, 0, 0, 1], 0).into(), script.clone());
         let dir = tempfile::tempdir().unwrap();
         let rig =
-            Self { dir, metrics, memory, core, statuses, answers, requests, seen, server: Some(server) };
+            Self { dir, metrics, memory, core, statuses, answers, requests, script, server: Some(server) };
         rig.write("token", "first\n");
         rig.write("ca.crt", CA);
         rig
@@ -203,7 +121,7 @@ impl Rig {
     }
 
     fn request(&self) -> Seen {
-        self.requests.recv_timeout(PATIENCE).expect("a request")
+        self.requests.recv_timeout(PATIENCE).expect("a request").into()
     }
 
     fn status(&mut self) -> SourceStatus {
@@ -410,7 +328,7 @@ fn what_waits_while_the_server_is_away_is_written_when_it_is_back() {
     let reason = rig.status().reason.unwrap();
     assert!(reason.contains("cannot connect to 127.0.0.1"), "{reason}");
     offer(&sinks, opened("a2"));
-    rig.server = Some(FakeServer::start(address, Arc::clone(&rig.answers), rig.seen.clone()));
+    rig.server = Some(FakeServer::start(address, rig.script.clone()));
     assert!(rig.status().up);
     let names = [rig.request(), rig.request()].map(|request| request.body["metadata"]["name"].clone());
     let expected =
