@@ -31,6 +31,7 @@ mod docker;
 mod doctor;
 mod duplicate_pod_ip;
 mod executable;
+mod explain;
 mod fairness;
 mod faults;
 mod file_server_lost;

@@ -277,6 +277,18 @@ fn where_there_is_neither_daemon_nor_store_both_are_named() {
         expect(&ran, NO_ANSWER, &[&socket, &state]);
         assert_eq!(ran.stdout, "");
     }
+    let line = "[1.5] cni0: port 2(veth0a1b2c3d) entered disabled state";
+    let ran = attempt(&[
+        program.as_os_str(),
+        "explain".as_ref(),
+        line.as_ref(),
+        "--socket".as_ref(),
+        socket.as_ref(),
+        "--state-dir".as_ref(),
+        state.as_ref(),
+    ]);
+    expect(&ran, 0, &[&socket, &state]);
+    assert!(ran.stdout.contains("Harmless: "), "{}", ran.stdout);
     assert!(!scratch.path().join("state").exists(), "a question makes no files");
 }
 

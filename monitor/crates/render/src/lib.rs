@@ -14,6 +14,7 @@ mod fold;
 pub use fold::Fold;
 
 pub mod doctor;
+pub mod explain;
 pub mod holders;
 pub mod incident;
 pub mod leaks;

@@ -54,7 +54,12 @@ impl<'a> Paragraphs<'a> {
             let line = self.pretty.paint(Style::Dim, &format!("# {line}"));
             self.line(&format!("{:indent$}{line}", ""));
         }
-        let lines = wrap::command_lines(&escaped(&advice.command), indent, indent + 4);
+        self.command(indent, &advice.command);
+    }
+
+    /// A command, broken so that it can still be pasted.
+    pub(super) fn command(&mut self, indent: usize, command: &str) {
+        let lines = wrap::command_lines(&escaped(command), indent, indent + 4);
         for (index, line) in lines.iter().enumerate() {
             let indent = if index == 0 { indent } else { indent + 4 };
             self.line(&format!("{:indent$}{line}", ""));

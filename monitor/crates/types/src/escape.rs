@@ -1,5 +1,6 @@
 //! Text from outside, made harmless: what controls a terminal, reorders text or does not show becomes an escape, in
-//! JSON and in text for people; a name that could be taken for words of a sentence is quoted.
+//! JSON and in text for people; a name that could be taken for words of a sentence, or of
+//! a shell, is quoted.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -53,6 +54,32 @@ pub fn name(text: &str) -> Cow<'_, str> {
     }
     let text = text.replace('\\', "\\\\").replace('"', "\\\"");
     Cow::Owned(format!("\"{}\"", Escaped(&text)))
+}
+
+/// Quotes an argument for a POSIX shell; what controls a terminal or does not show as `$'…'` of bash and zsh, so that none reaches the
+/// terminal.
+#[must_use]
+pub fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+~".contains(c);
+    if !word.is_empty() && word.chars().all(plain) && !word.starts_with('~') {
+        return word.to_owned();
+    }
+    if !word.chars().any(is_hidden) {
+        return format!("'{}'", word.replace('\'', r"'\''"));
+    }
+    let mut text = String::from("$'");
+    for c in word.chars() {
+        match c {
+            '\'' | '\\' => text.extend(['\\', c]),
+            // By its bytes: what stands for a character depends on the locale of the shell.
+            c if is_hidden(c) => {
+                c.encode_utf8(&mut [0; 4]).bytes().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+            }
+            c => text.push(c),
+        }
+    }
+    text.push('\'');
+    text
 }
 
 /// A value as JSON in which hidden characters are escapes.
@@ -166,6 +193,27 @@ mod tests {
             ("кubelet", "\"кubelet\""),
         ] {
             assert_eq!(name(odd), shown);
+        }
+    }
+
+    #[test]
+    fn a_name_chosen_by_a_user_cannot_become_a_command() {
+        for (word, shown) in [
+            ("eth0", "eth0"),
+            (
+                "/var/lib/kubelet/pods/kubernetes.io~glusterfs",
+                "/var/lib/kubelet/pods/kubernetes.io~glusterfs",
+            ),
+            ("a;rm -rf /", "'a;rm -rf /'"),
+            ("it's", r"'it'\''s'"),
+            ("$(reboot)", "'$(reboot)'"),
+            ("~root", "'~root'"),
+            ("", "''"),
+            ("a\nb'\\", r"$'a\x0ab\'\\'"),
+            ("\u{1b}[2J", r"$'\x1b[2J'"),
+            ("a\u{202e}b", r"$'a\xe2\x80\xaeb'"),
+        ] {
+            assert_eq!(quoted(word), shown, "{word:?}");
         }
     }
 }

@@ -8,8 +8,8 @@ use clap::Args;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use kevtmon_core::state::NodeState;
-use kevtmon_history::query::filter::IncidentFilter;
-use kevtmon_history::query::history::{Extent, History, HistoryError, IncidentView};
+use kevtmon_history::query::filter::{EventFilter, IncidentFilter};
+use kevtmon_history::query::history::{Extent, History, HistoryError, IncidentView, Page};
 use kevtmon_history::query::stale;
 use kevtmon_history::query::why::{self, Outcome};
 use kevtmon_history::recording::offline_state::{OfflineStateError, offline_state};
@@ -47,6 +47,25 @@ pub(super) enum Source {
         history: Box<dyn History>,
         dir: PathBuf,
     },
+    /// There is neither.
+    Nowhere,
+}
+
+/// A history of nothing.
+struct Nothing;
+
+impl History for Nothing {
+    fn events(&self, _: &EventFilter) -> Result<Page, HistoryError> {
+        Ok(Page::default())
+    }
+
+    fn incidents(&self, _: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
+        Ok(Vec::new())
+    }
+
+    fn extent(&self) -> Result<Extent, HistoryError> {
+        Ok(Extent::default())
+    }
 }
 
 impl Source {
@@ -54,6 +73,7 @@ impl Source {
         match self {
             Self::Daemon(remote) => remote,
             Self::Files { history, .. } => history.as_ref(),
+            Self::Nowhere => &Nothing,
         }
     }
 
@@ -70,7 +90,7 @@ impl Source {
     pub(super) fn why(&self, subject: &str) -> Result<Outcome, HistoryError> {
         match self {
             Self::Daemon(remote) => Ok(remote.why(subject)?),
-            Self::Files { history, .. } => why::why(history.as_ref(), subject),
+            Self::Files { .. } | Self::Nowhere => why::why(self.history(), subject),
         }
     }
 
@@ -87,6 +107,7 @@ impl Source {
         let place = match self {
             Self::Daemon(remote) => format!("queried the daemon at {}", remote.path().display()),
             Self::Files { dir, .. } => format!("searched the event store in {}", dir.display()),
+            Self::Nowhere => return "there is neither a daemon nor its files".to_owned(),
         };
         match extent.and_then(|extent| extent.from?.parse().ok()) {
             Some(from) => format!("{place}, which reaches back to {}", clock.local_and_age(from)),

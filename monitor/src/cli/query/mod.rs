@@ -19,6 +19,7 @@ use super::client::{ClientArgs, Source, StateError, Unreachable};
 use super::exit;
 
 mod events;
+mod explain;
 mod incidents;
 mod processes;
 mod state;
@@ -27,6 +28,7 @@ mod tests;
 mod why;
 
 pub use events::EventsArgs;
+pub use explain::ExplainArgs;
 pub use incidents::IncidentsArgs;
 pub use state::StateArgs;
 pub use why::WhyArgs;
@@ -56,6 +58,15 @@ pub enum Query {
     Incidents(IncidentsArgs),
     /// Explain what happened to a pod, container, address, path, interface or process, and why
     Why(WhyArgs),
+    /// Tell what lines of logs mean, and which incident is behind each
+    ///
+    /// Lines of the kubelet, of dockerd and containerd, of CNI plugins and the kernel, as they stand in a log: in LINE, or on
+    /// standard input. Each that is known is printed with what it speaks of, and with the incident that happened to that; else
+    /// with the reason why it is harmless, or with what the cause can be and the commands that show more. What is not known is
+    /// counted.
+    ///
+    /// Exit code: 0 a line is known, 1 none is, 2 there is no line, or the history cannot be read.
+    Explain(ExplainArgs),
     /// Show the model of this node: sources, pods, containers, network namespaces
     State(StateArgs),
 }
@@ -76,10 +87,13 @@ impl Query {
 
     /// Answers; returns the exit code.
     pub fn execute(&self, clock: Clock, terminal: Terminal, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
-        match self.client().connect(err) {
-            Ok(source) => self.answer_from(&source, clock, terminal, out, err),
-            Err(Unreachable) => exit::QUERY,
-        }
+        let source = match (self.client().connect(err), self) {
+            (Ok(source), _) => source,
+            // What a line means is known without a history.
+            (Err(Unreachable), Self::Explain(_)) => Source::Nowhere,
+            (Err(Unreachable), _) => return exit::QUERY,
+        };
+        self.answer_from(&source, clock, terminal, out, err)
     }
 
     fn answer_from(
@@ -115,6 +129,7 @@ impl Query {
             Self::Events(args) => &args.client,
             Self::Incidents(args) => &args.client,
             Self::Why(args) => &args.client,
+            Self::Explain(args) => &args.client,
             Self::State(args) => &args.client,
         }
     }
@@ -124,6 +139,7 @@ impl Query {
             Self::Events(args) => args.answer(output),
             Self::Incidents(args) => args.answer(output),
             Self::Why(args) => args.answer(output),
+            Self::Explain(args) => args.answer(output),
             Self::State(args) => args.answer(output),
         }
     }
@@ -144,6 +160,9 @@ enum Failure {
     /// The arguments are not a valid query.
     #[error("{0}")]
     Arguments(String),
+    /// Standard input could not be read.
+    #[error("cannot read standard input: {0}")]
+    Input(#[source] io::Error),
     /// The answer could not be written.
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),

@@ -49,7 +49,7 @@ impl StateArgs {
             }
         }
         let stale = match output.source {
-            Source::Files { .. } => Some(Stale::without_daemon(Some(state.time.clone()))),
+            Source::Files { .. } | Source::Nowhere => Some(Stale::without_daemon(Some(state.time.clone()))),
             Source::Daemon(_) => None,
         };
         if self.json {

@@ -291,6 +291,52 @@ fn what_comes_from_outside_cannot_steer_the_terminal() {
     }
 }
 
+fn explain(line: &str) -> Query {
+    Query::Explain(ExplainArgs { line: Some(line.into()), ..ExplainArgs::default() })
+}
+
+#[test]
+fn a_line_of_a_log_leads_to_the_incident_behind_it() {
+    let memory = || Memory::of([event(1)]).with_view(gateway_lost_view());
+    let line = "I1208 09:05:01.000000 1234 prober.go:107] \"Probe failed\" probeType=\"Readiness\" pod=\"lijiaob/etcd1-0\"";
+    let said = answer(memory(), &explain(line));
+    assert_eq!((said.code, said.err.as_str()), (exit::OK, ""));
+    for words in
+        ["line 1: probe-failed (kubelet)", "pod       lijiaob/etcd1-0", "incident lost", "kevtmon why lost"]
+    {
+        assert!(said.out.contains(words), "{words} in {}", said.out);
+    }
+    let json = ExplainArgs { line: Some(line.into()), json: true, ..ExplainArgs::default() };
+    let said = answer(memory(), &Query::Explain(json));
+    let value: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((&value["form"], &value["incident"]["id"]), (&"probe-failed".into(), &"lost".into()));
+    assert_eq!(value["about"][0]["name"], "lijiaob/etcd1-0");
+    assert_eq!(value["incident"]["stale"]["reason"], "no daemon answers");
+}
+
+#[test]
+fn a_line_without_an_incident_says_where_it_was_searched_and_one_that_is_not_known_that() {
+    let memory = || Memory::of([event(1)]);
+    let said = answer(memory(), &explain("umount: /mnt/\u{1b}[2J: target is busy\nall is well\n"));
+    assert_eq!(said.code, exit::OK);
+    assert!(
+        said.out.contains("kevtmon holders $'/mnt/\\x1b[2J'") && !said.out.contains('\u{1b}'),
+        "{}",
+        said.out
+    );
+    for words in [
+        "no open incident explains 1 of 1: searched the event store in /var/lib/k, which reaches back to",
+        "no line that kevtmon knows: 1 of 2",
+    ] {
+        assert!(said.err.contains(words), "{words} in {}", said.err);
+    }
+    let unknown = answer(memory(), &explain("all is well"));
+    assert_eq!((unknown.code, unknown.out.as_str()), (exit::FAILED, ""));
+    assert_eq!(unknown.err, "kevtmon: no line that kevtmon knows: 1 of 1\n");
+    let nothing = answer(memory(), &explain(" \n"));
+    assert_eq!((nothing.code, nothing.err.as_str()), (exit::QUERY, "kevtmon: give a line of a log\n"));
+}
+
 #[test]
 fn without_daemon_and_store_both_are_named() {
     let dir = tempfile::tempdir().unwrap();

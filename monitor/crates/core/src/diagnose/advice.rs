@@ -2,7 +2,7 @@
 
 use kevtmon_event::{Advice, Container, Form, MountServer, NamedProcess, Pod, ProcessLink, Target, form};
 use kevtmon_observation::{BootNs, NsInum};
-use kevtmon_types::escape::{is_hidden, name};
+use kevtmon_types::escape::{name, quoted};
 
 use super::Context;
 use super::pod_network::is_deletion_feared;
@@ -192,31 +192,6 @@ pub(super) fn list_sandboxes(node: &NodeView<'_>, container: &Container, pod: &P
     Some((form::LIST_BY_DOCKER, words))
 }
 
-/// Quotes an argument for a POSIX shell; what controls a terminal or does not show as `$'…'` of bash and zsh, so that none reaches the
-/// terminal.
-pub(super) fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+~".contains(c);
-    if !word.is_empty() && word.chars().all(plain) && !word.starts_with('~') {
-        return word.to_owned();
-    }
-    if !word.chars().any(is_hidden) {
-        return format!("'{}'", word.replace('\'', r"'\''"));
-    }
-    let mut text = String::from("$'");
-    for c in word.chars() {
-        match c {
-            '\'' | '\\' => text.extend(['\\', c]),
-            // By its bytes: what stands for a character depends on the locale of the shell.
-            c if is_hidden(c) => {
-                c.encode_utf8(&mut [0; 4]).bytes().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
-            }
-            c => text.push(c),
-        }
-    }
-    text.push('\'');
-    text
-}
-
 /// To delete a pod; nothing where that may harm its successor, or where it has no name.
 pub(super) fn delete_pod(context: &Context<'_>, pod: &Pod, text: &str) -> Vec<Advice> {
     let (Some(namespace), Some(pod)) = (pod.namespace.as_deref(), pod.name.as_deref()) else {
@@ -226,30 +201,4 @@ pub(super) fn delete_pod(context: &Context<'_>, pod: &Pod, text: &str) -> Vec<Ad
         return Vec::new();
     }
     vec![advice(form::DELETE_POD, text, &["kubectl", "-n", namespace, "delete", "pod", pod])]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_chosen_by_a_user_cannot_become_a_command() {
-        for (word, shown) in [
-            ("eth0", "eth0"),
-            (
-                "/var/lib/kubelet/pods/kubernetes.io~glusterfs",
-                "/var/lib/kubelet/pods/kubernetes.io~glusterfs",
-            ),
-            ("a;rm -rf /", "'a;rm -rf /'"),
-            ("it's", r"'it'\''s'"),
-            ("$(reboot)", "'$(reboot)'"),
-            ("~root", "'~root'"),
-            ("", "''"),
-            ("a\nb'\\", r"$'a\x0ab\'\\'"),
-            ("\u{1b}[2J", r"$'\x1b[2J'"),
-            ("a\u{202e}b", r"$'a\xe2\x80\xaeb'"),
-        ] {
-            assert_eq!(quoted(word), shown, "{word:?}");
-        }
-    }
 }

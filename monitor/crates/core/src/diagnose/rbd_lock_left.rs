@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use kevtmon_event::wording::actor_phrase;
 use kevtmon_event::{Actor, Advice, CloseReason, Confidence, Event, Rbd, Severity, Shared, form, span};
 use kevtmon_observation::{BootNs, RbdCommand};
-use kevtmon_types::escape::name;
+use kevtmon_types::escape::{name, quoted};
 use kevtmon_types::settings::{Thresholds, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
-use super::advice::{advice, quoted};
+use super::advice::advice;
 use super::finding::{Findings, IncidentObjects, Report};
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
 use crate::node::rbd_locks::LockCall;

@@ -5,12 +5,13 @@
 //! ```
 //!
 //! [`EventFilter`] holds the conditions, every [`History`] answers them, [`record`] parses events leniently, [`why`]
-//! collects what a [`story`] is made of.
+//! collects what a [`story`] is made of, [`explain`] tells what lines of logs mean.
 
 pub mod coverage;
 pub mod current;
 pub mod doctor;
 pub mod down;
+pub mod explain;
 pub mod filter;
 pub mod group;
 pub mod history;
