@@ -50,7 +50,11 @@ impl ExplainArgs {
             write!(output.out, "{gap}{}", text::text(explanation, &output.pretty, &output.clock))?;
         }
         output.remark_others(&others);
-        let unexplained = explained.iter().filter(|explanation| explanation.possible.is_some()).count();
+        let is_open =
+            |explanation: &Explanation| explanation.incident.as_ref().is_some_and(|view| view.is_open());
+        let is_unexplained =
+            |explanation: &&Explanation| explanation.possible.is_some() && !is_open(explanation);
+        let unexplained = explained.iter().filter(is_unexplained).count();
         if unexplained > 0 {
             let _ = output.nothing(&format!("no open incident explains {unexplained} of {}", lines.len()));
         }

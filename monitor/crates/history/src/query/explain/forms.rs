@@ -2,6 +2,7 @@
 //!
 //! To know another line is to add it to the table, before those whose words it has, too, and to `lines.txt`.
 
+use super::message::Message;
 use super::subject::{self, Extract, Found};
 
 const CALICO: &str = "calico";
@@ -43,11 +44,18 @@ pub struct Form {
     pub(super) commands: &'static [&'static str],
 }
 
+impl Form {
+    pub(super) fn is_harmless(&self) -> bool {
+        matches!(self.otherwise, Otherwise::Harmless(_))
+    }
+}
+
 /// The form of a message, and where its words are.
-pub(super) fn recognise(message: &str) -> Option<(&'static Form, Found<'_>)> {
+pub(super) fn recognise(message: &Message) -> Option<(&'static Form, Found<'_>)> {
+    let (text, searched) = (&message.text, &message.text[..message.searched]);
     let of_form = |form: &'static Form| {
-        let found = form.words.iter().find_map(|words| find(message, words))?;
-        Some((form, found))
+        let found = form.words.iter().find_map(|words| find(searched, words))?;
+        Some((form, Found { message: text, ..found }))
     };
     FORMS.iter().find_map(of_form)
 }
@@ -95,9 +103,10 @@ forms! {
         explained by ["rbd-locked-elsewhere", "rbd-lock-left", "rbd-orphan-mapping"]
         means "This node is refused a Ceph RBD image, so a pod stays in ContainerCreating."
         Possible "Another node has the image mapped, or a lock on it is left there. kevtmon knows locks and mappings on the node \
-                  where they were made: run `kevtmon incidents` on the node that `rbd status` names."
+                  where they were made: run `kevtmon incidents` on the node that `rbd status` names. Older kubelets also write it when the monitors or the \
+                  key are wrong, and the lock can be this node's own."
         look ["rbd status {image}", "rbd lock list {image}"];
-    "rbd-unmap-busy" RBD says ["rbd: unmap failed", "rbd: sysfs write failed"] about [path]
+    "rbd-unmap-busy" RBD says ["rbd: unmap failed: (16)"] about [path]
         explained by ["rbd-orphan-mapping", "mount-leak", "volume-busy"]
         means "The kernel does not unmap a Ceph RBD image that is in use."
         Possible "A process, or a mount in another mount namespace, has the device open." look ["kevtmon holders {path}"];
@@ -105,26 +114,33 @@ forms! {
     // Calico.
     "endpoint-missing" CALICO says ["resource does not exist: WorkloadEndpoint"] about [container, pod, uid]
         explained by ["cni-teardown-failing", "stale-cni-del", "gateway-neighbor-lost"]
-        means "Calico's plugin before 1.10 fails the CNI DEL of a sandbox whose endpoint is gone already; it is retried without end."
-        Possible "Something deleted the endpoint first, often the DEL of another sandbox of the same pod name. Do not delete a newer \
-                  pod of that name until then: the DEL takes its network once it succeeds."
+        means "Calico's plugin of 1.5, and others before 1.10, fail the CNI DEL of a sandbox whose endpoint is gone already; it is retried without end."
+        Possible "Something deleted the endpoint first, often the DEL of another sandbox of the same pod name. While this fails, do not \
+                  delete a newer pod of that name: the next one would be hit. Calico's plugin since 1.10 carries on."
         look ["kevtmon events --kind cni.finished --container {container}"];
-    "endpoint-of-newer-sandbox" CALICO says ["does not match WorkloadEndpoint ContainerID"] about [container, pod, uid]
+    "endpoint-of-newer-sandbox" CALICO says ["does not match WorkloadEndpoint Con",
+            "does not match WorkloadEndpoint ActiveInstanceID"] about [container, pod, uid]
         explained by ["stale-cni-del", "gateway-neighbor-lost"]
         means "A CNI DEL of an older sandbox came after a newer sandbox of the same pod was set up."
-        Harmless "Calico sees that the endpoint belongs to the newer sandbox, and keeps it." look [];
+        Harmless "Calico keeps the endpoint of the newer sandbox. If that pod has no network all the same, something else took it." look [];
     "endpoint-gone" CALICO says ["WorkloadEndpoint does not exist in the datastore"] about [container, pod, uid]
         explained by ["stale-cni-del", "gateway-neighbor-lost"]
         means "A CNI DEL found no endpoint of the pod."
-        Harmless "The plugin carries on, and succeeds: the endpoint was deleted before." look [];
+        Harmless "The plugin carries on. The endpoint was deleted before, or its ADD failed; if the pod was running until now, it had no \
+                  network." look [];
     "address-not-allocated" CALICO says ["Asked to release address but it doesn't exist"] about [container, pod]
         explained by ["ipam-drift"]
         means "A CNI DEL found no address of the sandbox."
-        Harmless "The address was released before." look [];
-    "address-released" CALICO says ["Released address using "] about [container, pod]
-        explained by ["stale-cni-del", "ipam-drift", "duplicate-pod-ip"]
+        Harmless "The address was released before, or never given, because the ADD failed." look [];
+    "address-released" CALICO says ["Released address using handleID"] about [container, pod]
+        explained by []
         means "A CNI DEL released the address of a sandbox."
-        Harmless "Every DEL does. It is wrong only if a newer sandbox of the pod has the address." look [];
+        Harmless "It was reserved for that sandbox, and not for the name of the pod." look [];
+    "address-released-by-name" CALICO says ["Released address using workloadID"] about [container, pod]
+        explained by ["stale-cni-del", "ipam-drift", "duplicate-pod-ip", "gateway-neighbor-lost"]
+        means "A CNI DEL released an address by the name of a pod, whichever sandbox has it."
+        Possible "Usual when the pod has ended. If a newer sandbox of that name lives, it has lost its address, and soon its network."
+        look ["kevtmon state {pod}"];
     "plugin-unauthorized" CALICO says ["connection is unauthorized"] about [container, pod, uid]
         explained by ["cni-teardown-failing", "sandbox-crash-loop", "pod-stuck-terminating"]
         means "The API server refuses the CNI plugin, so sandboxes of this node are neither set up nor taken down."
@@ -135,10 +151,6 @@ forms! {
         means "The host has a route to the address of the new pod already, by another interface."
         Possible "The interface of an earlier pod is left, or another pod has the same address."
         look ["kevtmon incidents --kind orphan-veth"];
-    "interface-missing" CALICO says ["Failed to access interface because it doesn't exist"] about [interface]
-        explained by ["orphan-veth", "gateway-neighbor-lost"]
-        means "Felix looked for an interface that is gone."
-        Harmless "So it is when a pod ends." look [];
 
     // CNI plugins and the network namespaces of sandboxes.
     "foreign-netns" CNI says ["netns from CNI_NETNS should not be the same"] about [container, pod, netns]
@@ -149,7 +161,8 @@ forms! {
     "netns-gone" CNI says ["failed to Statfs \"/proc/"] about [container, pod, netns]
         explained by ["cni-teardown-failing", "sandbox-crash-loop", "cni-netns-mismatch"]
         means "The process of the sandbox has ended, and its network namespace with it."
-        Possible "Of a CNI DEL that is usual: nothing is left to take down. Of an ADD the sandbox ended too early."
+        Possible "A CNI DEL that fails so is tried again, and the address stays reserved until it succeeds. Of an ADD the sandbox ended too \
+                  early."
         look ["kevtmon events --kind container.exited --container {container}"];
     "netns-busy" CONTAINERD says ["/run/netns/…evice or resource busy", "remove netns: unlinkat"] about [netns, container, pod, uid]
         explained by ["pod-stuck-terminating", "orphan-veth", "mount-leak"]
@@ -180,19 +193,20 @@ forms! {
     "kubelet-fails" KUBELET says ["Failed to start ContainerManager"] about [node]
         explained by ["kubelet-crash-loop", "orphan-container"]
         means "The kubelet ends because a part of it cannot start."
-        Possible "The rest of the line has the reason." look ["kevtmon incidents --kind kubelet-crash-loop"];
+        Possible "The rest of the line has the reason." look ["kevtmon incidents --all --kind kubelet-crash-loop"];
     "kubelet-restarted" SYSTEMD says ["kubelet.service: Scheduled restart job", "kubelet.service: Start request repeated too quickly",
-            "kubelet.service holdoff time over"] about [node]
+            "kubelet.service holdoff time over",
+            "kubelet.service: Service hold-off time over", "kubelet.service: Main process exited"] about [node]
         explained by ["kubelet-crash-loop"]
         means "The kubelet has ended, and systemd starts it again, or gives up."
         Possible "Once is usual after an update. Repeatedly, its last lines before it ends have the reason."
-        look ["kevtmon events --kind component.exited"];
+        look ["kevtmon incidents --all --kind kubelet-crash-loop", "kevtmon events --kind component.exited"];
     "spec-hash-changed" KUBELET says ["Container spec hash changed (", " definition changed, will be restarted"]
         about [pod, uid, container, node]
         explained by ["spec-hash-storm"]
         means "The kubelet recreates a container because the hash of its specification is another one than before."
         Possible "The pod's specification or image was edited, or a kubelet of another version computes other hashes: then it recreates \
-                  all containers of the node once." look ["kevtmon events --kind container.recreated"];
+                  all containers of the node once." look ["kevtmon incidents --all --kind spec-hash-storm", "kevtmon events --kind container.recreated"];
     "runtime-slow" KUBELET says ["kipping pod synchronization", "PLEG is not healthy"] about [node]
         explained by []
         means "The kubelet waits for the container runtime, and starts and ends no pods until then."
@@ -201,9 +215,12 @@ forms! {
         look ["kevtmon incidents", "kevtmon events --kind component."];
 
     // Volumes.
-    "file-server-gone" KUBELET says ["ransport endpoint is not connected"] about [path, uid, pod, container]
+    "file-server-gone" KUBELET says ["stat /…ransport endpoint is not connected", "statfs /…ransport endpoint is not connected",
+            "open /…ransport endpoint is not connected", "mkdir /…ransport endpoint is not connected",
+            "cannot access …ransport endpoint is not connected", "/pods/…ransport endpoint is not connected"]
+        about [path, uid, pod, container]
         explained by ["file-server-lost", "volume-busy"]
-        means "The server of a FUSE file system has ended while it is mounted, so every access fails."
+        means "A FUSE file system does not answer: its server has ended while it is mounted, or GlusterFS has lost its bricks."
         Possible "The server was killed or restarted, often with the container or unit that it ran in. Pods that have the mount need a \
                   restart."
         look ["kevtmon holders {path}"];
@@ -221,10 +238,11 @@ forms! {
         explained by ["mount-leak", "rbd-orphan-mapping", "volume-busy"]
         means "The kubelet does not detach a volume that has other mounts on the node."
         Possible "The rest of the line lists them; one that belongs to no pod was left or made by hand." look ["kevtmon holders {path}"];
-    "staged-volume-busy" KUBELET says ["UnmountDevice failed"] about [path, uid]
+    "unstage-failed" KUBELET says ["UnmountDevice failed"] about [path, uid]
         explained by ["volume-busy", "rbd-orphan-mapping", "mount-leak", "umount-hung"]
         means "The kubelet cannot unmount a volume where it is staged for all pods of the node, so it cannot be detached."
-        Possible "A process, or a mount in another mount namespace, uses it." look ["kevtmon holders {path}", "kevtmon holders --leaks"];
+        Possible "A process, or a mount in another mount namespace, uses it, if the line says busy; else the error of its driver is in the \
+                  line." look ["kevtmon holders {path}", "kevtmon holders --leaks"];
     "teardown-failed" KUBELET says ["UnmountVolume.TearDown failed"] about [path, uid, pod]
         explained by ["volume-busy", "umount-hung", "pod-stuck-terminating", "file-server-lost"]
         means "The kubelet cannot unmount a volume of a pod, so the pod stays in Terminating. It tries again, at last every 2 min."
@@ -233,40 +251,50 @@ forms! {
         look ["kevtmon holders {path}"];
     "not-a-mount-point" KUBELET says ["is not a mountpoint, deleting"] about [path, uid]
         explained by ["pod-volume-lost"]
-        means "The volume is unmounted already, and its directory is removed."
-        Harmless "So it is when an unmount is repeated." look [];
+        means "The kubelet finds no mount there, and tries to remove the directory."
+        Harmless "So it is when an unmount is repeated. If 'directory not empty' follows, look first what is in it: the volume may have \
+                  gone while in use, and its data then went to the node's disk." look [];
     "mount-failed" KUBELET says ["MountVolume.SetUp failed", "MountVolume.MountDevice failed", "MountVolume.WaitForAttach failed",
             "nable to attach or mount volumes", "nable to mount volumes for pod"] about [path, uid, pod]
         explained by ["rbd-locked-elsewhere", "file-server-lost", "mount-multiplied", "umount-hung"]
-        means "The kubelet cannot mount a volume, so a pod stays in ContainerCreating."
-        Possible "The rest of the line has the error of the driver. Whether another node still has the volume, kevtmon knows there."
+        means "The kubelet cannot set up a volume: a new pod stays in ContainerCreating, a running one gets no new contents."
+        Possible "This line or another one of the same volume has the error. 'not registered' of a secret or config map is usual when a pod \
+                  ends or the kubelet starts. Whether another node has the volume, kevtmon knows there."
         look ["kevtmon incidents"];
 
     // Containers that cannot be removed.
-    "cgroup-busy" KUBELET says ["/sys/fs/cgroup/…evice or resource busy"] about [uid, container]
+    "cgroup-busy" KUBELET says ["rmdir /sys/fs/cgroup/…evice or resource busy", "unlinkat /sys/fs/cgroup/…evice or resource busy",
+            "remove /sys/fs/cgroup/…evice or resource busy"] about [uid, container]
         explained by ["pod-stuck-terminating", "container-undeletable"]
         means "A control group cannot be removed while a process or another group is in it."
-        Harmless "Runtimes and the kubelet try again; it lasts only if a process does not end." look [];
+        Harmless "Runtimes and the kubelet try again. For longer than a minute it is not: then a process of the pod does not end." look [];
     "removal-not-permitted" DOCKERD says ["unlinkat …peration not permitted", "emove filesystem for …peration not permitted"]
         about [container, path]
         explained by ["container-undeletable"]
-        means "A file of a container cannot be removed, and nothing holds it."
-        Possible "It is immutable or append-only (chattr), or its file system is mounted read-only." look ["lsattr -d {path}"];
+        means "A file cannot be removed, and nothing holds it."
+        Possible "It or its directory is immutable or append-only (chattr), or it is an active swap file." look ["lsattr -d {path}"];
     "container-not-removed" DOCKERD says ["nable to remove filesystem for ", "nable to remove filesystem",
             "ailed to remove root filesystem for ", "ailed to remove root filesystem", "Error removing mounted layer "]
         about [container, path]
         explained by ["container-undeletable", "mount-leak"]
         means "The files of a container cannot be removed, so it stays as Dead."
-        Possible "Another container or service has a copy of its mount in a mount namespace of its own, or a process uses it."
+        Possible "If the line says busy: another container or service has a copy of its mount in a mount namespace of its own, or a process uses it."
         look ["kevtmon holders --leaks", "kevtmon holders {path}"];
     "removal-in-progress" DOCKERD says ["emoval of container …is already in progress"] about [container]
-        explained by ["container-undeletable"]
-        means "Two programs remove the same container."
-        Harmless "The first one goes on." look [];
-    "container-removal-failed" KUBELET says ["RemoveContainer from runtime service failed"] about [container]
+        explained by ["container-undeletable", "mount-leak"]
+        means "An earlier removal of the container has not ended."
+        Possible "For a moment that is usual. For minutes: the removal hangs, or failed and left its mark, and the container stays as \
+                  Removal In Progress or Dead."
+        look ["kevtmon incidents --kind container-undeletable", "kevtmon holders --leaks"];
+    "container-removal-failed" KUBELET says ["RemoveContainer …from runtime service failed", "RemoveContainer from runtime service failed"] about [container]
         explained by ["container-undeletable", "pod-stuck-terminating"]
         means "The runtime cannot remove a container; the kubelet tries again."
         Possible "The rest of the line has its error." look ["kevtmon incidents --kind container-undeletable"];
+    "not-killed" DOCKERD says ["failed to exit within …of kill"] about [container]
+        explained by ["pod-stuck-terminating", "container-undeletable"]
+        means "A container does not end though it was killed (SIGKILL)."
+        Possible "Mostly its process waits in the kernel, for a disk or a file server that does not answer."
+        look ["kevtmon incidents --kind umount-hung"];
     "killed-after-grace" DOCKERD says ["failed to exit within …using the force"] about [container]
         explained by ["pod-stuck-terminating", "container-undeletable"]
         means "A container did not end on its stop signal in time, and dockerd kills it."
@@ -274,15 +302,20 @@ forms! {
     "shim-ended" CONTAINERD says ["shim disconnected", "shim reaped"] about [container]
         explained by ["container-undeletable", "pod-stuck-terminating"]
         means "The supervisor of a container has ended."
-        Harmless "It does when its container has." look [];
+        Harmless "It does when its container has. If the supervisor itself was killed, its container is ended with it." look [];
 
     // Sandboxes.
-    "teardown-of-network-failed" KUBELET says ["ailed to destroy network for sandbox", "ailed to teardown pod", "StopPodSandbox …failed"]
+    "teardown-of-network-failed" KUBELET says ["ailed to destroy network for sandbox", "ailed to teardown pod"]
         about [container, pod, uid]
         explained by ["cni-teardown-failing", "stale-cni-del", "pod-stuck-terminating"]
         means "The network of a sandbox cannot be taken down; it is retried without end, and the pod stays."
         Possible "The rest of the line has the error of the CNI plugin. Until it is solved, do not delete a newer pod of that name: \
                   its network may go with the old one."
+        look ["kevtmon events --kind cni.finished --container {container}"];
+    "sandbox-not-stopped" KUBELET says ["StopPodSandbox …failed"] about [container, pod, uid]
+        explained by ["cni-teardown-failing", "stale-cni-del", "pod-stuck-terminating"]
+        means "A sandbox cannot be stopped; it is tried again."
+        Possible "The CNI plugin fails, the runtime does not answer, or a process does not end: the rest of the line has the error."
         look ["kevtmon events --kind cni.finished --container {container}"];
     "sandbox-not-created" KUBELET says ["ailed to set up pod", "ailed to setup network for sandbox", "ailed to create pod sandbox",
             "RunPodSandbox …failed"] about [container, pod, uid]
@@ -295,12 +328,15 @@ forms! {
         explained by ["pod-stuck-terminating", "cni-teardown-failing", "volume-busy", "container-undeletable"]
         means "The kubelet cannot end a pod."
         Possible "A process does not die, or the CNI DEL of its sandbox fails." look ["kevtmon events --pod {uid}"];
-    "probe-failed" KUBELET says ["robe failed", "iveness probe for", "eadiness probe for"] about [uid, pod, address, container]
+    "probe-failed" KUBELET says ["Probe failed", "iveness probe failed", "eadiness probe failed", "tartup probe failed", "robe errored",
+            "iveness probe for …failed", "eadiness probe for …failed", "tartup probe for …failed"]
+        about [uid, pod, address, container]
         explained by ["gateway-neighbor-lost", "pod-route-missing", "pod-neighbor-unreachable", "duplicate-pod-ip",
             "sandbox-network-replaced", "neighbor-table-full"]
         means "The kubelet does not get the answer that it expects of a container."
-        Possible "The network of the pod is broken if the line says timeout or no route; else the application answers wrongly."
-        look ["kevtmon state {uid}"];
+        Possible "'no route to host' and 'invalid argument' tell of the pod's network; a timeout, of that or of a slow application; \
+                  'connection refused' and a status code, of the application alone."
+        look ["kevtmon state {pod}"];
 
     // The kernel, and what tools show of it.
     "neighbor-table-overflow" KERNEL says ["neighbor table overflow!", "eighbour table overflow"] about [node]
@@ -315,12 +351,12 @@ forms! {
         look ["kevtmon incidents --kind umount-hung"];
     "nfs-silent" KERNEL says ["nfs: server …not responding"] about []
         explained by ["umount-hung"]
-        means "An NFS server does not answer; processes that use its volumes wait."
+        means "An NFS server does not answer; processes that use its volumes wait, or get an error if the line says timed out."
         Possible "It is down or cannot be reached from the network namespace in which the volume was mounted."
         look ["kevtmon incidents --kind umount-hung"];
     "thin-deletion" KERNEL says ["device-mapper: thin: Deletion of thin device"] about []
         explained by ["container-undeletable", "mount-leak"]
-        means "The device of a container's root file system cannot be deleted while it is in use."
+        means "The device of a container's root file system cannot be deleted, as a rule while it is in use."
         Possible "Another mount namespace still has it mounted."
         look ["kevtmon holders --leaks", "kevtmon incidents --kind container-undeletable"];
     "device-not-freed" KERNEL says ["unregister_netdevice: waiting for"] about [interface]
@@ -332,35 +368,29 @@ forms! {
         explained by ["gateway-neighbor-lost"]
         means "udev finds no fixed hardware address for a virtual interface."
         Harmless "It leaves the interface as it is." look [];
-    "bridge-port" KERNEL says ["entered disabled state", "entered blocking state", "entered forwarding state", "entered promiscuous mode",
-            "left promiscuous mode"] about [interface]
+    "bridge-port" KERNEL says ["(veth…entered disabled state", "(veth…entered blocking state", "(veth…entered forwarding state",
+            "veth…entered promiscuous mode", "veth…left promiscuous mode"] about [interface]
         explained by ["gateway-neighbor-lost", "orphan-veth"]
-        means "An interface was added to a bridge or removed from it."
+        means "The host's end of a container's interface was added to a bridge or removed from it."
         Harmless "The kernel says so at every start and end of a container." look [];
-    "link-becomes-ready" KERNEL says ["ADDRCONF(NETDEV_"] about [interface]
-        explained by ["gateway-neighbor-lost", "orphan-veth"]
-        means "An interface came up, or waits for the other end of its pair."
-        Harmless "The kernel says so at every start of a container." look [];
-    "neighbor-unresolved" IP says ["at <incomplete>", "dev eth0 FAILED", "dev eth0  FAILED", "dev eth0 INCOMPLETE", "dev eth0  INCOMPLETE"]
-        about [pod, address]
+    "neighbor-unresolved" IP says ["at <incomplete>", "dev eth0 FAILED", "dev eth0  FAILED", "dev eth0 INCOMPLETE", "dev eth0  INCOMPLETE",
+            "dev cali…FAILED", "dev cali…INCOMPLETE", "(incomplete)"]
+        about [pod, interface, address]
         explained by ["gateway-neighbor-lost", "pod-neighbor-unreachable"]
         means "No host answers ARP for the address. If it is the gateway of a pod, the pod can send nothing."
         Possible "A static entry was deleted, or the host's side no longer answers. Name the pod to see which part is broken."
         look ["kevtmon incidents --kind gateway-neighbor-lost", "kevtmon state"];
-    "neighbor-healthy" IP says ["lladdr …REACHABLE", "lladdr …STALE", "lladdr …DELAY", "lladdr …PERMANENT"] about [address]
-        explained by ["gateway-neighbor-lost", "pod-neighbor-unreachable"]
-        means "The kernel has a hardware address for the neighbor."
-        Harmless "So it is of a healthy neighbor, if that is the address of the other end." look [];
 
     // Words that many programs use.
-    "umount-busy" MOUNT says ["target is busy", "device is busy"] about [path, uid, container]
+    "umount-busy" MOUNT says [": target is busy", "umount…: device is busy"] about [path, uid, container]
         explained by ["volume-busy", "container-undeletable", "mount-leak", "rbd-orphan-mapping"]
         means "An unmount is refused because something uses the mount."
         Possible "A process has a file or directory of it open, or something is mounted below it." look ["kevtmon holders {path}"];
     "removal-busy" MOUNT says ["evice or resource busy"] about [path, uid, container]
         explained by ["volume-busy", "container-undeletable", "pod-stuck-terminating", "mount-leak", "rbd-orphan-mapping"]
-        means "The kernel refuses to remove or unmount what is in use."
-        Possible "Something is mounted there, in this mount namespace or in another one, or a process uses the mount."
+        means "The kernel refuses a step with EBUSY: what the line names is in use."
+        Possible "Of an unmount or a removal: something is mounted there, in this mount namespace or another, or a process uses the mount. \
+                  Of a device: it is mounted, or another device is on it."
         look ["kevtmon holders {path}"];
     "retried-later" KUBELET says ["No retries permitted until"] about [path, uid, pod]
         explained by ["volume-busy", "pod-stuck-terminating"]

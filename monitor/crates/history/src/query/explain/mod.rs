@@ -10,7 +10,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use kevtmon_event::{Event, Kind, Role, Shared, Volume, volume};
+use kevtmon_event::{Event, Kind, Role, Shared, volume};
 use kevtmon_types::escape::quoted;
 use serde::Serialize;
 
@@ -30,8 +30,12 @@ const LINE: usize = 16 << 10;
 /// What is quoted of a line, characters; of that before its known words, bytes.
 const QUOTED: usize = 320;
 const BEFORE: usize = 80;
-/// Different lines of a page that are explained.
+/// Different lines of a page that are explained, and of those that are harmless.
 const EXPLAINED: usize = 64;
+const HARMLESS: usize = 16;
+/// Incidents that concern a pod though they happened to another one of its name or address.
+const OF_SEVERAL: [&str; 5] =
+    ["stale-cni-del", "cni-teardown-failing", "duplicate-pod-ip", "ipam-drift", "orphan-veth"];
 /// Incidents that are looked through: the open ones first, then the newest.
 const INCIDENTS: usize = 500;
 /// Maximum number of sequence numbers in one query.
@@ -74,8 +78,8 @@ pub fn read(text: &str) -> Page {
         let is_same = |known: &&mut Line| known.form.name == form.name && known.subjects == subjects;
         if let Some(known) = page.lines.iter_mut().find(is_same) {
             known.count += 1;
-        } else if page.lines.len() < EXPLAINED {
-            let text = quote(&message, found.begin);
+        } else if page.has_room(form) {
+            let text = quote(&message.text, found.begin);
             page.lines.push(Line { number: index + 1, count: 1, form, text, subjects });
         } else {
             page.omitted += 1;
@@ -87,9 +91,13 @@ pub fn read(text: &str) -> Page {
 /// A part of a message: a little before the known words, which begin there, from a word on; and what follows.
 fn quote(message: &str, known: usize) -> String {
     let cut = message.floor_char_boundary(known.saturating_sub(BEFORE));
-    let blank = message[cut..known].find(' ').map_or(0, |blank| blank + 1);
-    let (begin, sign) = if cut == 0 { (0, "") } else { (cut + blank, "…") };
-    let text = message[begin..].trim_end();
+    let word = message[..cut].rfind(' ').map_or(0, |blank| blank + 1);
+    // A path is quoted whole, if it is no longer than that.
+    let begin = match cut - word <= 2 * BEFORE {
+        true => word,
+        false => cut + message[cut..known].find(' ').map_or(0, |blank| blank + 1),
+    };
+    let (text, sign) = (message[begin..].trim_end(), if begin == 0 { "" } else { "…" });
     match text.char_indices().nth(QUOTED) {
         Some((end, _)) => format!("{sign}{}…", &text[..end]),
         None => format!("{sign}{text}"),
@@ -97,6 +105,12 @@ fn quote(message: &str, known: usize) -> String {
 }
 
 impl Page {
+    /// Harmless lines, of which a log is full, leave room for others.
+    fn has_room(&self, form: &Form) -> bool {
+        let most = if form.is_harmless() { HARMLESS } else { EXPLAINED };
+        self.lines.iter().filter(|line| line.form.is_harmless() == form.is_harmless()).count() < most
+    }
+
     /// The incidents that can explain a line of it.
     #[must_use]
     pub fn incidents(&self) -> IncidentFilter {
@@ -203,7 +217,8 @@ impl Known {
     #[must_use]
     pub fn explain(&self, line: &Line) -> Explanation {
         let incident = self.of_line(line);
-        let is_open = incident.is_some_and(IncidentView::is_open);
+        // Of one that nobody watches any more the advice is gone.
+        let is_open = incident.is_some_and(|view| view.is_open() && view.stale.is_none());
         let (harmless, possible) = match line.form.otherwise {
             _ if is_open => (None, None),
             Otherwise::Harmless(text) => (Some(text), None),
@@ -241,15 +256,12 @@ impl Known {
         let rank = |candidate: &&Candidate| {
             line.form.kinds.iter().position(|kind| **kind == candidate.view.incident.kind)
         };
-        let volume = line.subjects.iter().find_map(|subject| match subject {
-            Subject::Path(path) => volume::of_path(path),
-            _ => None,
-        });
         let of_subject = |subject: &Subject, is_open: bool| {
+            // That the node had one once explains nothing that it says now.
+            let is_of_time =
+                |view: &IncidentView| view.is_open() == is_open && (is_open || *subject != Subject::Node);
             let concerned = self.candidates.iter().filter(|candidate| {
-                candidate.view.is_open() == is_open
-                    && rank(candidate).is_some()
-                    && candidate.concerns(subject, volume.as_ref())
+                is_of_time(&candidate.view) && rank(candidate).is_some() && candidate.concerns(subject, line)
             });
             let order = |candidate: &&Candidate| {
                 let rank = is_open.then(|| Reverse(rank(candidate)));
@@ -263,12 +275,36 @@ impl Known {
 }
 
 impl Candidate {
-    /// Whether the incident happened to a subject; `volume`: the one that the line names with it.
-    fn concerns(&self, subject: &Subject, volume: Option<&Volume>) -> bool {
-        let own = self.event.mount.as_deref().and_then(|mount| mount.volume.as_ref());
-        // What is wrong with another volume of the same pod explains nothing.
-        let is_other = volume.zip(own).is_some_and(|(named, own)| named.name != own.name);
-        !is_other && subject.is_affected(&self.view.incident.kind, &self.event, &self.keys)
+    /// Whether the incident happened to a subject of a line, and to nothing else that the line names.
+    fn concerns(&self, subject: &Subject, line: &Line) -> bool {
+        subject.is_affected(&self.view.incident.kind, &self.event, &self.keys)
+            && !line.subjects.iter().any(|named| self.is_about_another(named))
+    }
+
+    /// Whether it happened to another volume or container of the same pod, or to another pod of the same name or address.
+    fn is_about_another(&self, named: &Subject) -> bool {
+        let kind = self.view.incident.kind.as_str();
+        let is_of_container = kind == "container-undeletable";
+        let target = self.event.target.as_deref();
+        let pod = target.and_then(|target| target.confirmed_pod()).filter(|_| !OF_SEVERAL.contains(&kind));
+        match named {
+            Subject::Path(path) => {
+                let Some(named) = volume::of_path(path) else { return false };
+                let own = self.event.mount.as_deref().and_then(|mount| mount.volume.as_ref());
+                is_of_container || own.is_some_and(|own| own.name != named.name)
+            }
+            Subject::Container(id) => {
+                let own = target.and_then(|target| target.container.as_ref());
+                is_of_container && own.is_some_and(|own| !own.id.starts_with(id.as_str()))
+            }
+            // That of a static pod is a hash, which its mirror in the API server has not.
+            Subject::Uid(uid) => pod.is_some_and(|pod| pod.uid.contains('-') && pod.uid != *uid),
+            Subject::Pod(name) => {
+                let own = pod.and_then(|pod| pod.namespace.as_ref().zip(pod.name.as_ref()));
+                own.is_some_and(|(namespace, own)| format!("{namespace}/{own}") != *name)
+            }
+            _ => false,
+        }
     }
 }
 

@@ -132,7 +132,10 @@ impl Subject {
             Self::Interface(name) => has(Lookup::exact(Family::Link, name)),
             Self::Address(address) => {
                 let address = address.to_string();
-                has(Lookup::exact(Family::Ip, &address)) || has(Lookup::exact(Family::Neighbor, &address))
+                // A gateway is that of many pods.
+                let is_gateway = event.neighbor.as_deref().is_some_and(|entry| entry.gateway == Some(true));
+                has(Lookup::exact(Family::Ip, &address))
+                    || !is_gateway && has(Lookup::exact(Family::Neighbor, &address))
             }
             Self::Netns(path) => {
                 let name = path.rsplit_once("/netns/").map(|(_, name)| name);
@@ -163,7 +166,10 @@ pub(super) fn uid(found: &Found<'_>) -> Option<Subject> {
         let name = found.message[at + PODS.len()..].split(|c| !is_of_word(c)).next()?;
         is_uid(name).then(|| name.to_owned())
     });
-    directory.or_else(|| runs(found.message, is_of_word).find_map(|(_, word)| uuid(word))).map(Subject::Uid)
+    // CRI-O has namespaces of such names.
+    let is_netns = |at: usize| found.message[..at].ends_with("/netns/");
+    let mut words = runs(found.message, is_of_word).filter(|(at, _)| !is_netns(*at));
+    directory.or_else(|| words.find_map(|(_, word)| uuid(word))).map(Subject::Uid)
 }
 
 /// A UUID, also as in the name of a pod's control group: `kubepods-pod5c948341_c030_4996_b888_f032577d97b0`.

@@ -81,6 +81,10 @@ fn what_no_form_has_is_counted_and_the_same_is_shown_once() {
     let many: String = (0..100).map(of_number).collect();
     let page = read(&many);
     assert_eq!((page.lines.len(), page.omitted), (EXPLAINED, 100 - EXPLAINED));
+    let of_port = |number| format!("cni0: port 1(veth0a1b{number:04}) entered disabled state\n");
+    let noise: String = (0..100).map(of_port).collect();
+    let page = read(&format!("{noise}{line}"));
+    assert_eq!((page.lines.len(), page.omitted), (HARMLESS + 1, 100 - HARMLESS));
     for nothing in ["", " \n\t\n"] {
         let page = read(nothing);
         assert_eq!((page.lines.len(), page.unknown), (0, 0));
@@ -105,7 +109,7 @@ fn a_hostile_line_is_quoted_in_part_and_searched_in_part() {
     assert_eq!(only(&long).text.chars().count(), QUOTED + 1);
     assert_eq!(read(&format!("{}{line}", "x".repeat(1 << 20))).unknown, 1);
     for noise in ["=/", "pod ", "\\\"", "{\"log\":\"", "/pods/", "é", "0f", "(\"/", "pod/a_b("] {
-        let page = read(&format!("target is busy {}", noise.repeat(LINE)));
+        let page = read(&format!("umount: target is busy {}", noise.repeat(LINE)));
         assert_eq!(page.lines.len(), 1, "{noise}");
     }
 }
@@ -139,7 +143,8 @@ fn candidate(seq: u64, kind: &str, of: Event) -> (Event, IncidentView) {
 }
 
 fn busy(seq: u64, path: &str) -> Event {
-    let mut event = numbered(seq, sample::busy());
+    // The pod of the sample is that of another volume.
+    let mut event = Event { target: None, ..numbered(seq, sample::busy()) };
     let mount = event.mount.as_mut().unwrap();
     (mount.path, mount.volume) = (path.into(), volume::of_path(path));
     event
@@ -188,6 +193,9 @@ fn an_incident_is_found_by_what_it_happened_to() {
         (r#""Probe failed" pod="lijiaob/etcd1-0""#, Some("gateway-neighbor-lost")),
         ("dial tcp 10.42.0.7:80: Probe failed", Some("gateway-neighbor-lost")),
         (r#""Probe failed" pod="lijiaob/etcd1-1""#, None),
+        // It has the address of the one that lost its gateway.
+        (r#"dial tcp 10.42.0.7:80: "Probe failed" pod="team-a/mine-0""#, None),
+        (r#""Probe failed" pod="lijiaob/etcd1-0" podUID="<uid>""#, None),
         ("neighbour: arp_cache: neighbor table overflow!", Some("neighbor-table-full")),
     ] {
         assert_eq!(explains(&memory, text).as_deref(), expected, "{text}");
