@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use flate2::read::GzDecoder;
-use kevtmon_tests::daemon::{launch, own_address};
+use kevtmon_tests::daemon::launch;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::patience::patience;
 use kevtmon_tests::pod::{GATEWAY, Pod};
@@ -59,10 +59,11 @@ fn answer(stream: TcpStream, requests: &mpsc::SyncSender<Sent>) -> io::Result<()
 #[test]
 fn an_incident_is_a_log_record_with_its_pod_and_its_culprit() {
     let scratch = Scratch::without_mounts();
-    let address = own_address();
     let headers_file = scratch.path().join("headers");
     std::fs::write(&headers_file, "authorization: Bearer secret\n").expect("a file can be written");
-    let listener = TcpListener::bind(address).expect("a free address");
+    // By a name, which is looked up within the filter of system calls.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
     let (requests, seen) = mpsc::sync_channel(256);
     // It ends with the first request that nobody waits for.
     thread::spawn(move || {
@@ -72,7 +73,7 @@ fn an_incident_is_a_log_record_with_its_pod_and_its_culprit() {
     let pod = Pod::new();
     let sandbox = PodSandbox::of(&pod);
     let mut daemon = launch()
-        .config(&format!("[otlp]\nendpoint = \"http://{address}\"\nheaders_file = {headers_file:?}\n"))
+        .config(&format!("[otlp]\nendpoint = \"http://localhost:{port}\"\nheaders_file = {headers_file:?}\n"))
         .start();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
 

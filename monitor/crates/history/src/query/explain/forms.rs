@@ -114,7 +114,7 @@ forms! {
     // Calico.
     "endpoint-missing" CALICO says ["resource does not exist: WorkloadEndpoint"] about [container, pod, uid]
         explained by ["cni-teardown-failing", "stale-cni-del", "gateway-neighbor-lost"]
-        means "Calico's plugin of 1.5, and others before 1.10, fail the CNI DEL of a sandbox whose endpoint is gone already; it is retried without end."
+        means "Calico's plugins of 1.5 and before 1.10 fail the CNI DEL of a sandbox without an endpoint; it is retried without end."
         Possible "Something deleted the endpoint first, often the DEL of another sandbox of the same pod name. While this fails, do not \
                   delete a newer pod of that name: the next one would be hit. Calico's plugin since 1.10 carries on."
         look ["kevtmon events --kind cni.finished --container {container}"];
