@@ -70,6 +70,7 @@ pub mod http;
 pub mod prometheus;
 pub mod scrape;
 pub mod stream;
+pub mod terminal;
 
 pub mod limits;
 pub mod usage;

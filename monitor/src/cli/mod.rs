@@ -20,12 +20,14 @@ pub mod reader;
 pub mod reference;
 pub mod replay;
 pub mod run;
+pub mod top;
 
 pub use bundle::BundleArgs;
 pub use doctor::DoctorArgs;
 pub use holders::HoldersArgs;
 pub use replay::ReplayArgs;
 pub use run::RunArgs;
+pub use top::TopArgs;
 
 static VERSION_LINE: LazyLock<String> = LazyLock::new(|| format!("{VERSION} ({})", revision()));
 
@@ -67,6 +69,12 @@ pub enum Command {
     /// Exit code: 0 all that is required works, 1 something does not, or the self-test failed, 69 `require_ebpf` is set and the
     /// hooks do not work, 77 a capability is missing that the daemon cannot do without.
     Doctor(DoctorArgs),
+    /// Show this node live: open incidents, events of the last minute, sources
+    ///
+    /// Arrows, j and k select an incident, Enter shows its story, Esc leaves it, q quits. Needs a running daemon.
+    ///
+    /// Exit code: 0 it was shown, 2 no daemon answers, or there is no terminal.
+    Top(TopArgs),
     #[command(flatten)]
     Query(query::Query),
     #[command(flatten)]
@@ -83,6 +91,7 @@ impl Cli {
             Command::Bundle(args) => args.run(),
             Command::Holders(args) => args.run(),
             Command::Doctor(args) => args.run(),
+            Command::Top(args) => args.run(),
             Command::Query(query) => query.run(),
             Command::Reference(reference) => reference.run(),
         }

@@ -114,6 +114,7 @@ mod strangers;
 mod stuck;
 mod swapped;
 mod systemd_unit;
+mod top;
 mod transient;
 mod tunnels;
 mod umount;

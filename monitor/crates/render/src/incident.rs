@@ -12,7 +12,9 @@ use super::{Pretty, Style, escaped, severity_style};
 /// What belongs to an incident stands below its kind.
 const INDENT: usize = 9;
 
-pub(super) fn confidence(confidence: Confidence) -> &'static str {
+/// As it is written in a sentence.
+#[must_use]
+pub fn confidence(confidence: Confidence) -> &'static str {
     match confidence {
         Confidence::Certain => "certain",
         Confidence::Likely => "likely",
@@ -21,7 +23,8 @@ pub(super) fn confidence(confidence: Confidence) -> &'static str {
 }
 
 /// `resolved: …`: the summary, behind what is to be said of it where it is not known to be so now.
-pub(super) fn headline(status: Option<&str>, summary: &str) -> String {
+#[must_use]
+pub fn headline(status: Option<&str>, summary: &str) -> String {
     status.map_or_else(|| escaped(summary), |status| format!("{status}: {}", escaped(summary)))
 }
 

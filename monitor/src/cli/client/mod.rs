@@ -14,7 +14,7 @@ use kevtmon_history::query::stale;
 use kevtmon_history::query::why::{self, Outcome};
 use kevtmon_history::recording::offline_state::{OfflineStateError, offline_state};
 use kevtmon_render::time::Clock;
-use kevtmon_server::client::Remote;
+use kevtmon_server::client::{Remote, RemoteError};
 use kevtmon_server::sinks::api::SOCKET;
 use kevtmon_types::error_chain::chain;
 
@@ -156,6 +156,12 @@ impl ClientArgs {
                 Err(Unreachable)
             }
         }
+    }
+
+    /// Connects to the daemon, for what its files cannot answer.
+    pub(super) fn daemon(&self) -> Result<Remote, RemoteError> {
+        let (socket, _) = self.paths(&mut |what: &dyn Display| super::remark(&what.to_string()));
+        Remote::connect(&socket)
     }
 
     /// As the daemon of this node is configured, unless they are given.

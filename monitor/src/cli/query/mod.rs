@@ -21,7 +21,7 @@ use super::exit;
 mod events;
 mod explain;
 mod incidents;
-mod processes;
+pub(super) mod processes;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,9 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Keeps the steps that are about no process, or about one that still runs and is where it was seen. Returns the other
 /// processes.
-pub(super) fn retain_current<'a>(advice: impl IntoIterator<Item = &'a mut Vec<Advice>>) -> BTreeSet<u32> {
+pub(in crate::cli) fn retain_current<'a>(
+    advice: impl IntoIterator<Item = &'a mut Vec<Advice>>,
+) -> BTreeSet<u32> {
     let mut all: Vec<&mut Vec<Advice>> = advice.into_iter().collect();
     let mut wanted: Vec<NamedProcess> = Vec::new();
     for process in all.iter().flat_map(|steps| steps.iter()).filter_map(|step| step.process.as_ref()) {
