@@ -220,12 +220,26 @@ fn by_module(executable: &Executable, tests: Vec<String>) -> Vec<Batch> {
         .iter()
         .flat_map(|(module, tests)| tests.chunks(MOST).map(move |tests| batch(module, tests)))
         .collect();
-    batches.sort_by_key(|batch| !SLOW.contains(&batch.label.as_str()));
+    batches.sort_by_key(|batch| SLOW.iter().position(|slow| *slow == batch.label).unwrap_or(SLOW.len()));
     batches
 }
 
-/// Modules whose tests wait longest, for looks that the daemon takes every minute: they begin first.
-const SLOW: [&str; 4] = ["rbd", "rbd_calls", "mount_leak", "pod_remains"];
+/// Modules with batches of half a minute and more: they begin first and in this order, so that at the end no one of them is waited
+/// for alone.
+const SLOW: [&str; 12] = [
+    "mount_leak",
+    "mount_identity",
+    "container_undeletable",
+    "routes_random",
+    "advice_volume",
+    "disk",
+    "orphan_container",
+    "runtimes",
+    "file_server_lost",
+    "cri",
+    "daemon_set",
+    "orphan_veth",
+];
 
 /// The tests on a node with a kubelet. Where it cannot be built, that is an error if they are `required`.
 fn with_kubelet(names: &[String], required: bool) -> Result<()> {
@@ -365,6 +379,10 @@ mod tests {
         let batches = by_module(&executable, tests);
         let shown: Vec<_> = batches.iter().map(|batch| (batch.label.as_str(), batch.tests.len())).collect();
         assert_eq!(shown, [("a", 2), ("b", 1)]);
+        let slow_first =
+            by_module(&executable, ["a::one", "cri::one", "disk::one"].map(str::to_owned).to_vec());
+        let shown: Vec<_> = slow_first.iter().map(|batch| batch.label.as_str()).collect();
+        assert_eq!(shown, ["disk", "cri", "a"]);
     }
 
     #[test]
