@@ -1,14 +1,15 @@
 //! One line of the daemon's output, as any reader of JSON sees it.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::netns::made_at;
 
-/// An event.
+/// An event. A storm has a hundred thousand, and whoever waits looks at all of them again and again: a copy shares the value.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Event(Value);
+pub struct Event(Arc<Value>);
 
 impl Event {
     /// Reads a line.
@@ -17,7 +18,7 @@ impl Event {
     /// When the line is not one JSON object.
     pub fn parse(line: &str) -> Result<Self, String> {
         match serde_json::from_str(line) {
-            Ok(value @ Value::Object(_)) => Ok(Self(value)),
+            Ok(value @ Value::Object(_)) => Ok(Self(Arc::new(value))),
             Ok(_) => Err(format!("not an object: {line}")),
             Err(error) => Err(format!("{error}: {line}")),
         }
@@ -183,7 +184,7 @@ mod tests {
             ("2023-03-01T00:00:00.000000000Z", 1_677_628_800.0),
             ("2024-12-31T00:00:01Z", 1_735_603_201.0),
         ] {
-            let event = Event(serde_json::json!({ "time": text }));
+            let event = Event(Arc::new(serde_json::json!({ "time": text })));
             assert!((event.seconds() - seconds).abs() < 1e-3, "{text}: {}", event.seconds());
         }
     }
