@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kevtmon_tests::advice::{carry_out, incident, is_understood, offered, opened, resolved};
 use kevtmon_tests::container::Container;
-use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
+use kevtmon_tests::daemon::{Daemon, POLL_EACH_SECOND, kubelet_roots, launch};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -13,6 +13,8 @@ use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::process::attempt;
 
 const KIND: &str = "file-server-lost";
+
+const SOON: &str = "[incidents]\nfile_server_lost_seconds = 1\n";
 
 /// Kills the server of a volume by a program of its own.
 fn kill(signal: &str, volume: &GlusterVolume) {
@@ -50,7 +52,7 @@ fn who_kills_the_server_of_a_volume_is_named_until_its_containers_have_restarted
     let root = scratch.path().join("kubelet");
     let [mut killed, mut unmounted, other] =
         ["killed", "unmounted", "other"].map(|name| mount(&root, &scratch, name));
-    let config = format!("{}[incidents]\nfile_server_lost_seconds = 1\n", kubelet_roots(&root));
+    let config = format!("{}{POLL_EACH_SECOND}{SOON}", kubelet_roots(&root));
     let mut daemon = launch().config(&config).runtime(dockerd.runtime()).start();
     let mut of_pod = app(dockerd, &killed, Some("etcd-0"));
     let _of_other = app(dockerd, &other, None);
@@ -99,9 +101,9 @@ fn a_container_keeps_the_dead_mount_of_a_server_that_was_started_again() {
     let dockerd = Dockerd::shared();
     let scratch = Scratch::new();
     let root = scratch.path().join("kubelet");
-    let config = "[incidents]\nfile_server_lost_seconds = 1\n";
+    let config = format!("{POLL_EACH_SECOND}{SOON}");
     let before = mount(&root, &scratch, "data");
-    let mut daemon = launch().config(config).runtime(dockerd.runtime()).start();
+    let mut daemon = launch().config(&config).runtime(dockerd.runtime()).start();
     let app = app(dockerd, &before, None);
     wait_until_followed(&daemon, &before);
     kill("-TERM", &before);
@@ -119,7 +121,7 @@ fn a_container_keeps_the_dead_mount_of_a_server_that_was_started_again() {
     });
     // The next run of the daemon has not seen the end, and keeps what was told.
     daemon.stop();
-    let mut daemon = launch().on_state_of(&daemon).config(config).runtime(dockerd.runtime()).start();
+    let mut daemon = launch().on_state_of(&daemon).config(&config).runtime(dockerd.runtime()).start();
     let found = incident(&daemon, &id);
     found.expect("/actor/comm", "kill");
     let _ = carry_out(&daemon, &id, "file-server-lost/restart-by-docker");

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use kevtmon_tests::advice::{incident, is_understood, opened, resolved};
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, POLL_EACH_SECOND, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::journald::{Journald, followers_of};
@@ -38,7 +38,8 @@ impl Node {
 
     fn start(&self) -> Daemon {
         let (sysfs, log) = (self.sysfs.display(), self.log.display());
-        launch().config(&format!("[rbd]\nsysfs = \"{sysfs}\"\n[logs]\nfiles = [\"{log}\"]\n")).start()
+        let sources = format!("[rbd]\nsysfs = \"{sysfs}\"\n[logs]\nfiles = [\"{log}\"]\n");
+        launch().config(&format!("{POLL_EACH_SECOND}{sources}")).start()
     }
 
     fn logs(&self, line: &str) {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use kevtmon_tests::advice::{carry_out, resolved};
-use kevtmon_tests::daemon::{Daemon, Launch, launch};
+use kevtmon_tests::daemon::{Daemon, Launch, POLL_EACH_SECOND, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::network::{NeighbourState, lladdr, on_host};
 use kevtmon_tests::patience::wait_until;
@@ -15,7 +15,7 @@ const KIND: &str = "pod-neighbor-unreachable";
 
 /// Three looks are needed all the same.
 fn impatient() -> Launch {
-    launch().config("[incidents]\npod_neighbor_unreachable_seconds = 1\n")
+    launch().config(&format!("{POLL_EACH_SECOND}[incidents]\npod_neighbor_unreachable_seconds = 1\n"))
 }
 
 /// Sends something to a pod, as far as the node can tell.

@@ -4,14 +4,16 @@ use std::process::{Command, Stdio};
 
 use kevtmon_tests::actor::Actor;
 use kevtmon_tests::advice::{carry_out, opened, resolved};
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, Launch, POLL_EACH_SECOND, launch};
 use kevtmon_tests::eventually;
 use kevtmon_tests::fuse::mount_unserved;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::process::Running;
 use nix::sys::signal::Signal;
 
-const IMPATIENT: &str = "[incidents]\numount_hung_seconds = 1\n";
+fn impatient() -> Launch {
+    launch().config(&format!("{POLL_EACH_SECOND}[incidents]\numount_hung_seconds = 1\n"))
+}
 
 fn umount<const N: usize>(paths: [&str; N]) -> Running {
     Running::spawn(Command::new("umount").args(paths).stdin(Stdio::null()).stderr(Stdio::null()))
@@ -37,7 +39,7 @@ fn of_process(daemon: &mut Daemon, pid: u32) -> String {
 fn an_unmount_whose_file_server_is_stopped_is_told_and_ends_when_the_server_goes_on() {
     let scratch = Scratch::new();
     let (server, point) = served(&scratch);
-    let mut daemon = launch().config(IMPATIENT).start();
+    let mut daemon = impatient().start();
     server.stop();
     let mut hung = umount([&point]);
     let id = of_process(&mut daemon, hung.pid());
@@ -64,7 +66,7 @@ fn of_several_mounts_none_is_blamed_for_which_the_unmount_does_not_wait() {
     let (other, healthy) = served_at(&scratch, "healthy");
     stopped.stop();
     let mut hung = umount([&hanging, &healthy]);
-    let mut daemon = launch().config(IMPATIENT).start();
+    let mut daemon = impatient().start();
     let id = of_process(&mut daemon, hung.pid());
     let summary = kevtmon_tests::advice::incident(&daemon, &id).text("/summary").to_owned();
     assert!(!summary.contains(&healthy), "{summary}");
@@ -83,7 +85,7 @@ fn an_unmount_that_hung_before_the_daemon_started_is_found_and_one_that_is_kille
     let (server, point) = served(&scratch);
     server.stop();
     let hung = umount([&point]);
-    let mut daemon = launch().config(IMPATIENT).start();
+    let mut daemon = impatient().start();
     let id = of_process(&mut daemon, hung.pid());
     drop(hung);
     resolved(&mut daemon, &id);
@@ -109,7 +111,7 @@ fn a_thread_of_any_program_that_hangs_in_the_call_is_told_until_it_returns() {
         calls.any(|text| text.starts_with(&call))
     };
     eventually!(is_in_call(), "the thread is in the call");
-    let mut daemon = launch().config(IMPATIENT).start();
+    let mut daemon = impatient().start();
     let id = of_process(&mut daemon, std::process::id());
     let incident = kevtmon_tests::advice::incident(&daemon, &id);
     let words = format!(", in a call of umount2(2) on {}, waits in the kernel for FUSE", path.display());
