@@ -61,9 +61,13 @@ mod alone {
         let most = VOLUMES as f64 * (told + (took.as_secs_f64() / SCAN_INTERVAL.as_secs_f64()).ceil());
         assert!(looks <= most, "{looks} looks for {attempts} attempts, at most {most}");
 
-        for volume in busy.take() {
+        // Whether each is gone takes the daemon half a second, which they wait for together.
+        let unmounted = busy.take().map(|volume| {
             let mount = volume.let_go();
             umount2(mount.point(), MntFlags::UMOUNT_NOFOLLOW).expect("nobody holds it");
+            mount
+        });
+        for mount in unmounted.collect::<Vec<_>>() {
             let closed = daemon.wait_for("the end of each incident", |event| {
                 event.is_incident("incident.closed", "volume-busy")
                     && event.text("/mount/path") == mount.point().to_string_lossy()

@@ -82,8 +82,8 @@ mod alone {
         innocent.act("open /tmp/kevtmon-iterators");
         innocent.act("map /tmp/kevtmon-iterators");
 
-        for (act, way) in ACTS {
-            let mount = Mount::new();
+        // Made at once, they are all settled when the first one is.
+        for (act, way, mount) in ACTS.map(|(act, way)| (act, way, Mount::new())) {
             let inside = mount.point().join("a b");
             std::fs::create_dir_all(&inside).expect("a directory can be made");
             let mut holder = Actor::start();
