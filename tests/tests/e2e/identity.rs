@@ -191,40 +191,45 @@ fn contained(groups: &[Cgroup]) -> Launch {
 #[test]
 fn a_user_with_control_groups_of_his_own_is_no_container_and_no_pod() {
     const POD: &str = "kubepods-pod5c948341_c030_4996_b888_f032577d97b0.slice";
-    let both = |hierarchy| [(hierarchy, false), (hierarchy, true)];
-    for (hierarchy, is_contained) in Hierarchy::all().into_iter().flat_map(both) {
+    for is_contained in [false, true] {
         // They are removed after the daemon that is in them.
         let own: Vec<Cgroup> = Hierarchy::all().into_iter().map(Cgroup::new).collect();
         let mut daemon = if is_contained { contained(&own) } else { launch() }.start();
-        let container = unique::container_id();
-        let scope = format!("cri-containerd-{container}.scope");
-        let group = Cgroup::new(hierarchy).delegated(1000, &["kubepods.slice", POD, &scope]);
-        let mut actor = Actor::start();
-        group.take(actor.pid());
-        actor.act("uid 1000 1000");
-        actor.act("unshare user");
-        give_link(&actor);
-        let netns = NetnsPath::of_process(actor.pid());
-        netns.network(|network| network.add_address("eth0", [10, 7, 0, 2].into(), 24));
-        netns.network(|network| network.add_gateway("eth0", [10, 7, 0, 1].into()));
-        netns.set_neighbor("eth0", "10.7.0.1", "02:00:00:00:00:01", NeighbourState::Permanent);
-        daemon.wait_for_gateway(netns.inum(), "10.7.0.1");
-        actor.act("delete eth0 10.7.0.1");
-        let deleted = daemon.wait_for_deletion_by(actor.pid(), netns.inum(), "10.7.0.1");
-        let opened = daemon.wait_for("the incident", |event| {
-            event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(netns.inum())
-        });
-        for event in [deleted, opened] {
-            event.expect("/target/userns", "other");
-            event.expect("/severity", "notice");
-            let delegated = group.path().replacen("/kubepods", "//kubepods", 1);
-            event.expect("/actor/cgroup", delegated);
-            for absent in
-                ["/actor/container", "/actor/pod", "/actor/unit", "/target/container", "/target/pod"]
-            {
-                assert!(!event.has(absent), "{absent} of {event}");
+        let user_in = |hierarchy| {
+            let container = unique::container_id();
+            let scope = format!("cri-containerd-{container}.scope");
+            let group = Cgroup::new(hierarchy).delegated(1000, &["kubepods.slice", POD, &scope]);
+            let mut actor = Actor::start();
+            group.take(actor.pid());
+            actor.act("uid 1000 1000");
+            actor.act("unshare user");
+            give_link(&actor);
+            let netns = NetnsPath::of_process(actor.pid());
+            netns.network(|network| network.add_address("eth0", [10, 7, 0, 2].into(), 24));
+            netns.network(|network| network.add_gateway("eth0", [10, 7, 0, 1].into()));
+            netns.set_neighbor("eth0", "10.7.0.1", "02:00:00:00:00:01", NeighbourState::Permanent);
+            daemon.wait_for_gateway(netns.inum(), "10.7.0.1");
+            actor.act("delete eth0 10.7.0.1");
+            (actor, group, netns)
+        };
+        let users: Vec<_> = Hierarchy::all().into_iter().map(user_in).collect();
+        for (actor, group, netns) in &users {
+            let deleted = daemon.wait_for_deletion_by(actor.pid(), netns.inum(), "10.7.0.1");
+            let opened = daemon.wait_for("the incident", |event| {
+                event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(netns.inum())
+            });
+            for event in [deleted, opened] {
+                event.expect("/target/userns", "other");
+                event.expect("/severity", "notice");
+                let delegated = group.path().replacen("/kubepods", "//kubepods", 1);
+                event.expect("/actor/cgroup", delegated);
+                for absent in
+                    ["/actor/container", "/actor/pod", "/actor/unit", "/target/container", "/target/pod"]
+                {
+                    assert!(!event.has(absent), "{absent} of {event}");
+                }
+                assert!(!event.text("/message").contains("5c948341"), "{event}");
             }
-            assert!(!event.text("/message").contains("5c948341"), "{event}");
         }
     }
 }
