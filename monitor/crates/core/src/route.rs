@@ -1,7 +1,9 @@
 //! Events of routes and addresses: added, deleted, and by whom where a program in the kernel has seen it.
 
+use std::net::IpAddr;
+
 use kevtmon_event::wording::{actor_phrase, owner_phrase, place_phrase};
-use kevtmon_event::{Actor, Address, Confidence, Event, Kind, Route, Severity, Shared};
+use kevtmon_event::{Actor, Address, Confidence, Event, Kind, Route, Severity, Shared, Target};
 use kevtmon_observation::{
     AddressFacts, BootNs, LinkFacts, NsInum, PodRoute, RouteAct, RouteFacts, RouteOp, TABLE_MAIN,
 };
@@ -10,6 +12,7 @@ use kevtmon_types::escape::name;
 use super::Core;
 use crate::diagnose::ModelChange;
 use crate::node::acts::RoutedAct;
+use crate::node::namespaces::Namespace;
 
 impl Core {
     /// Keeps who did something to routes or an address until the message tells it.
@@ -90,7 +93,7 @@ impl Core {
         }
     }
 
-    /// A route of the host by its end of a pod's pair.
+    /// A route of the host by its end of a pod's pair, or one by another interface that takes a pod's packets there.
     fn emit_pod_route(&mut self, at: BootNs, route: &RouteFacts, is_there: bool, actor: Option<&Actor>) {
         let Some((address, bits)) = route.destination else { return };
         let destination = format!("{address}/{bits}");
@@ -98,18 +101,22 @@ impl Core {
         let Some(link) = links.zip(route.ifindex).and_then(|(links, ifindex)| links.get(&ifindex)) else {
             return;
         };
-        let target = self.link_target(link);
-        if target.container.is_none() && target.confirmed_pod().is_none() {
-            return;
-        }
+        let is_pods = |target: &Target| target.container.is_some() || target.confirmed_pod().is_some();
+        let of_link = Some(self.link_target(link)).filter(is_pods);
+        let is_astray = of_link.is_none();
+        let of_address = || is_there.then(|| self.target_at(address))?.filter(is_pods);
+        let Some(target) = of_link.or_else(of_address) else { return };
         let (kind, severity, verb) = match is_there {
+            true if is_astray => (Kind::RouteAdded, Severity::Info, "added"),
             true => (Kind::RouteAdded, Severity::Debug, "added"),
             // When a pod is deleted, too.
             false => (Kind::RouteDeleted, Severity::Info, "deleted"),
         };
-        let (owner, by) = (owner_phrase(&target), by(actor));
-        let message =
-            format!("route of the host to {destination} by {}{owner} {verb}{by}", name(&link.ifname));
+        let (owner, by, ifname) = (owner_phrase(&target), by(actor), name(&link.ifname));
+        let message = match is_astray {
+            true => format!("route of the host to {destination}{owner} by {ifname} {verb}{by}"),
+            false => format!("route of the host to {destination} by {ifname}{owner} {verb}{by}"),
+        };
         self.emit(Event {
             actor: actor.cloned().map(Shared::new),
             target: Some(Shared::new(target)),
@@ -121,6 +128,17 @@ impl Core {
             })),
             ..self.event(at, kind, severity, message)
         });
+    }
+
+    /// The owner of an address that a single network namespace has, not counting the host's and those of users.
+    fn target_at(&self, address: IpAddr) -> Option<Target> {
+        let has_it = |known: &Namespace| known.addresses.iter().any(|own| own.address == address);
+        let host = self.settings.host_netns;
+        let is_there =
+            |(netns, known): &(NsInum, &Namespace)| *netns != host && !known.foreign_userns && has_it(known);
+        let mut found = self.namespaces.all().filter(is_there);
+        let (Some((netns, _)), None) = (found.next(), found.next()) else { return None };
+        Some(self.target(netns, false))
     }
 
     /// Halves of default routes and those of other tables are kept only to determine which gateway is in use.
@@ -205,7 +223,7 @@ impl Core {
         self.emit(event);
     }
 
-    fn place_of(&self, link: &LinkFacts, target: &kevtmon_event::Target) -> String {
+    fn place_of(&self, link: &LinkFacts, target: &Target) -> String {
         match link.netns == self.settings.host_netns {
             true => match owner_phrase(target).strip_prefix(" of ") {
                 Some(owner) => format!(", the host's end of {owner}"),
@@ -228,8 +246,8 @@ impl Core {
 /// Each interface with IPv6 has one.
 fn is_link_local(address: &AddressFacts) -> bool {
     match address.address {
-        std::net::IpAddr::V4(_) => false,
-        std::net::IpAddr::V6(address) => address.is_unicast_link_local(),
+        IpAddr::V4(_) => false,
+        IpAddr::V6(address) => address.is_unicast_link_local(),
     }
 }
 

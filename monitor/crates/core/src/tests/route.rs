@@ -46,6 +46,30 @@ fn a_route_of_the_host_to_a_pod_is_an_event_of_that_pod() {
     assert!(events(&mut core).is_empty(), "it leads to no pod");
 }
 
+#[test]
+fn a_route_of_the_host_to_the_address_of_a_pod_by_another_interface_is_an_event_of_that_pod() {
+    let mut core = settled();
+    let inner = LinkFacts { netns: POD, ifindex: 2, ifname: "eth0".into(), ..end(iff::UP) };
+    let other = LinkFacts { ifindex: 5, ifname: "ens3".into(), peer: None, ..end(iff::UP) };
+    for link in [inner, end(iff::UP), other] {
+        core.observe(at(2, Fact::Link(Box::new(link))));
+    }
+    let address: std::net::IpAddr = "10.8.0.7".parse().unwrap();
+    core.observe(at(3, Fact::Address(AddressFacts { netns: POD, ifindex: 2, address, prefix_len: 32 })));
+    events(&mut core);
+    let route = RouteFacts {
+        destination: Some((address, 32)),
+        gateway: None,
+        ..RouteFacts::default_via(HOST, address, 5)
+    };
+    core.observe(at(4, Fact::Route(route.clone())));
+    let [added] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!((added.kind, added.severity), (Kind::RouteAdded, Severity::Info));
+    assert_eq!(added.message, "route of the host to 10.8.0.7/32 of pod lijiaob/etcd1-0 by ens3 added");
+    core.observe(at(5, Fact::RouteGone(route)));
+    assert!(events(&mut core).is_empty(), "the pod's own route decides then");
+}
+
 fn act(tgid: u32, ops: Vec<RouteOp>) -> Fact {
     let key = TaskKey { tgid, start_ns: 5, exec_id: 2 };
     let actor = TaskRef { key, tid: tgid, comm: "ip".into(), context: None };
