@@ -32,6 +32,9 @@ pub enum FoundRoute {
     Refuses,
     /// A default route, or half of one, by another interface.
     Default { ifindex: u32 },
-    /// Another route, of which nothing more is known: what is behind it may lead to the pod.
+    /// Another route, by another interface: what is behind it may lead to the pod. Also a default route where any table has a
+    /// route to the pod.
+    By { ifindex: u32 },
+    /// Another route, of which nothing more is known.
     Other,
 }

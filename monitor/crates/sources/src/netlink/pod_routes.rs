@@ -56,10 +56,10 @@ fn look_up(addresses: &[PodAddress]) -> Result<Vec<PodRoute>, RequestError> {
         };
         let found = match found {
             None => continue,
-            Some(found) if found != FoundRoute::Other && is_in_any_table(*address, interfaces) => {
-                FoundRoute::Other
-            }
-            Some(found) => found,
+            Some(found @ (FoundRoute::Other | FoundRoute::By { .. })) => found,
+            Some(found) if !is_in_any_table(*address, interfaces) => found,
+            Some(FoundRoute::Default { ifindex }) => FoundRoute::By { ifindex },
+            Some(_) => FoundRoute::Other,
         };
         elsewhere.push(PodRoute { address: *address, found });
     }
@@ -151,6 +151,7 @@ fn judged(found: Option<&Found>, interfaces: &[u32]) -> Option<FoundRoute> {
     match (kind, by.as_slice()) {
         (RouteType::Unicast, by) if by.iter().any(|by| interfaces.contains(by)) => None,
         (RouteType::Unicast, [by]) if *prefix_len <= 1 => Some(FoundRoute::Default { ifindex: *by }),
+        (RouteType::Unicast, [by]) => Some(FoundRoute::By { ifindex: *by }),
         (RouteType::BlackHole, _) => Some(FoundRoute::Discards),
         (RouteType::Unreachable | RouteType::Prohibit | RouteType::Throw, _) => Some(FoundRoute::Refuses),
         _ => Some(FoundRoute::Other),
@@ -178,8 +179,8 @@ mod tests {
             (unicast(1, &[2]), Some(FoundRoute::Default { ifindex: 2 })),
             (unicast(0, &[2, 3]), Some(FoundRoute::Other)),
             (unicast(0, &[]), Some(FoundRoute::Other)),
-            (unicast(24, &[2]), Some(FoundRoute::Other)),
-            (unicast(u8::MAX, &[2]), Some(FoundRoute::Other)),
+            (unicast(24, &[2]), Some(FoundRoute::By { ifindex: 2 })),
+            (unicast(u8::MAX, &[2]), Some(FoundRoute::By { ifindex: 2 })),
             (Found { kind: RouteType::Local, ..unicast(32, &[1]) }, Some(FoundRoute::Other)),
             (Found { kind: RouteType::Local, ..unicast(32, &[7]) }, Some(FoundRoute::Other)),
             (Found { kind: RouteType::BlackHole, ..unicast(26, &[]) }, Some(FoundRoute::Discards)),

@@ -30,7 +30,7 @@ pub(super) fn summary(node: &NodeView<'_>, missing: &Missing, pod: &RoutedPod) -
                 link.map_or_else(|| format!("interface {ifindex}"), |link| name(&link.ifname).into_owned());
             format!(": packets take the default route by {by}")
         }
-        FoundRoute::Other => String::new(),
+        FoundRoute::By { .. } | FoundRoute::Other => String::new(),
     });
     let by = |down: &Down| {
         down.actor.as_deref().map_or_else(String::new, |actor| match actor.confidence {
