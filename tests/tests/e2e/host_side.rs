@@ -11,7 +11,7 @@ use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::own_node::OwnNode;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
-use kevtmon_tests::process::{Running, run};
+use kevtmon_tests::process::{Finished, Running, run};
 
 const KIND: &str = "gateway-neighbor-lost";
 
@@ -21,9 +21,9 @@ fn impatient() -> Launch {
     launch().config(IMPATIENT)
 }
 
-/// One of eight addresses of this process: the routes of the host are those of every test on this machine.
+/// One of sixteen addresses of this process: the routes of the host are those of every test on this machine.
 fn own_address(number: u32) -> String {
-    let [_, high, middle, low] = ((process::id() << 3) | (number & 7)).to_be_bytes();
+    let [_, high, middle, low] = ((process::id() << 4) | (number & 15)).to_be_bytes();
     format!("10.{high}.{middle}.{low}")
 }
 
@@ -42,26 +42,28 @@ fn send_without_end(pod: &Pod, gateway: &str) -> Running {
     let mut ping = Command::new("nsenter");
     ping.arg(format!("--net={}", pod.netns().path().display())).args(["busybox", "ping", gateway]);
     let sending = Running::spawn(ping.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
-    let answers = || {
-        let shown = pod.netns().attempt(&format!("ip neigh show {gateway} dev eth0")).stdout;
-        shown.contains("lladdr") && !shown.contains("FAILED")
-    };
-    eventually!(answers(), "the host answers for {gateway}");
+    eventually!(is_answered(pod, gateway), "the host answers for {gateway}");
     sending
+}
+
+fn is_answered(pod: &Pod, gateway: &str) -> bool {
+    let shown = pod.netns().attempt(&format!("ip neigh show {gateway} dev eth0")).stdout;
+    shown.contains("lladdr") && !shown.contains("FAILED")
 }
 
 /// A pod whose gateway is an address that the host reaches by another interface, and for which it answers (`proxy_arp`).
 struct Learned {
     pod: Pod,
-    _other: Pod,
+    other: Pod,
     sandbox: PodSandbox,
+    address: String,
     gateway: String,
     /// Sends to the gateway all the time.
     _sending: Running,
 }
 
 impl Learned {
-    /// One of four.
+    /// One of eight.
     fn new(number: u32) -> Self {
         let (pod, other) = (Pod::new(), Pod::new());
         let (address, gateway) = (own_address(2 * number), own_address(2 * number + 1));
@@ -76,7 +78,7 @@ impl Learned {
         ));
         let sandbox = PodSandbox::of(&pod);
         let sending = send_without_end(&pod, &gateway);
-        Self { pod, _other: other, sandbox, gateway, _sending: sending }
+        Self { pod, other, sandbox, address, gateway, _sending: sending }
     }
 
     fn daemon(&self) -> Daemon {
@@ -91,6 +93,37 @@ impl Learned {
 
     fn opened(&self, daemon: &mut Daemon) -> Event {
         daemon.wait_for("the loss", |event| self.is_of(event, "incident.opened"))
+    }
+
+    fn set_filter(&self, value: u32) -> Finished {
+        let end = self.pod.host_end();
+        NetnsPath::of_process(process::id())
+            .run(&format!("busybox sysctl -q -w net/ipv4/conf/{end}/rp_filter={value}"))
+    }
+
+    /// Has the host route the pod's address by the end of the other pod; returns who did it, and the event.
+    fn lead_astray(&self, daemon: &mut Daemon) -> (Finished, Event) {
+        let destination = format!("{}/32", self.address);
+        let culprit = NetnsPath::of_process(process::id())
+            .run(&format!("ip route replace {destination} dev {} scope link", self.other.host_end()));
+        let added = daemon.wait_for("the route", |event| {
+            event.kind() == "route.added" && event.text("/route/destination") == destination
+        });
+        added.expect("/target/pod/uid", self.sandbox.uid());
+        (culprit, added)
+    }
+
+    /// That the host drops what the pod sends; its route may be asked for after the incident has opened.
+    fn dropped(&self, daemon: &mut Daemon) -> Event {
+        let (end, other) = (self.pod.host_end(), self.other.host_end());
+        let expected = format!(
+            "and rp_filter 1 on its host end {end} likely drops them: the host routes {} by {other}",
+            self.address
+        );
+        daemon.wait_for("why", |event| {
+            ["incident.opened", "incident.updated"].iter().any(|transition| self.is_of(event, transition))
+                && event.text("/incident/summary").contains(&expected)
+        })
     }
 }
 
@@ -162,6 +195,59 @@ fn who_deleted_the_host_end_of_a_pod_that_had_learned_its_gateway_is_named() {
     let opened = learned.opened(&mut daemon);
     opened.expect_actor(culprit.pid, "ip");
     assert!(opened.text("/message").contains("is gone together with eth0, which was deleted by"), "{opened}");
+}
+
+#[test]
+fn who_switched_rp_filter_on_is_named_where_the_host_routes_the_pod_elsewhere() {
+    let learned = Learned::new(3);
+    let mut daemon = learned.daemon();
+    let end = learned.pod.host_end();
+    // As long as the route leads back, nothing is dropped.
+    learned.set_filter(1);
+    learned.pod.ip("neigh flush dev eth0");
+    eventually!(is_answered(&learned.pod, &learned.gateway), "the host answers");
+    learned.set_filter(0);
+    learned.lead_astray(&mut daemon);
+    assert!(!daemon.events().iter().any(|event| learned.is_of(event, "incident.opened")), "it answers");
+    let culprit = learned.set_filter(1);
+    learned.pod.ip("neigh flush dev eth0");
+    let dropped = learned.dropped(&mut daemon);
+    dropped.expect("/actor/pid", culprit.pid);
+    dropped.expect("/actor/confidence", "likely");
+    dropped.expect("/neighbor/reason", "failed");
+    assert!(dropped.text("/incident/summary").contains("; rp_filter was set, likely by "), "{dropped}");
+    let id = dropped.text("/incident/id").to_owned();
+    let shown = incident(&daemon, &id);
+    let set = format!("sysctl -w net/ipv4/conf/{end}/rp_filter=0");
+    assert!(shown.list("/advice").iter().any(|step| step["command"] == set.as_str()), "{shown}");
+    carry_out(&daemon, &id, "gateway-neighbor-lost/set-sysctl");
+    let closed = resolved(&mut daemon, &id);
+    assert!(closed.text("/message").contains("rp_filter 1 on its host end"), "{closed}");
+}
+
+#[test]
+fn a_route_to_a_pod_by_another_interface_is_told_where_rp_filter_is_on_and_the_advice_leads_it_back() {
+    let learned = Learned::new(4);
+    learned.set_filter(1);
+    let mut daemon = learned.daemon();
+    let (culprit, added) = learned.lead_astray(&mut daemon);
+    learned.pod.ip("neigh flush dev eth0");
+    let dropped = learned.dropped(&mut daemon);
+    // As far as this kernel tells who changes routes.
+    if added.has("/actor") {
+        added.expect("/actor/pid", culprit.pid);
+        dropped.expect("/actor/pid", culprit.pid);
+        dropped.expect("/actor/confidence", "likely");
+    } else {
+        dropped.expect_none("/actor");
+    }
+    let number = added.number("/seq").expect("it has a number");
+    assert!(dropped.list("/incident/evidence").iter().any(|seq| *seq == number), "{dropped}");
+    let id = dropped.text("/incident/id").to_owned();
+    carry_out(&daemon, &id, "gateway-neighbor-lost/add-route");
+    let shown = run(&format!("ip route get {}", learned.address)).stdout;
+    assert!(shown.contains(learned.pod.host_end()), "{shown}");
+    resolved(&mut daemon, &id);
 }
 
 /// It answers for what it reaches by another interface: an address of nobody's, as all of Calico's pods have it, by its default

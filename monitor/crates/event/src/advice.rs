@@ -217,7 +217,8 @@ pub mod form {
              "pod-route-missing", "ipam-drift", "route-flapping", "neighbor-table-full"];
         SHOW_ROUTE = "show-route", Read None, "ip route get ADDRESS", ["duplicate-pod-ip", "pod-neighbor-unreachable"];
         SHOW_ROUTES = "show-routes", Read None, "ip [-6] route show match ADDRESS", ["pod-route-missing"];
-        ADD_ROUTE = "add-route", Restart FixConfig, "ip route replace ADDRESS dev INTERFACE scope link", ["pod-route-missing"];
+        ADD_ROUTE = "add-route", Restart FixConfig, "ip route replace ADDRESS dev INTERFACE scope link",
+            ["pod-route-missing", "gateway-neighbor-lost"];
         SHOW_RECORD = "show-record", Read None, "ip neigh show to ADDRESS dev INTERFACE", ["pod-neighbor-unreachable"];
         LIST_EFFECTS = "list-effects", Read None, "kevtmon incidents --kind KIND", ["multi-pod-disruption"];
         SHOW_LINK = "show-link", Read None, "ip -details link show dev INTERFACE", ["orphan-veth"];

@@ -44,6 +44,16 @@ impl RpFilter {
             _ => Self::Loose,
         }
     }
+
+    /// The number that is written for it.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Off => 0,
+            Self::Strict => 1,
+            Self::Loose => 2,
+        }
+    }
 }
 
 /// A sysctl of `net.ipv4` or `net.ipv6` that a task is about to write. Whether the kernel takes the value, what changes then tells.

@@ -31,6 +31,7 @@ mod other_ways;
 mod persistence;
 mod recheck;
 mod repair;
+mod rp_filter;
 mod suspected;
 mod tunnels;
 mod unattributed;
@@ -43,6 +44,7 @@ use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
 use health::Health;
 use host_side::LinkChanges;
 use other_ways::{is_replaceable, may_be_harmless};
+use rp_filter::Strays;
 use tunnels::{LostHops, is_of_tunnel};
 use unattributed::UnattributedEvent;
 use undecided::Undecided;
@@ -133,6 +135,8 @@ pub(super) struct GatewayNeighborLost {
     changes: LinkChanges,
     #[serde(default, skip_serializing_if = "BridgeMacs::is_empty")]
     bridges: BridgeMacs,
+    #[serde(default, skip_serializing_if = "Strays::is_empty")]
+    strays: Strays,
     #[serde(default, skip_serializing_if = "LostHops::is_empty")]
     tunnels: LostHops,
     /// When records of the kernel were lost last.
@@ -348,6 +352,7 @@ impl Diagnosis for GatewayNeighborLost {
 
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         self.changes.note_route(context.node.host_netns, event);
+        self.strays.note(context.node.host_netns, event);
         if let Some(link) = event.link.as_ref() {
             self.changes.note(context.node.host_netns, event);
             if let Some(bridge) = self.bridges.note(context.node.host_netns, event) {
@@ -402,6 +407,8 @@ impl Diagnosis for GatewayNeighborLost {
             }
             ModelChange::Resolved(netns) => self.recheck(context, *netns, None, findings),
             ModelChange::Tunnels => self.tunnels.recheck_all(context, findings),
+            ModelChange::PodRoutes { elsewhere, .. } => self.strays.answered(context.now, elsewhere),
+            ModelChange::HostRoute { address, .. } => self.strays.doubt(*address),
             ModelChange::NetnsGone(netns) => {
                 self.rereads.forget(*netns);
                 // The kernel uses its number again.

@@ -201,7 +201,9 @@ impl PodRouteMissing {
                     self.histories.entry(pod.address).or_default().found = Some(context.now);
                     self.end(&subject, CloseReason::Resolved, findings);
                 }
-                Some(FoundRoute::By { .. } | FoundRoute::Other) => self.end(&subject, CloseReason::Expired, findings),
+                Some(FoundRoute::By { .. } | FoundRoute::Other) => {
+                    self.end(&subject, CloseReason::Expired, findings)
+                }
                 Some(found) => self.note_missing(context, pod, *found, findings),
             }
         }

@@ -98,7 +98,13 @@ impl HostSysctls {
     /// How it checks the sources of what comes by an interface: the higher one of its own value and that of all.
     #[must_use]
     pub fn rp_filter(&self, ifindex: u32) -> Option<RpFilter> {
-        Some(self.of(false, Some(ifindex))?.rp_filter?.max(self.of(false, None)?.rp_filter?))
+        self.rp_filters(ifindex).map(|(own, of_all)| own.max(of_all))
+    }
+
+    /// Its own value and that of all.
+    #[must_use]
+    pub fn rp_filters(&self, ifindex: u32) -> Option<(RpFilter, RpFilter)> {
+        Some((self.of(false, Some(ifindex))?.rp_filter?, self.of(false, None)?.rp_filter?))
     }
 
     fn of(&self, ipv6: bool, ifindex: Option<u32>) -> Option<&InterfaceSysctls> {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use kevtmon_event::Pod;
-use kevtmon_observation::{BootNs, LinkFacts, NeighborKey, NsInum, RouteFacts, RpFilter, iff};
+use kevtmon_observation::{BootNs, LinkFacts, NeighborKey, NsInum, RouteFacts, iff};
 use kevtmon_types::escape::name;
 use serde::{Deserialize, Serialize};
 
@@ -219,12 +219,8 @@ fn sysctls(node: &NodeView<'_>, ifindex: u32) -> Vec<String> {
     let on = |name: &str, on: bool| format!("{name} {}", u8::from(on));
     let forwarding = sysctls.forwards_ipv4(ifindex).map(|forwards| on("forwarding", forwards));
     let proxy = sysctls.answers_arp_for_others(ifindex).map(|answers| on("proxy_arp", answers));
-    let rp_filter = sysctls.rp_filter(ifindex).map(|filter| match filter {
-        RpFilter::Off => "rp_filter 0",
-        RpFilter::Strict => "rp_filter 1",
-        RpFilter::Loose => "rp_filter 2",
-    });
-    forwarding.into_iter().chain(proxy).chain(rp_filter.map(str::to_owned)).collect()
+    let rp_filter = sysctls.rp_filter(ifindex).map(|filter| format!("rp_filter {}", filter.number()));
+    forwarding.into_iter().chain(proxy).chain(rp_filter).collect()
 }
 
 /// An interface; whether it is up goes before the rest.

@@ -46,16 +46,20 @@ pub(super) enum Act {
     NoRoute,
     /// A bridge got another MAC address.
     OtherMac,
+    /// The sources of what comes by it are checked (`rp_filter`).
+    RpFilter,
+    /// The host routes the address of its pod by another one.
+    OtherRoute,
 }
 
 /// The last one of its kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct LinkChange {
-    ifindex: u32,
+pub(super) struct LinkChange {
+    pub(super) ifindex: u32,
     act: Act,
-    at: BootNs,
-    seq: u64,
-    actor: Option<Shared<Actor>>,
+    pub(super) at: BootNs,
+    pub(super) seq: u64,
+    pub(super) actor: Option<Shared<Actor>>,
 }
 
 /// What was done to interfaces and not undone, by network namespace, the oldest first.
@@ -72,9 +76,9 @@ pub(super) struct Explanation {
     /// The event of the change; 0 if it has no number.
     pub(super) seq: u64,
     /// What was done, and to which interface; absent where an earlier run of the daemon said it.
-    cause: Option<Cause>,
+    pub(super) cause: Option<Cause>,
     /// When the model showed it last.
-    seen: BootNs,
+    pub(super) seen: BootNs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,10 +89,10 @@ pub(super) struct Cause {
 }
 
 /// Why nothing answers, who is to blame for it, and how else the same may have been said.
-struct Silence {
-    explanation: Explanation,
-    actor: Option<Shared<Actor>>,
-    phrases: Vec<String>,
+pub(super) struct Silence {
+    pub(super) explanation: Explanation,
+    pub(super) actor: Option<Shared<Actor>>,
+    pub(super) phrases: Vec<String>,
 }
 
 impl Explanation {
@@ -114,7 +118,12 @@ impl Explanation {
             Act::NoRoute => (HostChange::DefaultRouteDeleted, None),
             Act::Down => (HostChange::BridgeDown, Some(bridge()?)),
             Act::OtherMac => (HostChange::BridgeMac, Some(bridge()?)),
-            Act::Deleted | Act::Moved | Act::ProxyOff | Act::ForwardingOff => return None,
+            Act::Deleted
+            | Act::Moved
+            | Act::ProxyOff
+            | Act::ForwardingOff
+            | Act::RpFilter
+            | Act::OtherRoute => return None,
         };
         let ifname = link.map(|link| link.ifname.clone());
         Some(HostCause { change, netns, ifindex: link.map(|link| link.ifindex), ifname })
@@ -169,6 +178,8 @@ impl LinkChanges {
                     ("up", "down", Act::Down),
                     ("proxy-arp-on", "proxy-arp-off", Act::ProxyOff),
                     ("forwarding-on", "forwarding-off", Act::ForwardingOff),
+                    ("rp-filter-off", "rp-filter-strict", Act::RpFilter),
+                    ("rp-filter-off", "rp-filter-loose", Act::RpFilter),
                 ] {
                     if has(on) || has(off) {
                         undo(&[act]);
@@ -248,7 +259,7 @@ impl LinkChanges {
         self.of_host(end, act).is_some()
     }
 
-    fn of_host(&self, link: &LinkFacts, act: Act) -> Option<&LinkChange> {
+    pub(super) fn of_host(&self, link: &LinkFacts, act: Act) -> Option<&LinkChange> {
         let own = self.last(link.netns, link.ifindex, &[act]);
         let of_all = self.last(link.netns, ALL, &[act]).filter(|_| act != Act::Down);
         own.into_iter().chain(of_all).max_by_key(|change| change.at)
@@ -269,10 +280,7 @@ impl LinkChanges {
             && newest
                 .map_or_else(|| context.node.host_sysctls.forwards_nothing(), |change| change.ifindex == ALL);
         let change = newest.filter(|change| change.at <= fault.first);
-        let what = match link.kind.as_deref() {
-            Some("bridge") => format!("the bridge {}", name(&link.ifname)),
-            _ => format!("its host end {}", name(&link.ifname)),
-        };
+        let what = place(link);
         let phrases = match act {
             Act::Down => vec![format!("{what} is down"), format!("{what} was set down")],
             Act::ProxyOff => vec![format!("proxy_arp is off on {what}")],
@@ -343,7 +351,9 @@ impl GatewayNeighborLost {
         };
         match fault.reason {
             FaultReason::Failed => {
-                if let Some(Silence { explanation, actor, .. }) = self.changes.silence(context, key, fault) {
+                let found = self.changes.silence(context, key, fault);
+                let found = found.or_else(|| self.strays.silence(&self.changes, context, key, fault));
+                if let Some(Silence { explanation, actor, .. }) = found {
                     fault.explanation = Some(explanation);
                     fault.objects.actor = actor;
                 }
@@ -360,11 +370,13 @@ impl GatewayNeighborLost {
 
     /// Says in an open incident why nothing answers by now, where that is something else than before.
     pub(super) fn explain_again(&mut self, context: &Context<'_>, key: NeighborKey, findings: &mut Findings) {
-        let Self { faults, changes, .. } = self;
+        let Self { faults, changes, strays, .. } = self;
         let Some(fault) = faults.get_mut(&key).filter(|fault| fault.reason == FaultReason::Failed) else {
             return;
         };
-        let actor = match (changes.silence(context, key, fault), &mut fault.explanation) {
+        let found = changes.silence(context, key, fault);
+        let found = found.or_else(|| strays.silence(changes, context, key, fault));
+        let actor = match (found, &mut fault.explanation) {
             (None, None) => return,
             // What was mended may have been why.
             (None, Some(known)) if context.now < known.seen.saturating_add(ANSWERS_WITHIN) => return,
@@ -441,6 +453,14 @@ fn others_answer(node: &NodeView<'_>, end: &LinkFacts) -> bool {
         sysctls.answers_arp_for_others(link.ifindex) == Some(true)
             && sysctls.forwards_ipv4(link.ifindex) == Some(true)
     })
+}
+
+/// An interface of the host, as seen from its pod.
+pub(super) fn place(link: &LinkFacts) -> String {
+    match link.kind.as_deref() {
+        Some("bridge") => format!("the bridge {}", name(&link.ifname)),
+        _ => format!("its host end {}", name(&link.ifname)),
+    }
 }
 
 pub(super) fn by(actor: &Actor) -> String {

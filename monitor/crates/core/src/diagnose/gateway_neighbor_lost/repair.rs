@@ -1,12 +1,12 @@
 //! What to do about a lost gateway, and what was found healthy. Both follow from the model as it is now.
 
 use kevtmon_event::{Actor, Advice, Container, Pod, Target, form};
-use kevtmon_observation::{BootNs, CniPod, LinkFacts, LlAddr, NeighborKey, RouteFacts, iff};
+use kevtmon_observation::{BootNs, CniPod, LinkFacts, LlAddr, NeighborKey, RouteFacts, RpFilter, iff};
 use kevtmon_types::escape::name;
 
 use super::bridge_mac::outdated;
-use super::host_side::{Act, Explanation, HostFault, host_fault};
-use super::{Fault, FaultReason, SECOND};
+use super::host_side::{Act, Explanation, HostFault, host_fault, place};
+use super::{Fault, FaultReason, SECOND, rp_filter};
 use crate::diagnose::Context;
 use crate::diagnose::advice::{InNetns, advice, list_sandboxes, restart, set_up};
 use crate::diagnose::pod_network::is_deletion_feared;
@@ -41,6 +41,7 @@ pub(super) fn advice_for(
         if let Some(found) = host_fault(context.node, key) {
             steps.extend(about_host(context.node, fault, found));
         }
+        steps.extend(rp_filter::steps(context.node, fault, key));
         // One that was learned is mended by the kernel, and would be no longer if it were static.
         if let Some(lladdr) = replaceable(context.node, fault, key).filter(|_| !fault.is_outdated()) {
             let (address, lladdr) = (key.address.to_string(), lladdr.to_string());
@@ -251,6 +252,11 @@ pub(super) fn ruled_out(
         healthy.push(format!("proxy_arp is on for its host end {}", name(&end.ifname)));
     }
     let Some(gateway) = node.gateway_link(key) else { return healthy };
+    let is_unchecked = node.host_sysctls.rp_filter(gateway.ifindex) == Some(RpFilter::Off);
+    let is_hosts = gateway.netns == node.host_netns && key.address.is_ipv4();
+    if is_hosts && is_unchecked && !is_blamed(gateway, &[Act::RpFilter, Act::OtherRoute]) {
+        healthy.push(format!("rp_filter is off for {}", place(gateway)));
+    }
     if gateway.ifindex != end.ifindex && is_fine(gateway) {
         healthy.push(format!("the bridge {} is up", name(&gateway.ifname)));
     }

@@ -550,3 +550,161 @@ fn a_host_that_has_lost_its_default_route_likely_answers_for_nobody() {
         assert!(!other.message.contains("default route, which"), "{}", other.message);
     }
 }
+
+const ADDRESS: &str = "192.168.252.66";
+const UPLINK: u32 = 2;
+
+/// The same node with an uplink, and with the address of lijiaob/etcd1-0, to which the host has a route.
+fn routed() -> TestNode {
+    let mut node = learned();
+    let address = AddressFacts { netns: ETCD, ifindex: 2, address: ADDRESS.parse().unwrap(), prefix_len: 32 };
+    node.tables.get_mut(&ETCD).unwrap().addresses.push(address);
+    let uplink = LinkFacts { kind: None, peer: None, ..veth(HOST, UPLINK, "eth1", 0, 0) };
+    node.tables.get_mut(&HOST).unwrap().links.push(uplink.clone());
+    node.observe(Fact::Link(Box::new(uplink)));
+    read_sysctls(&mut node);
+    node.observe_netns(ETCD);
+    node.run_for(2 * S);
+    node.events.clear();
+    node
+}
+
+/// Calico has the host route the pod's address by an interface, which the kernel answers from then on.
+fn route_by(node: &mut TestNode, ifindex: u32) {
+    let address = ADDRESS.parse().unwrap();
+    let route = RouteFacts {
+        destination: Some((address, 32)),
+        gateway: None,
+        ..RouteFacts::default_via(HOST, address, ifindex)
+    };
+    node.elsewhere.remove(&address);
+    if ifindex == UPLINK {
+        node.elsewhere.insert(address, FoundRoute::By { ifindex });
+    }
+    let actor = TaskRef { key: task_key(28_997), tid: 28_997, comm: "calico".into(), context: None };
+    let ops = vec![RouteOp::RouteAdded(route.clone())];
+    node.observe(Fact::RouteAct(Box::new(RouteAct {
+        netns: HOST,
+        ops,
+        missing: 0,
+        netns_cookie: None,
+        actor,
+    })));
+    node.observe(Fact::Route(route));
+    node.run_for(2 * S);
+}
+
+fn set_filter(node: &mut TestNode, ifindex: Option<u32>, filter: RpFilter) {
+    let of = ifindex.map_or("all", |_| "cali9118ebbb10b");
+    write(node, 902, &format!("conf/{of}/rp_filter"), &filter.number().to_string());
+    let told = InterfaceSysctls { ifindex, rp_filter: Some(filter), ..InterfaceSysctls::default() };
+    node.observe(Fact::HostSysctls { sysctls: vec![told], all: false });
+}
+
+/// The end of what is said of the gateway that does not answer.
+fn why(node: &TestNode) -> String {
+    let open = node.open();
+    let summary = &open.iter().find(|incident| incident.kind == KIND).unwrap().summary;
+    summary.split_once("its ARP requests on eth0").unwrap().1.to_owned()
+}
+
+const STRICT: &str = ", and rp_filter 1 on its host end cali9118ebbb10b likely drops them: the host routes 192.168.252.66 by eth1";
+
+#[test]
+fn who_set_rp_filter_is_to_blame_where_the_host_routed_the_pod_elsewhere_before() {
+    for of_all in [false, true] {
+        let mut node = routed();
+        let ifindex = Some(end(&node, ETCD).ifindex).filter(|_| !of_all);
+        route_by(&mut node, UPLINK);
+        set_filter(&mut node, ifindex, RpFilter::Strict);
+        let set = node.events.last().unwrap();
+        assert_eq!(set.link.as_ref().unwrap().change, ["rp-filter-strict"]);
+        let set = set.seq;
+        fail(&mut node, ETCD);
+        assert_eq!(why(&node), format!("{STRICT}; rp_filter was set, likely by sysctl (pid 902)"));
+        let opened = opened(&node);
+        assert_eq!(opened.actor.as_ref().unwrap().pid, 902);
+        assert!(opened.incident.as_ref().unwrap().evidence.contains(&set));
+        let of = if of_all { "all" } else { "cali9118ebbb10b" };
+        let mended: Vec<String> = advised(&opened)
+            .into_iter()
+            .filter(|one| one.contains("sysctl") || one.contains("route"))
+            .collect();
+        assert_eq!(mended, [format!("sysctl -w net/ipv4/conf/{of}/rp_filter=0")]);
+        set_filter(&mut node, ifindex, RpFilter::Off);
+        node.set_entry(ETCD, Some((NudState(0x02), Some(host_mac()))));
+        node.run_for(3 * S);
+        let incident = node.last_incident().incident.clone().unwrap();
+        assert_eq!(incident.close_reason, Some(CloseReason::Resolved));
+        assert!(!incident.ruled_out.iter().any(|one| one.contains("rp_filter")), "{incident:?}");
+    }
+}
+
+#[test]
+fn who_routed_the_pod_elsewhere_is_to_blame_where_rp_filter_was_on_before() {
+    let mut node = routed();
+    let ifindex = Some(end(&node, ETCD).ifindex);
+    set_filter(&mut node, ifindex, RpFilter::Strict);
+    node.run_for(40 * S);
+    route_by(&mut node, UPLINK);
+    // That changes nothing of it.
+    set_filter(&mut node, None, RpFilter::Strict);
+    fail(&mut node, ETCD);
+    assert_eq!(why(&node), format!("{STRICT}; the route was changed by calico (pid 28997)"));
+    let opened = opened(&node);
+    let actor = opened.actor.as_ref().unwrap();
+    assert_eq!((actor.pid, actor.confidence), (28_997, Confidence::Likely));
+    let again = "ip route replace 192.168.252.66 dev cali9118ebbb10b scope link".to_owned();
+    assert!(advised(&opened).contains(&again), "{:?}", advised(&opened));
+    assert!(!advised(&opened).iter().any(|command| command.contains("sysctl")));
+    // The gateway does not answer yet, for whatever reason.
+    let back = ifindex.unwrap();
+    route_by(&mut node, back);
+    node.run_for(20 * S);
+    assert_eq!(why(&node), "");
+}
+
+#[test]
+fn nobody_is_blamed_for_rp_filter_where_what_led_the_route_elsewhere_was_not_seen() {
+    let mut node = routed();
+    let ifindex = Some(end(&node, ETCD).ifindex);
+    set_filter(&mut node, ifindex, RpFilter::Strict);
+    // A rule does.
+    node.elsewhere.insert(ADDRESS.parse().unwrap(), FoundRoute::By { ifindex: UPLINK });
+    node.run_for(40 * S);
+    fail(&mut node, ETCD);
+    assert_eq!((why(&node), opened(&node).actor.is_none()), (STRICT.to_owned(), true));
+}
+
+#[test]
+fn rp_filter_is_why_only_where_it_drops_what_the_pod_sends() {
+    let said = |filter: RpFilter, found: Option<FoundRoute>, has_address: bool| {
+        let mut node = routed();
+        let ifindex = end(&node, ETCD).ifindex;
+        if has_address {
+            let address = "10.77.0.1".parse().unwrap();
+            node.observe(Fact::Address(AddressFacts { netns: HOST, ifindex, address, prefix_len: 32 }));
+        }
+        set_filter(&mut node, Some(ifindex), filter);
+        node.elsewhere.extend(found.map(|found| (ADDRESS.parse::<IpAddr>().unwrap(), found)));
+        node.run_for(40 * S);
+        fail(&mut node, ETCD);
+        why(&node)
+    };
+    let by = Some(FoundRoute::By { ifindex: UPLINK });
+    for (filter, found, has_address) in [
+        (RpFilter::Off, by, false),
+        (RpFilter::Strict, None, false),
+        (RpFilter::Strict, Some(FoundRoute::Other), false),
+        (RpFilter::Loose, by, true),
+    ] {
+        assert_eq!(said(filter, found, has_address), "", "{filter:?} {found:?}");
+    }
+    assert_eq!(said(RpFilter::Strict, by, true), STRICT);
+    assert_eq!(said(RpFilter::Loose, by, false), STRICT.replace("rp_filter 1", "rp_filter 2"));
+    let nothing = said(RpFilter::Loose, Some(FoundRoute::Nothing), true);
+    assert!(
+        nothing.ends_with("likely drops them: the host has no usable route to 192.168.252.66"),
+        "{nothing}"
+    );
+}
