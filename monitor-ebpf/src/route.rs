@@ -1,4 +1,4 @@
-//! Routes and addresses: who had one added or deleted. Messages of rtnetlink tell that it happened, and not who did it.
+//! Routes, addresses and routing rules: who had one added or deleted. Messages of rtnetlink tell that it happened, and not who did it.
 //!
 //! All of them are sent by one function, most often in the task that asked for it: a request of rtnetlink is answered while its
 //! sender waits (`netlink_unicast_kernel`, net/netlink/af_netlink.c), and is sent with his port. Of what has no port only that
@@ -16,11 +16,14 @@ use crate::memory::{Kernel, Structure as _, Typed, offset};
 use crate::task::{self, Program};
 use crate::{emit, lanes};
 
-/// `RTM_NEWADDR` to `RTM_DELADDR` and `RTM_NEWROUTE` to `RTM_DELROUTE` of include/uapi/linux/rtnetlink.h.
+/// `RTM_NEWADDR` to `RTM_DELADDR`, `RTM_NEWROUTE` to `RTM_DELROUTE` and `RTM_NEWRULE` to `RTM_DELRULE` of
+/// include/uapi/linux/rtnetlink.h.
 const NEW_ADDRESS: u16 = 20;
 const DELETED_ADDRESS: u16 = 21;
 const NEW_ROUTE: u16 = 24;
 const DELETED_ROUTE: u16 = 25;
+const NEW_RULE: u16 = 32;
+const DELETED_RULE: u16 = 33;
 /// `RTN_LOCAL`: what comes and goes with an address.
 const LOCAL: u8 = 2;
 /// `RTN_BROADCAST`, likewise.
@@ -48,11 +51,11 @@ struct Head {
 }
 
 impl Head {
-    /// An address, a default route, or one to a single address.
+    /// An address, a rule, a default route, or one to a single address.
     #[inline(always)]
     fn is_wanted(&self) -> bool {
         match self.kind {
-            NEW_ADDRESS | DELETED_ADDRESS => true,
+            NEW_ADDRESS | DELETED_ADDRESS | NEW_RULE | DELETED_RULE => true,
             NEW_ROUTE | DELETED_ROUTE => {
                 let bits = if self.family == 2 { 32 } else { 128 };
                 (self.destination_len == 0 || self.destination_len == bits)

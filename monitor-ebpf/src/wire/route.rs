@@ -1,4 +1,4 @@
-//! The hook `link`, too: who had a route or an address added or deleted.
+//! The hook `link`, too: who had a route, an address or a routing rule added or deleted.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -9,10 +9,11 @@ use super::task::TaskId;
 /// `Header::kind` of a [`RouteRecord`].
 pub const KIND_ROUTE: u32 = HOOK.kind(1);
 
-/// Bytes of a message at most: a route of IPv6 with one next hop has 136. Nobody is named for a longer one.
+/// Bytes of a message at most: a route of IPv6 with one next hop has 136, a rule by all addresses and interfaces 156. Nobody is
+/// named for a longer one.
 pub const MESSAGE_CAPACITY: usize = 192;
 
-/// A message of rtnetlink about a route or an address, and the task that had it sent.
+/// A message of rtnetlink about a route, an address or a rule, and the task that had it sent.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct RouteRecord {
@@ -20,7 +21,7 @@ pub struct RouteRecord {
     pub header: Header,
     /// Current task.
     pub task: TaskId,
-    /// Namespace of the route or address.
+    /// Namespace of the route, address or rule.
     pub netns: u32,
     /// `TaskRecord::root` of the current task.
     pub task_root: u32,

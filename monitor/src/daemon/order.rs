@@ -31,11 +31,12 @@ pub(super) fn is_of_neighbor(observation: &Observation) -> bool {
     matches!(observation.fact, Fact::Neighbor(_)) && observation.source != Source::Netlink
 }
 
-/// Whether it is a message about something of which a record may tell who changed it: a link, an address, a sysctl, or a route of
-/// those that records tell of.
+/// Whether it is a message about something of which a record may tell who changed it: a link, an address, a rule, a sysctl, or a
+/// route of those that records tell of.
 pub(super) fn is_of_acts(observation: &Observation) -> bool {
     match &observation.fact {
         Fact::Link(_) | Fact::LinkGone { .. } | Fact::Address(_) | Fact::AddressGone(_) => true,
+        Fact::Rule(_) | Fact::RuleGone(_) => true,
         Fact::HostSysctls { all, .. } => !all,
         Fact::Route(route) | Fact::RouteGone(route) => match route.destination {
             None => true,

@@ -1,4 +1,4 @@
-//! Who had a route or an address added or deleted: the kernel's own word for it, where it allows a program at the start of a
+//! Who had a route, an address or a routing rule added or deleted: the kernel's own word for it, where it allows a program at the start of a
 //! function of its own (`fentry`), or nobody's.
 
 use std::process;
@@ -7,6 +7,7 @@ use std::thread;
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::netns::{NetnsPath, made_at};
+use kevtmon_tests::own_node::OwnNode;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::run;
@@ -38,10 +39,11 @@ fn expect_nobody(event: &Event) {
     assert!(!event.text("/message").contains(" by means of "), "{event}");
 }
 
-/// Whether it is about a route or an address in this namespace, and not in a former one of that number.
+/// Whether it is about a route, an address or a rule in this namespace, and not in a former one of that number.
 fn is_in(event: &Event, netns: u64) -> bool {
-    let of_event = event.number("/route/netns").or_else(|| event.number("/address/netns"));
-    of_event == Some(netns) && event.seconds() >= made_at(netns)
+    let pointers = ["/route/netns", "/address/netns", "/rule/netns"];
+    pointers.into_iter().find_map(|pointer| event.number(pointer)) == Some(netns)
+        && event.seconds() >= made_at(netns)
 }
 
 fn wait_for(daemon: &mut Daemon, kind: &str, netns: u64, pointer: &str, value: &str) -> Event {
@@ -107,6 +109,37 @@ fn who_adds_and_who_deletes_an_address_of_a_pod_or_of_its_host_end_is_named() {
     pod.ip("-6 address add fd00:7447::9/128 dev eth0 nodad");
     let told = wait_for(&mut daemon, "address.added", pod.inum(), "/address/address", "fd00:7447::9");
     expect_nobody(&told);
+}
+
+#[test]
+fn who_changes_a_rule_of_a_pod_or_a_route_of_the_table_that_it_selects_is_named() {
+    let (node, pod) = (OwnNode::new(), Pod::new());
+    node.take(&pod);
+    let sandbox = PodSandbox::of(&pod);
+    let mut daemon = node.launch().start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let netns = node.netns().inum();
+    let address = format!("{}/32", pod.address());
+    let rule = format!("from {address} lookup 101 priority 100");
+    let route = format!("default dev {} table 101", pod.host_end());
+    let steps = [
+        (format!("rule add {rule}"), "rule.added"),
+        (format!("route add {route}"), "route.added"),
+        (format!("route del {route}"), "route.deleted"),
+        (format!("rule del {rule}"), "rule.deleted"),
+    ];
+    for (command, kind) in steps {
+        let culprit = node.netns().run(&format!("ip {command}"));
+        let (pointer, value) = match kind.starts_with("rule") {
+            true => ("/rule/from", &*address),
+            false => ("/route/destination", "default"),
+        };
+        let told = wait_for(&mut daemon, kind, netns, pointer, value);
+        let object = if kind.starts_with("rule") { "/rule/table" } else { "/route/table" };
+        told.expect(object, 101);
+        told.expect("/target/pod/uid", sandbox.uid());
+        expect_actor(&daemon, &told, culprit.pid);
+    }
 }
 
 #[test]

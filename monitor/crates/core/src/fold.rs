@@ -213,6 +213,7 @@ impl Folded {
             event.neighbor.as_ref().map(|neighbor| neighbor.netns),
             event.link.as_ref().map(|link| link.netns),
             event.route.as_ref().map(|route| route.netns),
+            event.rule.as_ref().map(|rule| rule.netns),
         ];
         self.netns.add(netns.into_iter().flatten().next().as_ref());
         self.mntns.add(event.mount.as_ref().map(|mount| &mount.mntns));

@@ -61,6 +61,7 @@ mod pod_remains;
 mod rbd;
 mod recreation;
 mod route;
+mod rule;
 mod saved;
 pub mod state;
 mod status;
@@ -219,6 +220,8 @@ impl Core {
             Fact::RouteAsked { route, replaces } => self.namespaces.ask(&route, replaces),
             Fact::Route(route) => self.route(at, route),
             Fact::RouteGone(route) => self.route_gone(at, &route),
+            Fact::Rule(rule) => self.rule(at, &rule, true),
+            Fact::RuleGone(rule) => self.rule(at, &rule, false),
             Fact::NetnsHeard { netns, until } => self.namespaces.set_heard(netns, until),
             Fact::NetnsMissed { since } => self.namespaces.set_all_stale(at, since),
             Fact::NetnsStale { netns, told } => self.namespaces.set_stale(at, netns, told),

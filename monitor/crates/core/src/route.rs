@@ -1,4 +1,5 @@
-//! Events of routes and addresses: added, deleted, and by whom where a program in the kernel has seen it.
+//! Events of routes and addresses: added, deleted, and by whom where a program in the kernel has seen it. Those of rules are in
+//! `rule.rs`.
 
 use std::net::IpAddr;
 
@@ -15,7 +16,7 @@ use crate::node::acts::RoutedAct;
 use crate::node::namespaces::Namespace;
 
 impl Core {
-    /// Keeps who did something to routes or an address until the message tells it.
+    /// Keeps who did something to routes, an address or a rule until the message tells it.
     pub(super) fn route_act(&mut self, at: BootNs, act: RouteAct) {
         let RouteAct { netns, ops, missing, netns_cookie, actor } = act;
         for op in ops {
@@ -25,7 +26,7 @@ impl Core {
     }
 
     /// Who did this, if that is known.
-    fn route_actor(&mut self, at: BootNs, netns: NsInum, op: &RouteOp) -> Option<Actor> {
+    pub(super) fn route_actor(&mut self, at: BootNs, netns: NsInum, op: &RouteOp) -> Option<Actor> {
         self.link_acts.routes.set_told(at);
         let cookie = self.namespaces.cookie(netns);
         let is_it = |act: &RoutedAct| act.netns == netns && act.op == *op;
@@ -67,7 +68,9 @@ impl Core {
         if route.netns == self.settings.host_netns {
             self.namespaces.put_tunnel_route(&route);
         }
-        if route.is_default() && self.namespaces.put_route(at, route.clone()) {
+        if !route.is_default() {
+            self.emit_policy_route(at, &route, true, actor);
+        } else if self.namespaces.put_route(at, route.clone()) {
             self.emit_route(at, &route, true, actor);
         }
     }
@@ -80,6 +83,8 @@ impl Core {
         }
         if self.namespaces.remove_route(at, route) {
             self.emit_route(at, route, false, actor);
+        } else if !route.is_default() {
+            self.emit_policy_route(at, route, false, actor);
         }
     }
 
@@ -87,7 +92,8 @@ impl Core {
     fn tell_host_route(&mut self, at: BootNs, route: &RouteFacts, is_there: bool, actor: Option<&Actor>) {
         let Some((address, prefix_len)) = route.destination else { return };
         let bits = if address.is_ipv4() { 32 } else { 128 };
-        if prefix_len == bits && route.netns == self.settings.host_netns {
+        let is_main = route.table == TABLE_MAIN;
+        if prefix_len == bits && is_main && route.netns == self.settings.host_netns {
             self.emit_pod_route(at, route, is_there, actor);
             self.diagnose(at, &ModelChange::HostRoute { address, is_there });
         }
@@ -124,6 +130,7 @@ impl Core {
                 destination,
                 gateway: route.gateway,
                 ifindex: route.ifindex,
+                table: None,
                 netns: route.netns,
             })),
             ..self.event(at, kind, severity, message)
@@ -141,7 +148,7 @@ impl Core {
         Some(self.target(netns, false))
     }
 
-    /// Halves of default routes and those of other tables are kept only to determine which gateway is in use.
+    /// Halves of default routes are kept only to determine which gateway is in use.
     pub(super) fn emit_route(
         &mut self,
         at: BootNs,
@@ -149,8 +156,11 @@ impl Core {
         is_there: bool,
         actor: Option<Actor>,
     ) {
-        if route.destination.is_some() || route.table != TABLE_MAIN {
+        if route.destination.is_some() {
             return;
+        }
+        if route.table != TABLE_MAIN {
+            return self.emit_policy_route(at, route, is_there, actor);
         }
         let target = self.target(route.netns, false);
         let is_containers = target.container.is_some();
@@ -171,6 +181,7 @@ impl Core {
                 destination: "default".into(),
                 gateway: route.gateway,
                 ifindex: route.ifindex,
+                table: None,
                 netns: route.netns,
             })),
             resync: self.is_resync,

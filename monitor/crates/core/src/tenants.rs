@@ -44,6 +44,7 @@ impl Core {
             Fact::RouteAsked { route, .. } | Fact::Route(route) | Fact::RouteGone(route) => {
                 self.tenant_of_netns(route.netns, false)
             }
+            Fact::Rule(rule) | Fact::RuleGone(rule) => self.tenant_of_netns(rule.netns, false),
             Fact::Address(address) | Fact::AddressGone(address) => self.tenant_of_netns(address.netns, false),
             Fact::ComponentExecuted { .. } => self.tenant_of_users(),
             Fact::Holders(report) => self.tenant_of_asker(report.id),

@@ -24,6 +24,7 @@ mod order;
 mod rbd;
 mod recreations;
 mod route;
+mod rule;
 mod runtimes;
 mod saved;
 mod status;

@@ -37,6 +37,7 @@ mod rbd;
 mod recreation;
 mod reservation;
 mod route;
+mod rule;
 mod sandbox;
 mod schema;
 mod shared;
@@ -72,6 +73,7 @@ pub use rbd::Rbd;
 pub use recreation::{Recreation, RecreationReason, SpecHash};
 pub use reservation::Reservation;
 pub use route::Route;
+pub use rule::Rule;
 pub use sandbox::Sandbox;
 pub use schema::{schema, schema_of};
 pub use shared::{LastParties, Shared, SharedEvent};
@@ -117,10 +119,14 @@ kind::kinds! {
     LinkMoved = "link.moved",
     /// A link is gone.
     LinkDeleted = "link.deleted",
-    /// A pod's gateway route or route to a pod appeared.
+    /// A pod's gateway route or route to a pod appeared, or a route of a table that a rule of a pod selects.
     RouteAdded = "route.added",
-    /// A pod's gateway route or route to a pod is gone.
+    /// Such a route is gone.
     RouteDeleted = "route.deleted",
+    /// A routing rule appeared that selects by an address or the host's interface of a pod.
+    RuleAdded = "rule.added",
+    /// Such a rule is gone.
+    RuleDeleted = "rule.deleted",
     /// An address was added: a pod's, of the host's end of its pair, or its gateway on the host.
     AddressAdded = "address.added",
     /// Such an address is gone.
@@ -220,6 +226,8 @@ pub struct Event {
     pub link: Option<Box<Link>>,
     /// The route, for `route.*`.
     pub route: Option<Box<Route>>,
+    /// The routing rule, for `rule.*`.
+    pub rule: Option<Box<Rule>>,
     /// The address, for `address.*`.
     pub address: Option<Box<Address>>,
     /// The sysctl, for `sysctl.*`.
@@ -292,6 +300,7 @@ impl Event {
             reservation: None,
             link: None,
             route: None,
+            rule: None,
             address: None,
             sysctl: None,
             cni: None,
@@ -347,6 +356,7 @@ impl Event {
             object(self.reservation.as_deref()),
             object(self.link.as_deref()),
             object(self.route.as_deref()),
+            object(self.rule.as_deref()),
             object(self.address.as_deref()),
             object(self.sysctl.as_deref()),
             object(self.cni.as_deref()),

@@ -55,8 +55,8 @@ pub use mount::{
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use neighbor_table::{NeighborCreator, NeighborTable};
 pub use net::{
-    AddressFacts, LinkAct, LinkFacts, LinkOp, LladdrAct, NetnsOwner, NetnsSnapshot, PeerLink, RouteAct,
-    RouteFacts, RouteOp, RuleAction, RuleFacts, TABLE_LOCAL, TABLE_MAIN, iff,
+    AddressFacts, LinkAct, LinkFacts, LinkOp, LladdrAct, NetnsOwner, NetnsSnapshot, PeerLink, PolicyRule,
+    RouteAct, RouteFacts, RouteOp, RuleAction, RuleFacts, TABLE_LOCAL, TABLE_MAIN, iff,
 };
 pub use pod_remains::{MountStack, PodCgroup, PodProcess, PodRemains, STACKED_MIN};
 pub use pod_route::{FoundRoute, PodAddress, PodRoute};
@@ -166,6 +166,10 @@ pub enum Fact {
     Route(RouteFacts),
     /// A route was deleted (live).
     RouteGone(RouteFacts),
+    /// A rule by addresses or interfaces appeared (live).
+    Rule(Box<PolicyRule>),
+    /// Such a rule was deleted (live).
+    RuleGone(Box<PolicyRule>),
     /// All messages about a namespace that were sent until a time were observed: what the next one tells of happened later.
     NetnsHeard { netns: NsInum, until: BootNs },
     /// Messages were lost that were sent after a time, so that what is known of any namespace may be old; snapshots of all

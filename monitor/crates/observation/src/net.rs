@@ -90,8 +90,8 @@ pub const TABLE_MAIN: u32 = 254;
 /// `RT_TABLE_LOCAL`, of the node's own addresses.
 pub const TABLE_LOCAL: u32 = 255;
 
-/// One next hop of a route. Of tables other than the main one only default routes are observed, and of default routes also
-/// those that lead nowhere.
+/// One next hop of a route. Of tables other than the main one only default routes and those to single addresses are observed,
+/// and of default routes also those that lead nowhere.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteFacts {
     pub netns: NsInum,
@@ -219,6 +219,44 @@ pub struct RuleFacts {
     pub suppresses: Option<u32>,
 }
 
+/// A rule (`ip rule`) that selects packets by addresses or interfaces.
+#[serde_with::skip_serializing_none]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PolicyRule {
+    pub netns: NsInum,
+    /// Whether it is a rule of IPv6.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ipv6: bool,
+    /// `FRA_PRIORITY`: the lowest comes first.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub priority: u32,
+    /// Source and prefix length that packets must have.
+    pub from: Option<(IpAddr, u8)>,
+    /// Destination and prefix length that packets must have.
+    pub to: Option<(IpAddr, u8)>,
+    /// Interface by which packets must come.
+    pub iif: Option<String>,
+    /// Interface to which the socket of the sender must be bound.
+    pub oif: Option<String>,
+    /// Whether it selects by something else, too (a mark, ports, …).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_more: bool,
+    /// Whether it matches the other packets (`FIB_RULE_INVERT`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_inverse: bool,
+    /// The table that is looked in.
+    pub table: u32,
+    #[serde(default, skip_serializing_if = "is_lookup")]
+    pub action: RuleAction,
+}
+
+impl PolicyRule {
+    /// How many of the host's network namespace are kept,
+    pub const HOST_MAX: usize = 4096;
+    /// and of any other one, in which a container may make as many as it likes.
+    pub const OTHER_MAX: usize = 64;
+}
+
 /// A process that lives in a namespace, found in /proc: names it where no runtime does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetnsOwner {
@@ -257,7 +295,7 @@ pub struct NetnsSnapshot {
     pub owner: Option<NetnsOwner>,
     pub links: Vec<LinkFacts>,
     pub addresses: Vec<AddressFacts>,
-    /// Unicast routes of the main table and default routes of all others, both families.
+    /// Unicast routes of the main table and default routes of all others, both families; others of these may be among them.
     pub routes: Vec<RouteFacts>,
     /// Next hops of default routes, by interface, to which no packet is sent as long as that is not ready (`RTNH_F_DEAD`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -265,6 +303,9 @@ pub struct NetnsSnapshot {
     /// Rules in the order of the kernel; none where the kernel has no policy routing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<RuleFacts>,
+    /// Those that select by addresses or interfaces, as far as they are kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub policy_rules: Vec<PolicyRule>,
     /// Neighbor entries, both families.
     pub neighbors: Vec<NeighborEntry>,
     /// How many entries of IPv4 and of IPv6 count against the kernel's limits, also of those that are not in `neighbors`.
@@ -318,7 +359,7 @@ pub struct LinkAct {
     pub actor: TaskRef,
 }
 
-/// What a task did to routes and addresses of a namespace. It happened before the message that tells of it was sent.
+/// What a task did to routes, addresses and rules of a namespace. It happened before the message that tells of it was sent.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteAct {
@@ -332,7 +373,7 @@ pub struct RouteAct {
     pub actor: TaskRef,
 }
 
-/// What is done to a route or an address.
+/// What is done to a route, an address or a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouteOp {
@@ -341,6 +382,8 @@ pub enum RouteOp {
     RouteDeleted(RouteFacts),
     AddressAdded(AddressFacts),
     AddressDeleted(AddressFacts),
+    RuleAdded(PolicyRule),
+    RuleDeleted(PolicyRule),
 }
 
 /// A task has changed the hardware address of an interface: a neighbor entry went with the former one.

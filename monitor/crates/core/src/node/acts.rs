@@ -1,4 +1,4 @@
-//! Who did what to interfaces, routes and addresses, until the message comes that tells what happened.
+//! Who did what to interfaces, routes, addresses and rules, until the message comes that tells what happened.
 //!
 //! The kernel sends the message after the act, and each act that is told apart has one of its kind. The same may be done by
 //! several before the first message is read: then nobody is named.
@@ -63,7 +63,7 @@ act!(LinkAct, at most 64);
 act!(RoutedAct, at most 512);
 act!(SysctlWrite, at most 64);
 
-/// What a task did to one route or address.
+/// What a task did to one route, address or rule.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RoutedAct {

@@ -1,4 +1,4 @@
-//! Who did what to interfaces, routes, addresses and sysctls, until the message comes that tells what happened.
+//! Who did what to interfaces, routes, addresses, rules and sysctls, until the message comes that tells what happened.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ pub struct LinkActs {
     acts: Acts<LinkAct>,
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     addressed: VecDeque<(BootNs, LladdrAct)>,
-    /// What was done to routes and addresses.
+    /// What was done to routes, addresses and rules.
     pub routes: Acts<RoutedAct>,
     /// Sysctls of the host that were written.
     #[serde(default)]

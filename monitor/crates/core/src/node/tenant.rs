@@ -89,8 +89,8 @@ pub fn budget(event: &Event, tenant: &Tenant) -> Option<Budget> {
 }
 
 fn is_of_own_network(event: &Event) -> bool {
-    let is_network =
-        event.link.is_some() || event.route.is_some() || event.neighbor.is_some() || event.sysctl.is_some();
+    let is_routing = event.route.is_some() || event.rule.is_some();
+    let is_network = event.link.is_some() || is_routing || event.neighbor.is_some() || event.sysctl.is_some();
     if !is_network || event.incident.is_some() {
         return false;
     }

@@ -71,13 +71,17 @@ fn a_route_of_the_host_to_the_address_of_a_pod_by_another_interface_is_an_event_
 }
 
 fn act(tgid: u32, ops: Vec<RouteOp>) -> Fact {
+    act_in(POD, tgid, ops)
+}
+
+pub(super) fn act_in(netns: NsInum, tgid: u32, ops: Vec<RouteOp>) -> Fact {
     let key = TaskKey { tgid, start_ns: 5, exec_id: 2 };
     let actor = TaskRef { key, tid: tgid, comm: "ip".into(), context: None };
-    Fact::RouteAct(Box::new(RouteAct { netns: POD, ops, missing: 0, netns_cookie: None, actor }))
+    Fact::RouteAct(Box::new(RouteAct { netns, ops, missing: 0, netns_cookie: None, actor }))
 }
 
 /// Who is named by the events, and how.
-fn named(core: &mut Core) -> Vec<(Kind, Option<(u32, Confidence)>)> {
+pub(super) fn named(core: &mut Core) -> Vec<(Kind, Option<(u32, Confidence)>)> {
     let by = |event: &Event| event.actor.as_ref().map(|actor| (actor.pid, actor.confidence));
     events(core).iter().map(|event| (event.kind, by(event))).collect()
 }

@@ -21,6 +21,7 @@ pub fn group_key(event: &Event, kind: &str) -> String {
         "neighbor" => event.neighbor.as_deref().map(neighbor),
         "link" => event.link.as_deref().map(link),
         "route" => event.route.as_ref().map(text),
+        "rule" => event.rule.as_ref().map(text),
         "address" => event.address.as_ref().map(text),
         "mount" => event.mount.as_deref().map(|object| mount(event, object)),
         "container" => container(event),

@@ -139,7 +139,8 @@ fn netns_of(key: &Key) -> Option<u32> {
 fn netns(event: &Event) -> Option<u32> {
     let of_neighbor = event.neighbor.as_ref().map(|neighbor| neighbor.netns);
     let of_link = event.link.as_ref().map(|link| link.netns);
-    of_neighbor.or(of_link).or(event.route.as_ref().map(|route| route.netns))
+    let of_rule = || event.rule.as_ref().map(|rule| rule.netns);
+    of_neighbor.or(of_link).or(event.route.as_ref().map(|route| route.netns)).or_else(of_rule)
 }
 
 /// Whether an event says that it is of the namespace of this owner.

@@ -1,4 +1,4 @@
-//! Routes and addresses, for the hook `link`: who had one added or deleted. What happened, netlink tells.
+//! Routes, addresses and routing rules, for the hook `link`: who had one added or deleted. What happened, netlink tells.
 
 use kevtmon_ebpf::route::RouteRecord;
 use kevtmon_observation::{Fact, RouteAct};

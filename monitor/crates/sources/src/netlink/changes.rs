@@ -6,10 +6,11 @@
 
 use std::time::Instant;
 
-use kevtmon_observation::{BootNs, Fact, NsInum, Observation, PeerLink, RouteFacts, Source};
+use kevtmon_observation::{BootNs, Fact, NsInum, Observation, PeerLink, PolicyRule, RouteFacts, Source};
 
 use super::message::{self, Change, LinkChange};
 use super::nsid::PeerLookup;
+use super::route;
 use super::stream::{SendResult, Stream, changes_routes};
 
 impl Stream {
@@ -21,8 +22,11 @@ impl Stream {
             return Ok(());
         };
         for message in message::messages(datagram) {
-            match message.and_then(|message| message::decode(netns, &message)) {
-                Ok(change) => self.apply(netns, change, at).await?,
+            let decoded = message.and_then(|message| {
+                Ok((message::decode(netns, &message)?, route::policy_rule(netns, &message)))
+            });
+            match decoded {
+                Ok((change, rule)) => self.apply(netns, change, rule, at).await?,
                 Err(error) => {
                     tracing::debug!(
                         error = &error as &dyn std::error::Error,
@@ -36,7 +40,13 @@ impl Stream {
         Ok(())
     }
 
-    async fn apply(&mut self, netns: NsInum, change: Change, at: BootNs) -> SendResult {
+    async fn apply(
+        &mut self,
+        netns: NsInum,
+        change: Change,
+        rule: Option<(PolicyRule, bool)>,
+        at: BootNs,
+    ) -> SendResult {
         match change {
             Change::NsidAssigned(nsid) if netns == self.host => {
                 // The discovery may have been quicker than this message.
@@ -64,7 +74,11 @@ impl Stream {
         }
         let told = matches!(change, Change::RouteGone { .. });
         let stale = Self::is_doubted(&change).then_some(Fact::NetnsStale { netns, told });
-        let facts: Vec<Fact> = self.facts(netns, change).into_iter().chain(stale).collect();
+        let rule = rule.map(|(rule, is_there)| match is_there {
+            true => Fact::Rule(Box::new(rule)),
+            false => Fact::RuleGone(Box::new(rule)),
+        });
+        let facts: Vec<Fact> = self.facts(netns, change).into_iter().chain(rule).chain(stale).collect();
         let heard = Fact::NetnsHeard { netns, until: self.heard };
         let heard = facts.iter().any(changes_routes).then_some(heard);
         for fact in heard.into_iter().chain(facts) {

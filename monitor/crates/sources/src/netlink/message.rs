@@ -372,7 +372,7 @@ pub(super) fn is_internet(family: AddressFamily) -> bool {
 }
 
 /// A C string as text: whatever is not UTF-8 in it is replaced.
-fn text(value: &[u8]) -> String {
+pub(super) fn text(value: &[u8]) -> String {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
     String::from_utf8_lossy(&value[..end]).into_owned()
 }

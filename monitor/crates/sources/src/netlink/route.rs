@@ -2,12 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use kevtmon_observation::{NsInum, RouteFacts, RuleAction, RuleFacts, TABLE_MAIN};
-use netlink_packet_core::{parse_i32, parse_ip, parse_u32};
+use kevtmon_observation::{NsInum, PolicyRule, RouteFacts, RuleAction, RuleFacts, TABLE_MAIN};
+use netlink_packet_core::{NetlinkBuffer, parse_i32, parse_ip, parse_u32};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteProtocol, RouteType, RouteVia};
 
-use super::message::{Decoded, attributes, is_internet};
+use super::message::{Decoded, attributes, is_internet, text};
 
 /// `struct rtmsg`.
 pub(super) const ROUTE_HEADER: usize = 12;
@@ -36,12 +36,16 @@ const FIB_RULE_INVERT: u32 = 2;
 /// No interface has the name that packets are to come from or go to.
 const FIB_RULE_IIF_DETACHED: u32 = 8;
 const FIB_RULE_OIF_DETACHED: u32 = 16;
+const FRA_DST: u16 = 1;
+const FRA_SRC: u16 = 2;
+const FRA_IIFNAME: u16 = 3;
 const FRA_GOTO: u16 = 4;
 const FRA_PRIORITY: u16 = 6;
 const FRA_FLOW: u16 = 11;
 const FRA_SUPPRESS_IFGROUP: u16 = 13;
 const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
 const FRA_TABLE: u16 = 15;
+const FRA_OIFNAME: u16 = 17;
 const FRA_PAD: u16 = 18;
 const FRA_L3MDEV: u16 = 19;
 const FRA_PROTOCOL: u16 = 21;
@@ -148,7 +152,8 @@ pub(super) fn routes(netns: NsInum, payload: &[u8], usable: bool) -> Decoded<Rou
     // Of half of a default route the kernel leaves an address of zeros out.
     let unspecified = || if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     route.destination = (prefix != 0).then(|| (destination.unwrap_or_else(unspecified), prefix));
-    if route.table != TABLE_MAIN && prefix > 1 {
+    let is_single = prefix == if ipv6 { 128 } else { 32 };
+    if route.table != TABLE_MAIN && prefix > 1 && !is_single {
         return Ok(Routes::None);
     }
     if let (Some(object), true) = (object, forwards && hops.is_empty() && hop == NextHop::default()) {
@@ -253,16 +258,72 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
         return Ok(None);
     }
     matches_all = if is_inverse { matches_none } else { matches_all };
-    let action = match (header[7], target) {
-        (FR_ACT_TO_TBL, _) => RuleAction::Lookup,
-        (FR_ACT_GOTO, Some(target)) => RuleAction::Goto(target),
-        (FR_ACT_GOTO | FR_ACT_NOP, _) => RuleAction::Nothing,
-        _ => RuleAction::Refuse,
-    };
+    let action = action(header[7], target);
     let table = (!by_device).then_some(table);
     // By which interface a route leads is not looked at: packets may go on.
     let matches_all = matches_all && !by_interface;
     Ok(Some(Rule { ipv6, table, priority, matches_all, action, suppresses }))
+}
+
+fn action(action: u8, target: Option<u32>) -> RuleAction {
+    match (action, target) {
+        (FR_ACT_TO_TBL, _) => RuleAction::Lookup,
+        (FR_ACT_GOTO, Some(target)) => RuleAction::Goto(target),
+        (FR_ACT_GOTO | FR_ACT_NOP, _) => RuleAction::Nothing,
+        _ => RuleAction::Refuse,
+    }
+}
+
+/// The rule that a message is about, if it selects packets by addresses or interfaces, and whether it is there.
+pub(super) fn policy_rule(netns: NsInum, message: &NetlinkBuffer<&[u8]>) -> Option<(PolicyRule, bool)> {
+    let is_there = match message.message_type() {
+        libc::RTM_NEWRULE => true,
+        libc::RTM_DELRULE => false,
+        _ => return None,
+    };
+    let payload = message.payload();
+    let header = payload.first_chunk::<RULE_HEADER>()?;
+    let ipv6 = match i32::from(header[0]) {
+        libc::AF_INET => false,
+        libc::AF_INET6 => true,
+        _ => return None,
+    };
+    let flags = u32::from_ne_bytes([header[8], header[9], header[10], header[11]]);
+    let mut rule = PolicyRule {
+        netns,
+        ipv6,
+        has_more: header[3] != 0,
+        is_inverse: flags & FIB_RULE_INVERT != 0,
+        table: u32::from(header[4]),
+        ..PolicyRule::default()
+    };
+    let mut target = None;
+    for attribute in attributes(payload, RULE_HEADER) {
+        match attribute.ok()? {
+            (FRA_DST, value) => rule.to = Some((parse_ip(value).ok()?, header[1])),
+            (FRA_SRC, value) => rule.from = Some((parse_ip(value).ok()?, header[2])),
+            (FRA_IIFNAME, value) => rule.iif = Some(text(value)),
+            (FRA_OIFNAME, value) => rule.oif = Some(text(value)),
+            (FRA_TABLE, value) => rule.table = parse_u32(value).ok()?,
+            (FRA_PRIORITY, value) => rule.priority = parse_u32(value).ok()?,
+            (FRA_GOTO, value) => target = parse_u32(value).ok(),
+            // The device of each packet decides (a VRF).
+            (FRA_L3MDEV, value) if value.first() == Some(&1) => return None,
+            (
+                FRA_L3MDEV
+                | FRA_SUPPRESS_IFGROUP
+                | FRA_SUPPRESS_PREFIXLEN
+                | FRA_PROTOCOL
+                | FRA_FLOW
+                | FRA_PAD,
+                _,
+            ) => {}
+            _ => rule.has_more = true,
+        }
+    }
+    rule.action = action(header[7], target);
+    let selects = rule.from.is_some() || rule.to.is_some() || rule.iif.is_some() || rule.oif.is_some();
+    selects.then_some((rule, is_there))
 }
 
 /// `RTA_MULTIPATH`: a list of `struct rtnexthop`, each with attributes of its own. With their positions, from 1.

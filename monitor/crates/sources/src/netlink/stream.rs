@@ -451,7 +451,7 @@ impl Stream {
         matches!(self.job, Some(Job::Read { netns: read, .. }) if read == netns)
     }
 
-    /// Delivers a change, after the snapshot if that is being made. Changes of routes are told at once, so that the model knows
+    /// Delivers a change, after the snapshot if that is being made. Changes of routes and rules are told at once, so that the model knows
     /// which of them came first; the snapshot is brought up to them.
     pub(super) async fn deliver(&mut self, netns: NsInum, observation: Observation) -> SendResult {
         if !self.is_reading(netns) {
@@ -461,6 +461,8 @@ impl Stream {
             Fact::RouteAsked { .. }
             | Fact::Route(_)
             | Fact::RouteGone(_)
+            | Fact::Rule(_)
+            | Fact::RuleGone(_)
             | Fact::NetnsHeard { .. }
             | Fact::NetnsStale { .. } => {
                 self.send(observation.clone()).await?;

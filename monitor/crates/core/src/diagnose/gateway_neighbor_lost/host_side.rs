@@ -216,7 +216,8 @@ impl LinkChanges {
 
     /// Notes that the host has lost its default route.
     pub(super) fn note_route(&mut self, host: NsInum, event: &Event) {
-        let is_of_host = |route: &&Route| route.netns == host && route.destination == "default";
+        let is_of_host =
+            |route: &&Route| route.netns == host && route.destination == "default" && route.table.is_none();
         if event.route.as_deref().filter(is_of_host).is_none() {
             return;
         }

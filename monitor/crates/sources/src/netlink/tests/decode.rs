@@ -1,5 +1,5 @@
 use kevtmon_observation::RuleAction::{Goto, Lookup, Refuse};
-use kevtmon_observation::{Loss, NudState, PeerLink};
+use kevtmon_observation::{Loss, NudState, PeerLink, PolicyRule};
 use netlink_packet_core::{NLM_F_EXCL, NLM_F_REPLACE, NetlinkMessage};
 use netlink_packet_route::link::{InfoData, InfoKind, InfoVrf, LinkAttribute, LinkInfo, LinkMessage};
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
@@ -9,7 +9,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tokio::sync::mpsc;
 
 use super::super::message::{Change, DecodeError, decode, messages};
-use super::super::route::Rule;
+use super::super::route::{Rule, policy_rule};
 use super::super::socket::Subscription;
 use super::super::stream::Stream;
 use super::*;
@@ -269,6 +269,47 @@ fn a_link_has_another_end_or_a_device_below_or_neither_by_its_kind() {
     // A tunnel stays without the device below; a virtual function of a card is a link like any physical one.
     assert_eq!(other(Some("vxlan"), Some(7), Some(3)), (None, None, None));
     assert_eq!(other(None, None, None), (None, None, None));
+}
+
+#[test]
+fn a_rule_by_addresses_or_interfaces_is_told_with_what_it_selects() {
+    let told = |message: RouteNetlinkMessage| {
+        let datagram = bytes(message, 0, 0);
+        policy_rule(1, &messages(&datagram).next().unwrap().unwrap())
+    };
+    let mut rule = RuleMessage::default();
+    rule.header.family = AddressFamily::Inet;
+    rule.header.action = RuleAction::ToTable;
+    rule.header.src_len = 32;
+    rule.attributes = vec![
+        RuleAttribute::Source(address("10.0.0.5")),
+        RuleAttribute::Table(300),
+        RuleAttribute::Priority(7),
+        RuleAttribute::SuppressPrefixLen(0),
+    ];
+    let from = Some((address("10.0.0.5"), 32));
+    let plain = PolicyRule { netns: 1, priority: 7, from, table: 300, ..PolicyRule::default() };
+    assert_eq!(told(RouteNetlinkMessage::NewRule(rule.clone())), Some((plain.clone(), true)));
+    assert_eq!(told(RouteNetlinkMessage::DelRule(rule.clone())), Some((plain.clone(), false)));
+    rule.header.flags = RuleFlags::Invert | RuleFlags::IifDetached;
+    rule.attributes.extend([RuleAttribute::Iifname("cali0".into()), RuleAttribute::FwMark(9)]);
+    let more = PolicyRule { iif: Some("cali0".into()), has_more: true, is_inverse: true, ..plain };
+    assert_eq!(told(RouteNetlinkMessage::NewRule(rule.clone())), Some((more, true)));
+    rule.attributes = vec![RuleAttribute::Table(300), RuleAttribute::FwMark(9)];
+    assert_eq!(told(RouteNetlinkMessage::NewRule(rule)), None, "by a mark alone");
+    assert_eq!(told(RouteNetlinkMessage::NewRoute(route())), None);
+}
+
+#[test]
+fn of_other_tables_default_routes_and_those_to_single_addresses_are_told() {
+    let mut route = route();
+    route.header.table = 101;
+    for (prefix_len, is_told) in [(0, true), (32, true), (24, false)] {
+        route.header.destination_prefix_length = prefix_len;
+        let message = bytes(RouteNetlinkMessage::DelRoute(route.clone()), 0, 0);
+        let is_route = matches!(decoded(&message).unwrap()[..], [Change::RouteGone { .. }]);
+        assert_eq!(is_route, is_told, "{prefix_len}");
+    }
 }
 
 #[test]

@@ -257,3 +257,32 @@ async fn a_rule_that_comes_or_goes_leads_to_a_new_snapshot() {
     netns.ip("rule del fwmark 1 lookup 200");
     while selected(&source.snapshot(netns.inode).await) {}
 }
+
+#[tokio::test]
+async fn a_rule_by_an_address_is_told_and_is_in_what_is_read() {
+    let netns = Netns::new();
+    netns.connect();
+    netns.ip("rule add from 10.9.7.1 lookup 200");
+    let mut source = Running::start(NetlinkConfig::default());
+    let snapshot = source.snapshot(netns.inode).await;
+    let from = Some((address("10.9.7.1"), 32));
+    assert!(snapshot.policy_rules.iter().any(|rule| rule.from == from), "{snapshot:?}");
+    source.up().await;
+    netns.ip("rule add to 10.9.7.2 iif eth0 lookup 200");
+    let rule = source
+        .find(|fact| match fact {
+            Fact::Rule(rule) if rule.netns == netns.inode => Some(rule),
+            _ => None,
+        })
+        .await;
+    let to = Some((address("10.9.7.2"), 32));
+    assert_eq!((rule.to, rule.iif.as_deref(), rule.table), (to, Some("eth0"), 200));
+    netns.ip("rule del from 10.9.7.1 lookup 200");
+    let gone = source
+        .find(|fact| match fact {
+            Fact::RuleGone(rule) if rule.netns == netns.inode => Some(rule),
+            _ => None,
+        })
+        .await;
+    assert_eq!(gone.from, from);
+}
