@@ -78,6 +78,8 @@ struct Missing {
     is_deleted: bool,
     /// The event of that.
     deletion_told: Option<Down>,
+    /// The event of the deletion of a rule for the address, since the kernel last found the route.
+    rule_deletion: Option<u64>,
     /// How it went, if it went with its interface.
     #[serialize_always]
     went_with: Option<Down>,
@@ -115,6 +117,9 @@ struct History {
     /// The event that told that it was deleted.
     #[serde(skip_serializing_if = "Option::is_none")]
     deletion_told: Option<Down>,
+    /// When a rule for it was last deleted, and the event of that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule_deleted: Option<(BootNs, u64)>,
     /// The network namespace of the pod.
     netns: NsInum,
 }
@@ -288,6 +293,10 @@ impl PodRouteMissing {
             is_deleted: deleted.is_some(),
             // Not each deletion is an event, and who did another one did not do this.
             deletion_told: history.deletion_told.filter(|told| deleted == Some(told.at)),
+            rule_deletion: history
+                .rule_deleted
+                .filter(|(at, _)| is_before(history.found, *at))
+                .map(|(_, seq)| seq),
             went_with: went_with.cloned(),
             is_end_down: None,
             set_down: None,
@@ -430,6 +439,15 @@ impl Diagnosis for PodRouteMissing {
         {
             history.deletion_told = Some(Down::of(event));
         }
+        if event.kind == Kind::RuleDeleted
+            && let Some(rule) = event.rule.as_deref().filter(|rule| rule.netns == context.node.host_netns)
+            && let Some(address) =
+                rule.to.as_deref().and_then(|to| to.split('/').next()?.parse::<IpAddr>().ok())
+            && let Some(history) = self.histories.get_mut(&address)
+        {
+            history.rule_deleted = Some((event.at, event.seq));
+            self.wake(context.now.saturating_add(SETTLE));
+        }
         if event.kind == Kind::EventsLost {
             self.doubt_downs();
         }
@@ -488,6 +506,7 @@ impl Diagnosis for PodRouteMissing {
             found: FoundRoute::Other,
             is_deleted: false,
             deletion_told: None,
+            rule_deletion: None,
             went_with: None,
             is_end_down: None,
             set_down: None,

@@ -93,7 +93,7 @@ impl Missing {
     pub(super) fn evidence(&self) -> Vec<u64> {
         let down = self.set_down.as_ref().or(self.went_with.as_ref());
         let all = down.into_iter().chain(&self.deletion_told).map(|told| told.seq);
-        all.filter(|seq| *seq != 0).collect()
+        all.chain(self.rule_deletion).filter(|seq| *seq != 0).collect()
     }
 }
 

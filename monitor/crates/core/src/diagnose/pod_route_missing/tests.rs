@@ -234,6 +234,29 @@ fn where_rules_tell_packets_apart_it_is_only_likely() {
     assert_eq!(node.open()[0].confidence, Confidence::Certain);
 }
 
+#[test]
+fn the_deletion_of_a_rule_for_the_address_is_evidence_if_the_route_was_there_until_then() {
+    let rule = PolicyRule { netns: HOST, to: Some((ip(), 32)), table: 101, ..PolicyRule::default() };
+    for is_before in [true, false] {
+        let mut node = started(node());
+        let gone = Fact::RuleGone(Box::new(rule.clone()));
+        if is_before {
+            node.observe(gone);
+            node.run_for(5 * S);
+            lose(&mut node, FoundRoute::Nothing);
+        } else {
+            lose(&mut node, FoundRoute::Nothing);
+            node.observe(gone);
+        }
+        node.run_for(15 * S);
+        let told = node.events.iter().find(|event| event.kind == Kind::RuleDeleted).unwrap().seq;
+        let event = node.last_incident();
+        let evidence = &event.incident.as_ref().unwrap().evidence;
+        assert_eq!(evidence.contains(&told), !is_before);
+        assert!(event.actor.is_none(), "who deleted the rule is not known");
+    }
+}
+
 /// Calico sets the host's end down, and the route by it is gone.
 fn cut(node: &mut TestNode) {
     let Fact::Task(task) = calico() else { unreachable!() };
