@@ -39,6 +39,7 @@ pub(super) fn mount_holder(
         serves,
         possible: holder.possible,
         loop_device: holder.loop_device,
+        source: holder.source,
     }
 }
 
@@ -308,6 +309,7 @@ mod tests {
             possible: false,
             mount: None,
             loop_device: None,
+            source: None,
         }
     }
 

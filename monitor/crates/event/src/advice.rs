@@ -187,10 +187,10 @@ pub mod form {
         TELL_VOLUME = "tell-volume", Read None, "kevtmon why PATH", ["volume-busy", "rbd-orphan-mapping", "mount-multiplied"];
         CLEAR_FLAG = "clear-flag", Destructive FixConfig, "chattr FLAG PATH", ["container-undeletable"];
         UNMOUNT = "unmount", Destructive RemoveObject, "umount PATH",
-            ["volume-busy", "container-undeletable", "rbd-orphan-mapping"];
+            ["volume-busy", "container-undeletable", "rbd-orphan-mapping", "orphan-veth"];
         DETACH = "detach", Destructive RemoveObject, "umount --lazy PATH", ["volume-busy"];
         UNMOUNT_INSIDE = "unmount-inside", Destructive RemoveObject, "nsenter -t PID -m umount PATH",
-            ["volume-busy", "rbd-orphan-mapping"];
+            ["volume-busy", "rbd-orphan-mapping", "orphan-veth"];
         UNMAP_IMAGE = "unmap-image", Destructive RemoveObject, "rbd unmap DEVICE", ["rbd-orphan-mapping"];
         UNMAP_BY_NBD = "unmap-by-nbd", Destructive RemoveObject, "rbd-nbd unmap DEVICE", ["rbd-orphan-mapping"];
         LIST_LOCKS = "list-locks", Read None, "rbd lock list IMAGE",
@@ -271,6 +271,8 @@ mod tests {
         ),
         ("file-server-lost/delete-pod", "needs the API server of a cluster"),
         ("orphan-container/remove-by-crictl", "containers outlive their sandboxes behind cri-dockerd only"),
+        ("orphan-veth/unmount", "needs a server of NFS version 4"),
+        ("orphan-veth/unmount-inside", "needs a server of NFS version 4"),
         ("mount-leak/delete-pod", "needs the API server of a cluster"),
         ("mount-leak/restart-unit", "needs systemd as process 1"),
         ("mount-leak/stop-by-crictl", "Debian 12 has no package of crictl; carried out where it is there"),
@@ -321,7 +323,9 @@ mod tests {
         assert_eq!(carried_out.intersection(&excepted).count(), 0, "no exception any more");
         // What a test can try is tried as far as it goes.
         let by_no_test = excepted.difference(&steps_in_calls("is_understood")).cloned().collect::<Vec<_>>();
-        assert_eq!(by_no_test, ["orphan-container/remove-by-crictl"]);
+        let known =
+            ["orphan-container/remove-by-crictl", "orphan-veth/unmount", "orphan-veth/unmount-inside"];
+        assert_eq!(by_no_test, known);
     }
 
     #[test]

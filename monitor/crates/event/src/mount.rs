@@ -220,6 +220,8 @@ pub struct MountHolder {
     pub possible: bool,
     /// The loop device whose backing file is on the mount, and what uses that.
     pub loop_device: Option<LoopDevice>,
+    /// Server and export of a mount of NFS.
+    pub source: Option<String>,
 }
 
 fn is_none(pid: &u32) -> bool {

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use kevtmon_observation::{Access, Verdict};
 use kevtmon_types::escape::name;
-pub use without_process::kernel_label;
 use without_process::possible_holders;
+pub use without_process::{kernel_label, nfs_label};
 
 use super::culprit::{Culprit, RunBy, culprit};
 use crate::{Actor, AncestorRef, Container, Join, Mount, MountHolder, Neighbor, Pod, Target};
@@ -252,7 +252,7 @@ pub fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> String {
         Access::IoUring => " with a file of an io_uring",
         Access::Call => " with a pending system call",
         Access::PerfEvent => " with a perf event, possibly a probe in a file",
-        Access::Loop | Access::Swap | Access::Export | Access::Uprobe => "",
+        Access::Loop | Access::Swap | Access::Export | Access::Uprobe | Access::Nfs => "",
     });
     // The kernel holds each thing by itself.
     let who = |holder: &MountHolder| (holder.pid, holder.path.clone().filter(|_| holder.pid == 0));

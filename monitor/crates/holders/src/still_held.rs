@@ -152,7 +152,8 @@ fn holds(
         | Access::Loop
         | Access::Swap
         | Access::Export
-        | Access::Uprobe => Some(false),
+        | Access::Uprobe
+        | Access::Nfs => Some(false),
         Access::InFlight | Access::IoUring | Access::Call | Access::PerfEvent => None,
     }
 }

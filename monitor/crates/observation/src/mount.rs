@@ -172,6 +172,8 @@ pub enum Access {
     PerfEvent,
     /// A probe in a file on it that was defined in tracefs (`uprobe_events`).
     Uprobe,
+    /// A mount of NFS whose client was made in the network namespace, of one that is kept.
+    Nfs,
 }
 
 impl Access {
@@ -228,6 +230,9 @@ pub struct Holder {
     /// The device, for [`Access::Loop`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loop_device: Option<LoopDevice>,
+    /// Server and export, for [`Access::Nfs`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
 }
 
 impl Holder {
@@ -253,6 +258,7 @@ impl Holder {
             possible: false,
             mount: None,
             loop_device: None,
+            source: None,
         }
     }
 

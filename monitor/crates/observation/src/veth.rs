@@ -8,11 +8,13 @@ use serde::{Deserialize, Serialize};
 use super::{BlindSpot, BootNs, Holder, NsInum, NudState};
 
 /// A veth device of the host that is asked about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VethLink {
     pub ifindex: u32,
     /// The namespace of the other end, if it was seen.
     pub netns: Option<NsInum>,
+    /// The addresses there that no other namespace has.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// The other end of a veth device of the host, and what keeps the network namespace that it is in.
@@ -27,8 +29,8 @@ pub struct VethPeer {
     pub netns: Option<NsInum>,
     /// Name of that namespace in the host's directories, if it has one.
     pub name: Option<String>,
-    /// What keeps it: processes in it, open files, mounts; sockets where nothing else was found. Possible ones keep that which
-    /// was asked about, and was not found by them.
+    /// What keeps it: processes in it, open files, mounts; sockets where nothing else was found. Possible sockets keep that which
+    /// was asked about, and was not found by them. Mounts of NFS are possible: their client has an address of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keepers: Vec<Holder>,
     #[serde(default, skip_serializing_if = "is_zero")]

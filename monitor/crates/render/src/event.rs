@@ -396,6 +396,7 @@ fn holder_line(holder: &MountHolder, mountpoint: &str, width: usize) -> String {
         (Access::Call, _) => "call".to_owned(),
         (Access::PerfEvent, _) => "perf event".to_owned(),
         (Access::Uprobe, _) => "uprobe".to_owned(),
+        (Access::Nfs, _) => "nfs".to_owned(),
     };
     let mut line = format!("{:<width$}  {access:<5} ", name(holder));
     let owned = match (&holder.container, &holder.pod, &holder.unit) {

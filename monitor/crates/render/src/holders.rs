@@ -314,6 +314,7 @@ mod tests {
             serves: None,
             possible: false,
             loop_device: None,
+            source: None,
         }
     }
 

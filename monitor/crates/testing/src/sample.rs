@@ -181,6 +181,7 @@ pub fn busy() -> Event {
         serves: None,
         possible: false,
         loop_device: None,
+        source: None,
     };
     let path = "/var/lib/kubelet/pods/3f0f/volumes/kubernetes.io~glusterfs/data";
     Event {

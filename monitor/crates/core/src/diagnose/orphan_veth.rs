@@ -197,8 +197,9 @@ impl OrphanVeth {
             .take(BATCH)
             .map(|(ifindex, orphan)| {
                 orphan.look_at = context.now.saturating_add(PATIENCE);
-                let peer = host.and_then(|host| host.links.get(ifindex)?.peer.as_ref());
-                VethLink { ifindex: *ifindex, netns: peer.and_then(|peer| peer.netns) }
+                let netns = host.and_then(|host| host.links.get(ifindex)?.peer.as_ref()?.netns);
+                let addresses = netns.map_or_else(Vec::new, |netns| context.node.addresses_only_in(netns));
+                VethLink { ifindex: *ifindex, netns, addresses }
             })
             .collect();
         if !links.is_empty() {
@@ -269,14 +270,15 @@ impl OrphanVeth {
         let is_new = !std::mem::replace(&mut orphan.is_open, true);
         orphan.summary.clone_from(&summary);
         let is_found = end.netns.is_some();
+        let is_guessed = end.keepers.iter().any(|keeper| keeper.possible);
         let subject = subject(node.host_netns, facts.ifindex);
         let confidence = match node.runtimes {
-            RuntimeAvailability::All if is_found && end.complete => Confidence::Certain,
+            RuntimeAvailability::All if is_found && end.complete && !is_guessed => Confidence::Certain,
             _ => Confidence::Likely,
         };
         findings.report(Report {
             ruled_out: Some(wording::ruled_out(node, end)),
-            advice: Some(wording::steps(facts)),
+            advice: Some(wording::steps(context, facts, end)),
             objects: IncidentObjects {
                 target: pod.map(|pod| Shared::new(Target { pod: Some(pod), ..Target::unknown(Join::Late) })),
                 link: Some(Box::new(node.link(facts))),

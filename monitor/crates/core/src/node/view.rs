@@ -228,6 +228,19 @@ impl NodeView<'_> {
         reachable.into_iter().take(POD_ADDRESSES).collect()
     }
 
+    /// The same that no other namespace has. Namespaces of users do not count: the kernel mounts no NFS for them.
+    #[must_use]
+    pub fn addresses_only_in(&self, netns: NsInum) -> Vec<IpAddr> {
+        let is_known = self.namespaces.get(netns).is_some_and(|namespace| !namespace.foreign_userns);
+        let others =
+            || self.namespaces.all().filter(|(other, known)| *other != netns && !known.foreign_userns);
+        let is_elsewhere = |address: &IpAddr| {
+            others().any(|(_, other)| other.addresses.iter().any(|known| known.address == *address))
+        };
+        let addresses = if is_known { self.addresses_in(Some(netns)) } else { Vec::new() };
+        addresses.into_iter().filter(|address| !is_elsewhere(address)).collect()
+    }
+
     fn pod_of_uid(&self, uid: String) -> Pod {
         let (namespace, name) = self.pods.get(&uid).unzip();
         let (namespace, name) = (namespace.map(str::to_owned), name.map(str::to_owned));

@@ -46,6 +46,7 @@ pub(super) fn found(id: u64, mount: u64) -> Fact {
             possible: false,
             mount: None,
             loop_device: None,
+            source: None,
         }],
         complete: true,
         verdict: Verdict::Processes,

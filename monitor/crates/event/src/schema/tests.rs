@@ -129,7 +129,7 @@ fn extremes() -> Event {
         holder.loop_device =
             Some(LoopDevice { name: "/dev/loop0".into(), mounts, devices, elsewhere: vec![there] });
         (holder.cmdline, holder.exe) = (Some("etcd".into()), Some("/etcd".into()));
-        (holder.path, holder.fd) = (Some("/x".into()), Some(3));
+        (holder.path, holder.source, holder.fd) = (Some("/x".into()), Some("filer:/x".into()), Some(3));
         (holder.unit, holder.mntns) = (Some("x.service".into()), Some(4));
         (holder.container, holder.pod) = (Some(container.clone()), Some(pod.clone()));
         holder.serves =

@@ -31,11 +31,18 @@ pub fn kernel_label(holder: &MountHolder) -> String {
         (Access::Swap, _) => format!("the swap file {path}"),
         (Access::Export, _) => format!("the NFS export {path}"),
         (Access::Uprobe, _) => format!("a uprobe in {path}"),
+        (Access::Nfs, _) => nfs_label(holder),
         _ => {
             let number = holder.mntns.map_or_else(String::new, |mntns| format!(" mnt:[{mntns}]"));
             format!("a mount namespace{number} without a process")
         }
     }
+}
+
+/// A mount of NFS: what its server exports, and where it is mounted.
+pub fn nfs_label(holder: &MountHolder) -> String {
+    let [source, path] = [&holder.source, &holder.path].map(|text| name(text.as_deref().unwrap_or_default()));
+    format!("the NFS mount {source} at {path}")
 }
 
 /// Those that only may hold the mount, where nobody does for certain; `None` where there are none.

@@ -107,6 +107,7 @@ pub fn described(
         possible,
         mount,
         loop_device: None,
+        source: None,
     };
     Described { holders: pins.into_iter().map(holder).collect(), is_replaced }
 }

@@ -138,6 +138,7 @@ impl Instance {
             serves: None,
             possible: false,
             loop_device: None,
+            source: None,
         };
         event.holders = Some((0..u32::try_from(1 + self.number % 4).unwrap_or(1)).map(holder).collect());
         (event.holders_complete, event.holders_verdict) = (Some(true), Some(Verdict::Processes));

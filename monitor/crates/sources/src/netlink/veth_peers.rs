@@ -5,17 +5,20 @@
 //! long as the kernel is asked for the nsid of the namespace, which the device names too. Files are opened only where they
 //! are namespaces, and paths in other mount namespaces are walked from the kernel's cache only, as else a dead file server could be
 //! waited for. A socket keeps the namespace it was made in, of which /proc shows nothing: whoever calls lists these, and they are
-//! looked at only where nothing else leads to a namespace.
+//! looked at only where nothing else leads to a namespace. A mount of NFS keeps the namespace in which it was made, too
+//! (`nfs_alloc_client`, fs/nfs/client.c): only the address of its client, which mount tables show since version 4, tells which.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kevtmon_observation::{Access, Holder, HolderReport, NsInum, VethLink, VethPeer};
+use kevtmon_types::redact;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
@@ -25,6 +28,7 @@ use super::discover::{nsid_of, open_namespace, own_namespace};
 use super::message::{self, Change};
 use super::socket::{RequestError, RequestSocket};
 use crate::procfs::dir::{Buffer, Dir, NumberName, is_gone};
+use crate::procfs::mountinfo::nfs_client;
 use crate::procfs::pidfd::PidFd;
 use crate::procfs::readers::{asker, reading, reading_none};
 use crate::procfs::{Proc, parse_ns};
@@ -36,6 +40,7 @@ const TIME: Duration = Duration::from_secs(10);
 const BUDGET: Duration = Duration::from_secs(2);
 /// What keeps one namespace, as far as it is told.
 const KEEPERS_MAX: usize = 16;
+const POSSIBLE_MAX: usize = 8;
 /// Processes by which one mount namespace is read: one may be gone.
 const READERS_MAX: usize = 2;
 /// Sockets in other network namespaces than their tasks' that are looked at.
@@ -81,7 +86,7 @@ fn try_find(
     sockets: impl FnOnce(NsInum) -> io::Result<Vec<SocketElsewhere>>,
 ) -> Result<Vec<VethPeer>, FindError> {
     let host = own_namespace(proc).map_err(FindError::Namespace)?;
-    let mut survey = Survey::of(proc, host);
+    let mut survey = Survey::of(proc, host, &clients(links));
     reading_none();
     let mut requests = RequestSocket::open(BUDGET)?;
     let mut nsids = survey.nsids(proc, &mut requests);
@@ -90,7 +95,7 @@ fn try_find(
         Some(Other::Nsid(nsid)) => !nsids.contains_key(nsid),
         _ => false,
     };
-    let unfound: Vec<VethLink> = links.iter().filter(|link| is_unfound(link, &nsids)).copied().collect();
+    let unfound: Vec<VethLink> = links.iter().filter(|link| is_unfound(link, &nsids)).cloned().collect();
     if !unfound.is_empty() {
         let found = BTreeSet::from_iter(nsids.values().copied());
         let mut sockets = sockets(host).unwrap_or_else(|error| {
@@ -116,6 +121,7 @@ fn try_find(
         if is_unfound(link, &nsids) {
             keepers = survey.possible(link.netns);
         }
+        keepers.sort_by_key(|keeper| keeper.possible);
         keepers.iter_mut().for_each(|keeper| describe(proc, keeper));
         VethPeer {
             ifindex: link.ifindex,
@@ -190,12 +196,22 @@ struct Survey {
     nsfs: Option<[u32; 2]>,
 }
 
-/// A mount of a network namespace.
+/// A mount of a network namespace, or one of NFS that was likely made in it.
 struct NetnsMount {
     netns: NsInum,
+    /// The device and the root, which copies share.
+    what: (String, String),
     mountpoint: String,
     /// Whether no unmount elsewhere takes it along.
     is_private: bool,
+    /// Server and export of one of NFS.
+    nfs: Option<String>,
+}
+
+/// The namespaces in which clients of NFS with these addresses were made.
+fn clients(links: &[VethLink]) -> BTreeMap<IpAddr, NsInum> {
+    let of = |link: &VethLink, address: &IpAddr| Some((*address, link.netns?));
+    links.iter().flat_map(|link| link.addresses.iter().filter_map(move |address| of(link, address))).collect()
 }
 
 impl Survey {
@@ -204,7 +220,7 @@ impl Survey {
         Self { host, kept: BTreeMap::new(), names: BTreeMap::new(), report, nsfs: None }
     }
 
-    fn of(proc: &Proc, host: NsInum) -> Self {
+    fn of(proc: &Proc, host: NsInum, clients: &BTreeMap<IpAddr, NsInum>) -> Self {
         let mut survey = Self { nsfs: nsfs(proc), ..Self::empty(host) };
         let mut buffer = Buffer::default();
         let mut by_mntns: BTreeMap<NsInum, Vec<u32>> = BTreeMap::new();
@@ -220,7 +236,7 @@ impl Survey {
                 Err(_) => survey.report.blind_spot(Some((tgid, None)), "reads of it hang"),
             }
         }
-        survey.mounts(proc, &by_mntns);
+        survey.mounts(proc, &by_mntns, clients);
         survey.bound();
         survey
     }
@@ -271,32 +287,40 @@ impl Survey {
         (Some(device) == self.nsfs).then_some(NsInum::try_from(inode).ok()?)
     }
 
-    /// Notes what keeps a namespace; a process once.
+    /// Notes what keeps a namespace; a process once, and once where that is only possible. What certainly does has a part of the
+    /// room to itself.
     fn add(&mut self, netns: NsInum, keeper: Holder) {
         if netns == self.host {
             return;
         }
         let kept = self.kept.entry(netns).or_default();
-        if keeper.tgid != 0 && kept.holders.iter().any(|known| known.tgid == keeper.tgid) {
+        let who = |keeper: &Holder| (keeper.tgid, keeper.possible);
+        if keeper.tgid != 0 && kept.holders.iter().any(|known| who(known) == who(&keeper)) {
             return;
         }
-        if kept.holders.len() < KEEPERS_MAX {
+        let most = if keeper.possible { POSSIBLE_MAX } else { KEEPERS_MAX };
+        if kept.holders.len() < most {
             kept.holders.push(keeper);
         } else {
             kept.omitted += 1;
         }
     }
 
-    /// Mounts of namespaces in the mount namespaces of all processes. Copies that go with the one in this process's are none of
-    /// their own.
-    fn mounts(&mut self, proc: &Proc, by_mntns: &BTreeMap<NsInum, Vec<u32>>) {
+    /// Mounts of namespaces, and of these clients of NFS, in the mount namespaces of all processes. Copies that go with the one in
+    /// this process's are none of their own.
+    fn mounts(
+        &mut self,
+        proc: &Proc,
+        by_mntns: &BTreeMap<NsInum, Vec<u32>>,
+        clients: &BTreeMap<IpAddr, NsInum>,
+    ) {
         let own = proc.ns(std::process::id(), "mnt");
         let mut seen_here = BTreeSet::new();
         let mut namespaces: Vec<(NsInum, &Vec<u32>)> =
             by_mntns.iter().map(|(mntns, readers)| (*mntns, readers)).collect();
         namespaces.sort_by_key(|(mntns, _)| Some(*mntns) != own);
         for (mntns, readers) in namespaces {
-            let found = readers.iter().find_map(|tgid| Some((*tgid, netns_mounts(proc, *tgid)?)));
+            let found = readers.iter().find_map(|tgid| Some((*tgid, netns_mounts(proc, *tgid, clients)?)));
             let Some((tgid, mounts)) = found else {
                 self.report.blind_spot(
                     readers.first().map(|tgid| (*tgid, None)),
@@ -304,16 +328,21 @@ impl Survey {
                 );
                 continue;
             };
-            for NetnsMount { netns, mountpoint, is_private } in mounts {
+            for NetnsMount { netns, what, mountpoint, is_private, nfs } in mounts {
                 let is_here = Some(mntns) == own;
                 if is_here {
-                    seen_here.insert(netns);
-                } else if seen_here.contains(&netns) && !is_private {
+                    seen_here.insert(what);
+                } else if seen_here.contains(&what) && !is_private {
                     continue;
                 }
-                let tgid = if is_here { 0 } else { tgid };
-                let keeper =
-                    Holder { mntns: Some(mntns), path: Some(mountpoint), ..holder(tgid, Access::Mount) };
+                let access = if nfs.is_some() { Access::Nfs } else { Access::Mount };
+                let keeper = Holder {
+                    mntns: Some(mntns),
+                    path: Some(mountpoint),
+                    possible: nfs.is_some(),
+                    source: nfs,
+                    ..holder(if is_here { 0 } else { tgid }, access)
+                };
                 self.add(netns, keeper);
             }
         }
@@ -349,12 +378,12 @@ impl Survey {
         }
     }
 
-    /// The sockets of a namespace that was not found by them, which is likely still the one of the device.
+    /// The sockets and mounts of NFS of a namespace that was not found by them, which is likely still the one of the device.
     fn possible(&self, netns: Option<NsInum>) -> Vec<Holder> {
         let kept = netns.and_then(|netns| self.kept.get(&netns));
-        let sockets =
-            kept.iter().flat_map(|kept| &kept.holders).filter(|keeper| keeper.access == Access::Socket);
-        sockets.cloned().map(|keeper| Holder { possible: true, ..keeper }).collect()
+        let keepers = kept.iter().flat_map(|kept| &kept.holders);
+        let possible = keepers.filter(|keeper| matches!(keeper.access, Access::Socket | Access::Nfs));
+        possible.cloned().map(|keeper| Holder { possible: true, ..keeper }).collect()
     }
 
     /// The nsids of all that are kept, as far as one of their keepers can be opened.
@@ -394,15 +423,27 @@ fn protocol(proc: &Proc, socket: &SocketElsewhere, buffer: &mut Buffer) -> io::R
     Ok(files.socket_protocol(&own, NumberName::new(socket.fd), buffer)?.into_owned())
 }
 
-/// The network namespaces that are mounted in the mount namespace of a process.
-fn netns_mounts(proc: &Proc, tgid: u32) -> Option<Vec<NetnsMount>> {
+/// The network namespaces that are mounted in the mount namespace of a process, and the mounts of these clients of NFS there.
+fn netns_mounts(proc: &Proc, tgid: u32, clients: &BTreeMap<IpAddr, NsInum>) -> Option<Vec<NetnsMount>> {
     let dir = proc.dir(tgid).ok()?;
+    let mut made_in: BTreeMap<u64, NsInum> = BTreeMap::new();
     // Of most tables it is no line.
-    let table = dir.mount_table("/", |line| line.contains(" net:[")).ok().filter(|table| !table.is_cut())?;
+    let is_wanted = |line: &str| {
+        let made = nfs_client(line).and_then(|(id, address)| Some((id, *clients.get(&address)?)));
+        made_in.extend(made);
+        made.is_some() || line.contains(" net:[")
+    };
+    let table = dir.mount_table("/", is_wanted).ok().filter(|table| !table.is_cut())?;
     let mounts = table.iter().filter_map(|mount| {
-        let netns = mount.root.strip_prefix("net:[").and_then(|_| parse_ns(&mount.root))?;
-        let is_private = mount.shared.is_none() && mount.master.is_none();
-        Some(NetnsMount { netns, mountpoint: mount.mountpoint.clone(), is_private })
+        let made = made_in.get(&mount.id).copied();
+        let mounted = || mount.root.strip_prefix("net:[").and_then(|_| parse_ns(&mount.root));
+        Some(NetnsMount {
+            netns: made.or_else(mounted)?,
+            what: (mount.device.clone(), mount.root.clone()),
+            mountpoint: mount.mountpoint.clone(),
+            is_private: mount.shared.is_none() && mount.master.is_none(),
+            nfs: made.map(|_| redact::mount_source(&mount.source)),
+        })
     });
     Some(mounts.collect())
 }
@@ -489,6 +530,51 @@ mod tests {
         assert_eq!((survey.possible(None), survey.possible(Some(4))), (Vec::new(), Vec::new()));
     }
 
+    /// A CSI driver whose pod has a network of its own has mounted a volume, which the kubelet has bound for a pod.
+    const MOUNTS: &str = "\
+812 27 0:77 / /k/plugins/globalmount rw,relatime shared:9 - nfs4 10.83.28.38:/52d7e15c rw,vers=4.1,rsize=1048576,\
+wsize=1048576,namlen=255,hard,proto=tcp,timeo=600,retrans=2,sec=sys,clientaddr=10.244.3.134,local_lock=none,addr=10.83.28.38
+813 27 0:78 / /srv rw,relatime shared:10 - nfs4 10.83.28.38:/srv rw,vers=4.1,clientaddr=10.83.28.40,addr=10.83.28.38
+814 27 0:4 net:[2] /run/netns/a rw shared:3 - nsfs nsfs rw
+";
+
+    #[test]
+    fn a_mount_of_nfs_whose_client_has_an_address_of_a_namespace_likely_keeps_it_and_is_not_opened() {
+        let root = tempfile::tempdir().unwrap();
+        let process = root.path().join("7");
+        fs::create_dir_all(process.join("ns")).unwrap();
+        for (name, link) in [("net", "net:[1]"), ("mnt", "mnt:[5]")] {
+            std::os::unix::fs::symlink(link, process.join("ns").join(name)).unwrap();
+        }
+        fs::write(process.join("mountinfo"), MOUNTS).unwrap();
+        let proc = Proc::new(root.path());
+        let link = |addresses| VethLink { ifindex: 3, netns: Some(2), addresses };
+        let shown = |addresses| {
+            let kept = Survey::of(&proc, 1, &clients(&[link(addresses)])).kept.remove(&2).unwrap();
+            let shown = |keeper: &Holder| (keeper.access, keeper.path.clone(), keeper.source.clone());
+            (kept.holders.iter().map(shown).collect::<Vec<_>>(), kept.holders)
+        };
+        let of = |path: &str| Some(path.to_owned());
+        let mount = (Access::Mount, of("/run/netns/a"), None);
+        assert_eq!(shown(Vec::new()).0, [mount.clone()]);
+        let (all, keepers) = shown(vec!["10.244.3.134".parse().unwrap()]);
+        let nfs = (Access::Nfs, of("/k/plugins/globalmount"), of("10.83.28.38:/52d7e15c"));
+        assert_eq!(all, [nfs, mount]);
+        assert_eq!((keepers[0].tgid, keepers[0].possible, keepers[0].mntns), (7, true, Some(5)));
+        assert!(open(&proc, 2, &keepers[0]).is_err());
+    }
+
+    #[test]
+    fn what_only_may_keep_a_namespace_leaves_room_for_what_does() {
+        let mut survey = Survey::empty(1);
+        for _ in 0..=KEEPERS_MAX {
+            survey.add(2, Holder { possible: true, ..holder(0, Access::Nfs) });
+        }
+        survey.add(2, holder(0, Access::Mount));
+        assert_eq!(survey.kept[&2].holders.len(), POSSIBLE_MAX + 1);
+        assert_eq!(survey.possible(Some(2)).len(), POSSIBLE_MAX);
+    }
+
     #[test]
     fn a_file_that_is_no_namespace_is_not_opened() {
         let own = own_namespace(&Proc::default()).unwrap();
@@ -503,7 +589,7 @@ mod tests {
         let proc = Proc::default();
         let own = own_namespace(&proc).unwrap();
         // As seen from another host: this one is one of the namespaces then.
-        let survey = Survey::of(&proc, own.wrapping_add(1));
+        let survey = Survey::of(&proc, own.wrapping_add(1), &BTreeMap::new());
         let keepers = &survey.kept[&own];
         assert!(keepers.holders.iter().any(|keeper| keeper.access == Access::Netns), "{keepers:?}");
         assert!(keepers.holders.len() <= KEEPERS_MAX);

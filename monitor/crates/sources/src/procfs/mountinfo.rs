@@ -4,6 +4,7 @@
 //! parse (proc_pid_mountinfo(5); `show_mountinfo` in fs/proc_namespace.c).
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 
 use kevtmon_observation::{MountFacts, NsInum};
 use kevtmon_types::redact;
@@ -282,6 +283,17 @@ fn parse_line(line: &str) -> Option<Mount> {
     Some(Mount { id, parent, device, root, mountpoint, shared, master, fstype, source })
 }
 
+/// The id of a mount of NFS version 4 and the address of its client, by the line: as mount.nfs(8) found it, or as it was given
+/// (`nfs_show_nfsv4_options`, fs/nfs/super.c).
+#[must_use]
+pub fn nfs_client(line: &str) -> Option<(u64, IpAddr)> {
+    let (place, file_system) = line.split_once(" - ")?;
+    let mut fields = file_system.split(' ');
+    fields.next().filter(|fstype| matches!(*fstype, "nfs" | "nfs4"))?;
+    let address = fields.nth(1)?.split(',').find_map(|option| option.strip_prefix("clientaddr="))?;
+    Some((place.split(' ').next()?.parse().ok()?, address.parse().ok()?))
+}
+
 /// Undoes the octal escapes of blanks, tabs, line ends, backslashes and number signs.
 #[must_use]
 pub fn unescape(field: &str) -> Cow<'_, str> {
@@ -342,6 +354,27 @@ mod tests {
         let text =
             format!("\nx\n27 1 254:0 / / rw - ext4\n27 1 254:0 / / rw\na b c d e f - g h i\n{HOST}27 1");
         assert_eq!(MountTable::parse(&text, "/"), MountTable::parse(HOST, "/"));
+    }
+
+    #[test]
+    fn a_mount_of_nfs_shows_the_address_of_its_client_since_version_4() {
+        let of = |file_system: &str| nfs_client(&format!("31 22 0:40 / /a rw shared:7 - {file_system}"));
+        let client = |address: &str| Some((31, address.parse().unwrap()));
+        let options =
+            "rw,vers=4.2,proto=tcp,sec=sys,clientaddr=10.244.0.6,local_lock=none,addr=20.150.29.168";
+        assert_eq!(of(&format!("nfs4 files:/a\\040b {options}")), client("10.244.0.6"));
+        assert_eq!(of("nfs4 [fd00::1]:/a rw,vers=4.1,clientaddr=fd00::7,addr=fd00::1"), client("fd00::7"));
+        let version_3 =
+            "rw,vers=3,sec=sys,mountaddr=192.26.114.44,mountvers=3,local_lock=none,addr=192.26.114.44";
+        for other in [
+            &format!("nfs files:/a {version_3}"),
+            "nfs4 files:/a rw,clientaddr=fe80::1%eth0",
+            "nfs4 files:/a",
+            "fuse.x clientaddr=10.0.0.1 rw,clientaddr=10.0.0.1",
+            "overlay clientaddr=10.0.0.1 rw",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::*;
 use crate::Resume;
 use crate::diagnose::tests::harness::*;
 
+mod nfs;
 mod whose;
 
 /// The host's end of the pair of lijiaob/etcd1-0, as the tables number it.
@@ -171,7 +172,7 @@ fn a_socket_that_keeps_the_namespace_is_named_with_its_protocol() {
         exit(&mut node);
         node.run_for(70 * S);
         let asked = node.requests.iter().find(|request| is_look(request));
-        let link = VethLink { ifindex: END, netns: Some(ETCD) };
+        let link = VethLink { ifindex: END, netns: Some(ETCD), addresses: Vec::new() };
         assert_eq!(asked, Some(&Request::VethPeers { links: vec![link] }));
         let incident = &open(&node)[0];
         assert_eq!(incident.confidence, confidence);

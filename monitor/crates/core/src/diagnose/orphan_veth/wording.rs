@@ -1,15 +1,18 @@
 //! What is said of a veth device whose pod is gone.
 
-use kevtmon_event::wording::{pod_label, process_phrase};
+use kevtmon_event::wording::{nfs_label, pod_label, process_phrase};
 use kevtmon_event::{Advice, MountHolder, Pod, form};
 use kevtmon_observation::{Access, LinkFacts};
 use kevtmon_types::escape::name;
 
 use super::VethEnd;
-use crate::diagnose::advice::advice;
+use crate::diagnose::Context;
+use crate::diagnose::advice::{advice, in_namespace, of_process};
+use crate::node::kubelet::Way;
 use crate::node::view::{NodeView, RuntimeAvailability};
 
 /// What keeps a network namespace that no list shows: sockets hold the one they were made in, and so do those of file systems.
+/// Mount tables show the address of some clients of NFS.
 const UNLISTED: &str = "an open socket of it, or a client of NFS or Ceph in the kernel";
 /// What keeps the namespace that a summary names.
 const NAMED_MAX: usize = 2;
@@ -52,28 +55,32 @@ pub(super) fn summary(
         }
     }
     let (named, rest) = end.keepers.split_at(end.keepers.len().min(NAMED_MAX));
-    let mut keepers: Vec<String> = named.iter().map(keeper).collect();
+    let is_sure = named.first().is_some_and(|first| !first.possible);
+    let likely = |of: &MountHolder| if is_sure && of.possible { "likely " } else { "" };
+    let mut keepers: Vec<String> = named.iter().map(|of| format!("{}{}", likely(of), keeper(of))).collect();
     if !rest.is_empty() {
         keepers.push(format!("{} more", rest.len()));
     }
     text.push_str(&match keepers.is_empty() {
         true => format!(", no holder found: possibly held by {UNLISTED}"),
-        false if named.iter().any(|keeper| keeper.possible) => {
+        false if named.iter().any(|keeper| keeper.possible && keeper.access != Access::Nfs) => {
             format!(", possibly held by {}", keepers.join(" and "))
         }
-        false => format!(", held by {}", keepers.join(" and ")),
+        false if is_sure => format!(", held by {}", keepers.join(" and ")),
+        false => format!(", likely held by {}", keepers.join(" and ")),
     });
     text
 }
 
 fn keeper(of: &MountHolder) -> String {
     let path = name(of.path.as_deref().unwrap_or_default());
+    let mount = if of.access == Access::Nfs { nfs_label(of) } else { format!("the mount {path}") };
     if of.pid == 0 {
-        return format!("the mount {path}");
+        return mount;
     }
     let process = process_phrase(of.uid, &of.comm, of.pid, of.container.as_ref(), of.pod.as_ref());
     match of.access {
-        Access::Mount => format!("the mount {path} in the mount namespace of {process}"),
+        Access::Mount | Access::Nfs => format!("{mount} in the mount namespace of {process}"),
         Access::Fd => format!("{process} with an open file"),
         Access::Socket => format!("{process} with a socket ({path})"),
         _ => format!("{process} as its network namespace"),
@@ -92,7 +99,27 @@ pub(super) fn ruled_out(node: &NodeView<'_>, end: &VethEnd) -> Vec<String> {
     }
 }
 
-pub(super) fn steps(link: &LinkFacts) -> Vec<Advice> {
+pub(super) fn steps(context: &Context<'_>, link: &LinkFacts, end: &VethEnd) -> Vec<Advice> {
     let command = ["ip", "-details", "link", "show", "dev", &link.ifname];
-    vec![advice(form::SHOW_LINK, "see the device and the id of the namespace of its other end", &command)]
+    let text = "see the device and the id of the namespace of its other end";
+    let of_nfs = end.keepers.iter().filter(|keeper| keeper.access == Access::Nfs);
+    let unmounts = of_nfs.filter_map(|keeper| unmount(context, keeper)).take(NAMED_MAX);
+    std::iter::once(advice(form::SHOW_LINK, text, &command)).chain(unmounts).collect()
+}
+
+/// How to unmount what is mounted by NFS. Not in containers, nor what kubelets mount: pods may use that, and it goes with them.
+fn unmount(context: &Context<'_>, of: &MountHolder) -> Option<Advice> {
+    let (path, mntns, kubelets) = (of.path.as_deref()?, of.mntns?, context.node.kubelets);
+    let is_of_kubelet = kubelets.has_below_root(mntns, path) || path.contains("/kubernetes.io");
+    if is_of_kubelet || of.container.is_some() || of.pod.is_some() {
+        return None;
+    }
+    let text = "unmount it if nothing uses it; the namespace may end with its last such mount";
+    if of.pid == 0 {
+        let is_host = kubelets.way(mntns) == Way::Host;
+        return is_host.then(|| advice(form::UNMOUNT, text, &["umount", path]));
+    }
+    let command = ["nsenter", "-t", &of.pid.to_string(), "-m", "umount", path];
+    let step = advice(form::UNMOUNT_INSIDE, text, &command);
+    Some(of_process(step, of.pid, context.now, in_namespace("mnt", mntns)))
 }

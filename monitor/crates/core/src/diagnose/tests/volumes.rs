@@ -65,6 +65,7 @@ pub(in crate::diagnose) fn holders(id: u64, path: &str) -> HolderReport {
             possible: false,
             mount: None,
             loop_device: None,
+            source: None,
         }],
         complete: true,
         verdict: Verdict::Processes,
