@@ -7,6 +7,7 @@ use kevtmon_ebpf::lanes::Rate;
 use thiserror::Error;
 
 mod account;
+mod attached;
 pub mod btf;
 mod budgets;
 mod cgroup;

@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use thiserror::Error;
 use zerocopy::IntoBytes as _;
 
+use super::attached::{self, Attached};
 use super::btf::{Btf, BtfError};
 use super::budgets::Budgets;
 use super::hooks::{
@@ -48,7 +49,7 @@ pub struct LoadedHooks {
 /// Programs in the kernel, and the ring they write to.
 pub struct BpfSource {
     /// Keeps the programs attached; dropped with the source.
-    _attached: Arc<Vec<Ebpf>>,
+    _attached: Arc<Attached>,
     pub(super) loggers: Vec<aya_log::EbpfLogger<&'static dyn log::Log>>,
     pub(super) ring: RingBuf<MapData>,
     pub(super) armed: Array<MapData, u32>,
@@ -329,16 +330,7 @@ impl Objects {
     fn unload_program(&mut self, program: &Program) {
         let Ok((found, _)) = self.find(program) else { return };
         // Fails only for one that was not loaded.
-        let _ = match program.attach {
-            Attach::BtfTracepoint(_) => <&mut BtfTracePoint>::try_from(found).and_then(BtfTracePoint::unload),
-            Attach::Tracepoint { .. }
-            | Attach::UntypedTracepoint { .. }
-            | Attach::Starts(_)
-            | Attach::Returns(_) => <&mut TracePoint>::try_from(found).and_then(TracePoint::unload),
-            Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(FEntry::unload),
-            Attach::Sysctl => <&mut CgroupSysctl>::try_from(found).and_then(CgroupSysctl::unload),
-            Attach::OnRequest => <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::unload),
-        };
+        let _ = attached::unload(found);
     }
 
     fn find(&mut self, program: &Program) -> Result<Found<'_>, AttachError> {
@@ -387,7 +379,7 @@ impl Objects {
             }
         }
         let state = Array::try_from(take(&mut attached, "MOUNT_TABLE")?).map_err(map_error("MOUNT_TABLE"))?;
-        let attached = Arc::new(attached);
+        let attached = Arc::new(Attached(attached));
         let mount_tables = MountTables::new(Arc::downgrade(&attached), state);
         Ok(BpfSource {
             skipped: SkippedRuns::of(&attached),

@@ -2,25 +2,26 @@
 
 use std::sync::{Mutex, PoisonError, Weak};
 
-use aya::Ebpf;
 use aya::TestRun as _;
 use aya::maps::{Array, MapData};
 use aya::programs::{Program, RawTracePoint, RawTracePointRunOptions};
 use kevtmon_ebpf::umount::table_state;
 use kevtmon_observation::TableMark;
 
+use super::attached::Attached;
+
 /// Of the object `core`.
 pub(super) const MOUNT_TABLE_PROGRAM: &str = "mount_table";
 
 /// The program that reads mount tables. It keeps no program in the kernel.
 pub struct MountTables {
-    programs: Weak<Vec<Ebpf>>,
+    programs: Weak<Attached>,
     /// What the program writes; one request at a time.
     state: Mutex<Array<MapData, u64>>,
 }
 
 impl MountTables {
-    pub(super) fn new(programs: Weak<Vec<Ebpf>>, state: Array<MapData, u64>) -> Self {
+    pub(super) fn new(programs: Weak<Attached>, state: Array<MapData, u64>) -> Self {
         Self { programs, state: Mutex::new(state) }
     }
 
