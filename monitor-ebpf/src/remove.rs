@@ -1,4 +1,4 @@
-//! rmdir(2), unlink(2), rename(2) and what they are called with descriptors: refused with EBUSY.
+//! rmdir(2), unlink(2), rename(2) and what they are called with descriptors, and mount(2): refused with EBUSY.
 //!
 //! They are frequent, so hardly anything is done when they begin: it is noted that they do, because anybody can have one end with
 //! any result before it begins (see `umount`). The program that runs when they return goes on only for those
@@ -167,15 +167,17 @@ fn arguments(ctx: &TracePointContext, number: u32) -> Arguments {
     let unlinkat = is(call::UNLINKAT);
     let renameat2 = is(call::RENAMEAT2);
     let renames_at = is(call::RENAMEAT) | renameat2;
+    // What is mounted comes before where.
+    let mount = is(call::MOUNT);
     let takes_directories = unlinkat | renames_at;
     let argument = |which: usize| registers.get::<u64>(offset!(arguments[which]));
     let cwd = u64::MAX;
     Arguments {
-        path: either(takes_directories, argument(1), argument(0) & are_its),
+        path: either(takes_directories | mount, argument(1), argument(0) & are_its),
         directory: either(takes_directories, argument(0), cwd),
-        second_path: (argument(1) & is(call::RENAME)) | (argument(3) & renames_at),
+        second_path: (argument(1) & is(call::RENAME)) | (argument(3) & renames_at) | (argument(0) & mount),
         second_directory: either(renames_at, argument(2), cwd),
-        flags: (argument(2) & unlinkat) | (argument(4) & renameat2),
+        flags: (argument(2) & unlinkat) | (argument(4) & renameat2) | (argument(3) & mount),
     }
 }
 

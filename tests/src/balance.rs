@@ -100,6 +100,7 @@ impl Balance {
         Self {
             received: metrics.count("kevtmon_kernel_mount_busy_total", &[]),
             emitted: metrics.count("kevtmon_events_total", &[("kind", "mount.busy")]) - later as f64
+                + metrics.count("kevtmon_events_total", &[("kind", "mount.refused")])
                 + metrics.count("kevtmon_mount_busy_ignored_total", &[]),
             throttled: throttled(&metrics, &["umount", "remove"]) + folded,
             lost: lost(&metrics, "mount") + lost(&metrics, "remove"),

@@ -1,5 +1,5 @@
 //! The hook `remove`: a name that could not be removed or renamed because it is busy, most often because something is mounted
-//! there.
+//! there; a mount that was refused because something else uses the device.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -26,8 +26,10 @@ pub mod call {
     pub const RENAMEAT: usize = 4;
     /// renameat2(2).
     pub const RENAMEAT2: usize = 5;
+    /// mount(2).
+    pub const MOUNT: usize = 6;
     /// How many there are.
-    pub const COUNT: usize = 6;
+    pub const COUNT: usize = 7;
 }
 
 /// What the programs count.
@@ -42,6 +44,7 @@ pub mod counter {
         HOOK.counter(3),
         HOOK.counter(4),
         HOOK.counter(5),
+        HOOK.counter(14),
     ];
     /// Records for which the ring had no room.
     pub const RING_FULL: Counter = HOOK.counter(6);
@@ -55,6 +58,7 @@ pub mod counter {
         HOOK.counter(11),
         HOOK.counter(12),
         HOOK.counter(13),
+        HOOK.counter(15),
     ];
 }
 
@@ -80,7 +84,7 @@ pub struct RemoveRecord {
     pub reserved: u32,
     /// Bytes of the path, without a NUL; 0 where it could not be read.
     pub path_len: u32,
-    /// Bytes of the second path of a rename, which follows the first.
+    /// Bytes of the second path of a rename, or of what was to be mounted, which follow the first.
     pub second_len: u32,
     /// The mounts that the caller sees.
     pub table: MountTableRecord,
@@ -123,5 +127,5 @@ pub struct RemoveOffsets {
 
 impl RemoveOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 17]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 18]);
 }

@@ -2,7 +2,8 @@
 
 use kevtmon_holders::rbd as rbd_uses;
 use kevtmon_holders::{
-    DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest, fuse_mounts, obstacle,
+    DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest, fuse_mounts,
+    look_for_device_users_and_send, obstacle,
 };
 use kevtmon_observation::{Fact, Request};
 use kevtmon_sources::runtime::{checkpoint, still_runs};
@@ -41,6 +42,19 @@ impl Daemon {
             Request::PodMounts { pods } => pod_remains::list_mounts(self.pods_wanted.as_ref(), pods),
             Request::Obstacle { container, refused } => {
                 obstacle::look_and_send(&self.readers, &self.observations, container, refused);
+            }
+            Request::DeviceUsers { id, mntns, tgid, path, origin } => {
+                let request = ScanRequest {
+                    id,
+                    mntns,
+                    tgid,
+                    path,
+                    origin: Some(origin),
+                    follow: true,
+                    on_demand: true,
+                    ..ScanRequest::default()
+                };
+                look_for_device_users_and_send(&self.readers, &self.observations, request);
             }
             Request::VethPeers { links } => {
                 self.scanner.find_veth_peers_and_send(&self.readers, &self.observations, links);

@@ -69,6 +69,7 @@ mod mount_identity;
 mod mount_leak;
 mod mount_multiplied;
 mod mount_order;
+mod mount_refused;
 mod multi_pod_disruption;
 mod neighbor;
 mod neighbor_table;

@@ -4,7 +4,8 @@
 //! succeeds ends a busy mount only if that very mount is gone afterwards: what was unmounted may have been a cover that
 //! was mounted on top of it. What waits for such an answer holds back the later events of its mount.
 //!
-//! A name that cannot be removed or renamed because something is mounted there is an attempt on that mount as well.
+//! A name that cannot be removed or renamed because something is mounted there is an attempt on that mount as well. A refused
+//! mount(2) is about a device instead (`refused_mount.rs`).
 //!
 //! Anybody who has mounts of his own can call any number of them by any number of names, from any number of processes.
 //! What that costs is bounded per account: unmounts that wait, scans, and events of mounts that no scan has found.
@@ -12,7 +13,9 @@
 use std::collections::BTreeMap;
 
 use allowance::Allowances;
-use kevtmon_observation::{BootNs, MountIdentity, Request, Source, TaskFacts, UmountAttempt, Verdict};
+use kevtmon_observation::{
+    BootNs, MountIdentity, MountSyscall, Request, Source, TaskFacts, UmountAttempt, Verdict,
+};
 use kevtmon_types::clock::MS;
 use kevtmon_types::is_zero::is_zero;
 pub use names::Benign;
@@ -37,6 +40,7 @@ mod names;
 mod outlived;
 mod queue;
 mod recheck;
+mod refused_mount;
 mod repeat;
 mod whose;
 
@@ -91,6 +95,8 @@ pub(super) struct HolderScans {
     /// Looks on behalf of refused attempts that are only counted.
     #[serde(skip_serializing_if = "counted::Looks::is_unused")]
     counted: counted::Looks,
+    #[serde(skip_serializing_if = "refused_mount::RefusedMounts::is_unused")]
+    refused_mounts: refused_mount::RefusedMounts,
     /// Busy mounts of which it is looked up whether they are still there, by the id of the request.
     lookups: BTreeMap<u64, BusyId>,
     /// When that is due again.
@@ -199,6 +205,7 @@ impl HolderScans {
             .chain(others)
             .chain(self.detached.due())
             .chain(self.counted.due())
+            .chain(self.refused_mounts.due())
             .min()
     }
 
@@ -261,6 +268,9 @@ impl Core {
             return;
         }
         self.holder_scans.pass(at);
+        if attempt.syscall == MountSyscall::Mount {
+            return self.mount_refused(at, attempt);
+        }
         if attempt.is_nameless() {
             self.holder_scans.benign.nameless += 1;
             return;

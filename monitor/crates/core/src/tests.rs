@@ -23,6 +23,7 @@ mod names;
 mod order;
 mod rbd;
 mod recreations;
+mod refused_mount;
 mod route;
 mod rule;
 mod runtimes;

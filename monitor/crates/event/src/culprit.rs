@@ -12,7 +12,7 @@ use super::{Actor, AncestorRef};
 mod same_actor;
 
 /// Programs that carry out one command of whoever runs them, or run another program in some surroundings.
-const TOOLS: [&str; 33] = [
+const TOOLS: [&str; 34] = [
     "arp",
     "bridge",
     "brctl",
@@ -27,6 +27,7 @@ const TOOLS: [&str; 33] = [
     "ifup",
     "ionice",
     "ip",
+    "mount",
     "ndisc6",
     "nice",
     "nohup",

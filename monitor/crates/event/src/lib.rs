@@ -135,6 +135,8 @@ kind::kinds! {
     SysctlChanged = "sysctl.changed",
     /// An unmount was refused because something holds the mount.
     MountBusy = "mount.busy",
+    /// A mount was refused because something else uses the device, or something else is mounted there.
+    MountRefused = "mount.refused",
     /// A mount that was busy is unmounted.
     MountReleased = "mount.released",
     /// A mount was detached lazily (`MNT_DETACH`).
@@ -239,8 +241,9 @@ pub struct Event {
     pub sandbox: Option<Box<Sandbox>>,
     /// The mount and the call that was made on it, for `mount.*`.
     pub mount: Option<Box<Mount>>,
-    /// Who pins the mount, for `mount.busy`; who still uses it, for `mount.detached`; what keeps the network namespace of the
-    /// other end, for incidents of kind `orphan-veth`; who holds the device, for those of kind `rbd-orphan-mapping`.
+    /// Who pins the mount, for `mount.busy`; who uses the device, for `mount.refused`; who still uses it, for `mount.detached`;
+    /// what keeps the network namespace of the other end, for incidents of kind `orphan-veth`; who holds the device, for those of
+    /// kind `rbd-orphan-mapping`.
     pub holders: Option<Vec<MountHolder>>,
     /// How long before the event its holders were found, milliseconds; absent where they were found for it.
     pub holders_age_ms: Option<u64>,

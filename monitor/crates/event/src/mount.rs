@@ -1,6 +1,6 @@
 //! Mounts, and the processes that hold them.
 
-use kevtmon_observation::{Access, LoopDevice, MountIdentity, MountSyscall, VolumeData};
+use kevtmon_observation::{Access, BlockDevice, LoopDevice, MountIdentity, MountSyscall, VolumeData};
 use kevtmon_types::escape::name;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use super::{Confidence, Container, Details, MountServer, Object, Pod, Role, Visi
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Mount {
-    /// `umount2`; of what something is mounted on: `rmdir`, `unlink`, `unlinkat`, `rename`, `renameat`, `renameat2`.
+    /// `umount2`; of what something is mounted on: `rmdir`, `unlink`, `unlinkat`, `rename`, `renameat`, `renameat2`; `mount`.
     /// Absent where no call was seen: a volume that is mounted though no container of its pod runs.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub syscall: String,
@@ -29,6 +29,8 @@ pub struct Mount {
     pub source: Option<String>,
     /// `major:minor`.
     pub device: Option<String>,
+    /// The block device that was to be mounted, for `mount.refused`, with what the kernel uses it for.
+    pub block_device: Option<Box<BlockDevice>>,
     /// Mount namespace of the caller, inode number; absent where it is not known.
     #[serde(skip_serializing_if = "is_unknown", default)]
     pub mntns: u32,
@@ -259,6 +261,12 @@ impl Object for Mount {
         }
         if let Some(device) = &self.device {
             visitor.device(Role::Object, device);
+        }
+        if let Some(device) = &self.block_device {
+            visitor.path(Role::Object, &device.name);
+            if let Some(source) = self.source.as_ref().filter(|source| **source != device.name) {
+                visitor.path(Role::Object, source);
+            }
         }
         for server in &self.servers {
             visitor.process(Role::Server, server.pid, &server.comm);

@@ -1,29 +1,35 @@
-//! Who uses a block device, on demand: mounts of it in all mount namespaces, processes that have its node open, and what the kernel
-//! uses it for. As the uses of RBD images are found, by the number of the device.
+//! Who uses a block device, on demand or because a mount of it was refused: mounts of it in all mount namespaces, processes that have
+//! its node open, and what the kernel uses it for. As the uses of RBD images are found, by the number of the device.
 //!
 //! The node is looked at only where no server has to answer, and is not opened.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kevtmon_observation::{
-    Access, BlockDevice, DeviceUser, Holder, HolderReport, MountFacts, RbdUses, Verdict,
+    Access, BlockDevice, DeviceUser, Fact, Holder, HolderReport, MountFacts, RbdUses, Verdict,
 };
-use kevtmon_sources::loop_device;
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::readers::{Answer, Job, Readers};
+use kevtmon_sources::{Sender, loop_device, tell};
 use kevtmon_types::error_chain::chain;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{SFlag, fstat};
 use serde::{Deserialize, Serialize};
 
+use super::locate::{locate, near_members};
 use super::rbd::{Device, uses};
 use super::resolve::is_local;
+use super::{Deadline, ScanRequest};
 
 /// Partitions of a device, and devices that are made of it, that are told.
 const NAMES_MAX: usize = 256;
+/// Longest wait for a reader on behalf of a refused mount.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Processor time for that.
+const BUDGET: Duration = Duration::from_millis(500);
 
 /// Adds to the report on a path who uses the block device that is there, if one is. `tgid`: a process that sees the path.
 pub async fn add_uses(readers: &Readers, tgid: u32, report: &mut HolderReport, limit: Duration) {
@@ -37,6 +43,56 @@ pub async fn add_uses(readers: &Readers, tgid: u32, report: &mut HolderReport, l
         Ok(Answer { reply: Some(found), .. }) => found.add_to(report),
         Ok(Answer { reply: None, .. }) => {}
         Err(error) => report.blind_spot(None, &chain(&error)),
+    }
+}
+
+/// Looks for who uses the device that was to be mounted, and sends that.
+pub fn look_for_device_users_and_send(readers: &Readers, tx: &Sender, request: ScanRequest) {
+    let (readers, tx) = (readers.clone(), tx.clone());
+    tokio::spawn(async move {
+        let skipped = HolderReport::skipped(request.id, request.path.clone());
+        let job = LookForMount { request };
+        let found = readers.reply(job, PATIENCE, "cannot look for who uses a block device").await;
+        tell(&tx, Fact::Holders(Box::new(found.unwrap_or(skipped)))).await;
+    });
+}
+
+/// The same of the path that a refused mount(2) was given.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LookForMount {
+    request: ScanRequest,
+}
+
+impl Job for LookForMount {
+    const NAME: &'static str = "refused-mount";
+    type Reply = HolderReport;
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        self.look(proc).into()
+    }
+}
+
+impl LookForMount {
+    fn look(&self, proc: &Proc) -> HolderReport {
+        let (request, began, deadline) = (&self.request, Instant::now(), Deadline::after(BUDGET));
+        let skipped = HolderReport::skipped(request.id, request.path.clone());
+        let mut report = HolderReport { complete: true, verdict: Verdict::None, ..skipped };
+        let members = near_members(proc, request, &deadline);
+        if let Some(located) = locate(proc, request, &members, deadline, &mut report) {
+            let look = Look { path: report.path.clone(), tgid: located.seen.tgid, budget: BUDGET };
+            if let Some(found) = look.look(proc) {
+                found.add_to(&mut report);
+            }
+        }
+        let is_used = report.device.as_deref().is_some_and(BlockDevice::is_used);
+        report.verdict = match report.verdict {
+            // Who only has it open need not have claimed it.
+            _ if is_used => Verdict::Kernel,
+            Verdict::None if !report.complete => Verdict::Incomplete,
+            verdict => verdict,
+        };
+        report.elapsed_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        report
     }
 }
 
@@ -126,14 +182,19 @@ fn described(sys: &Path, number: String) -> Option<(BlockDevice, Device)> {
     let numbers: Vec<String> = std::iter::once(number.clone()).chain(numbers).collect();
     let mut users: BTreeSet<String> = names(&directory.join("holders")).collect();
     users.extend(parts.iter().flat_map(|part| names(&directory.join(part).join("holders"))));
+    // Who has claimed a disk has claimed its partitions (`bd_may_claim` in block/bdev.c).
+    if let Some(disk) = directory.parent().filter(|_| directory.join("partition").exists()) {
+        users.extend(names(&disk.join("holders")));
+    }
     let is_on_it = |file: &str| {
         let node = file.strip_prefix("/dev/");
         node.is_some_and(|node| node == name || parts.iter().any(|part| part == node))
     };
     users.extend(loop_device::bound(sys, is_on_it).into_iter().map(|device| device.name));
     let user = |name: String| {
-        let mapping = text(&sys.join("block").join(&name).join("dm/name"));
-        DeviceUser { name, mapping }
+        let mapper = sys.join("block").join(&name).join("dm");
+        let kind = text(&mapper.join("uuid")).and_then(|uuid| kind(&uuid));
+        DeviceUser { mapping: text(&mapper.join("name")), kind, name }
     };
     let device = BlockDevice {
         name: format!("/dev/{name}"),
@@ -143,6 +204,12 @@ fn described(sys: &Path, number: String) -> Option<(BlockDevice, Device)> {
         swap: false,
     };
     Some((device, Device::named(name, numbers)))
+}
+
+/// What a device is for device mapper: by convention its UUID begins with that.
+fn kind(uuid: &str) -> Option<String> {
+    let (kind, _) = uuid.split_once('-')?;
+    Some(if kind == "mpath" { "multipath" } else { kind }.to_owned())
 }
 
 fn names(directory: &Path) -> impl Iterator<Item = String> + use<> {
@@ -181,23 +248,33 @@ mod tests {
         write(&format!("{disk}/loop1p1/holders/dm-0"), "");
         write(&format!("{disk}/queue/dev"), "9:9\n");
         write("block/dm-0/dm/name", "vg-data\n");
+        write("block/dm-0/dm/uuid", "LVM-x1-y2\n");
+        write(&format!("{disk}/holders/dm-1"), "");
+        write("block/dm-1/dm/name", "mpatha\n");
+        write("block/dm-1/dm/uuid", "mpath-3600\n");
         write("block/loop2/loop/backing_file", "/dev/loop1p1\n");
         write("block/loop3/loop/backing_file", "/dev/loop11\n");
         fs::create_dir_all(sys.path().join("dev/block")).unwrap();
         symlink(format!("../../{disk}"), sys.path().join("dev/block/7:1")).unwrap();
         let (device, wanted) = described(sys.path(), "7:1".into()).unwrap();
-        let user = |name: &str, mapping: Option<&str>| DeviceUser {
+        symlink(format!("../../{disk}/loop1p1"), sys.path().join("dev/block/259:3")).unwrap();
+        let user = |name: &str, mapper: Option<(&str, &str)>| DeviceUser {
             name: name.into(),
-            mapping: mapping.map(str::to_owned),
+            mapping: mapper.map(|(name, _)| name.to_owned()),
+            kind: mapper.map(|(_, kind)| kind.to_owned()),
         };
+        let lvm = user("dm-0", Some(("vg-data", "LVM")));
+        let multipath = user("dm-1", Some(("mpatha", "multipath")));
         let expected = BlockDevice {
             name: "/dev/loop1".into(),
             number: "7:1".into(),
             backing_file: Some("/v/a b".into()),
-            devices: vec![user("dm-0", Some("vg-data")), user("loop2", None)],
+            devices: vec![lvm.clone(), multipath.clone(), user("loop2", None)],
             swap: false,
         };
         assert_eq!(device, expected);
+        let (part, _) = described(sys.path(), "259:3".into()).unwrap();
+        assert_eq!(part.devices, [lvm, multipath, user("loop2", None)], "what claims the disk, too");
         assert_eq!(wanted, Device::named("loop1".into(), vec!["7:1".into(), "259:3".into()]));
         assert_eq!(described(sys.path(), "7:9".into()), None);
     }

@@ -9,7 +9,7 @@ use kevtmon_sources::procfs::readers::{Answer, Entry, Job, entry};
 use serde::{Deserialize, Serialize};
 
 use super::ask::InitialNamespace;
-use super::block_device::Look as BlockDevice;
+use super::block_device::{Look as BlockDevice, LookForMount};
 use super::detached::{self, Looked, users};
 use super::fuse_mounts::Look as FuseMounts;
 use super::leaks::Inventory;
@@ -33,7 +33,7 @@ pub fn jobs() -> impl Iterator<Item = Entry> {
         [entry::<InitialNamespace>(), entry::<Unmounters>(), entry::<Inventory>(), entry::<RbdUses>()];
     let others =
         [entry::<FindPeers>(), entry::<BlockDevice>(), entry::<FuseMounts>(), entry::<FindObstacle>()];
-    scans.chain(looks).chain(others)
+    scans.chain(looks).chain(others).chain([entry::<LookForMount>()])
 }
 
 /// An answer, and the processor time that it took.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 pub use ask::{Caller, Whose, ask, initial_namespace};
 pub use attached::Attached;
-pub use block_device::add_uses;
+pub use block_device::{add_uses, look_for_device_users_and_send};
 pub use detached::DetachedRequest;
 use kevtmon_observation::{Holder, HolderReport, NsInum, PathOrigin};
 use kevtmon_sources::procfs::Proc;

@@ -248,7 +248,7 @@ fn empty(request: &ScanRequest) -> HolderReport {
 }
 
 /// Members of the namespace of a request: the daemon and the caller, else all.
-fn near_members(proc: &Proc, request: &ScanRequest, deadline: &Deadline) -> Vec<Member> {
+pub(super) fn near_members(proc: &Proc, request: &ScanRequest, deadline: &Deadline) -> Vec<Member> {
     let own = own_tgid(proc);
     let named = own.into_iter().chain([request.tgid]).map(|tgid| Member { tgid, tid: tgid });
     let members: Vec<Member> =

@@ -215,7 +215,7 @@ pub enum Fact {
     },
     /// Reply to [`Request::ProcessState`].
     ProcessState(ProcessState),
-    /// Reply to [`Request::Holders`].
+    /// Reply to [`Request::Holders`] and to [`Request::DeviceUsers`].
     Holders(Box<HolderReport>),
     /// Reply to [`Request::MountPresence`].
     MountPresence(MountPresence),
@@ -399,6 +399,19 @@ pub enum Request {
     },
     /// Whether there are checkpoints of these sandboxes; the reply is `Fact::SandboxCheckpoints`.
     SandboxCheckpoints { sandboxes: Vec<String> },
+    /// Who uses the block device at this path; the reply is `Fact::Holders` with the same `id`.
+    DeviceUsers {
+        /// Chosen by the core.
+        id: u64,
+        /// Mount namespace in which the path was given.
+        mntns: NsInum,
+        /// The process that tried to mount it; it may be gone already.
+        tgid: u32,
+        /// As the caller gave it.
+        path: String,
+        /// Where it starts from.
+        origin: Box<PathOrigin>,
+    },
     /// What pins the mount at this path; the reply is `Fact::Holders` with the same `id`.
     Holders {
         /// Chosen by the core.

@@ -6,7 +6,8 @@ use std::fmt::{self, Write};
 use jiff::Timestamp;
 use kevtmon_event::wording::{HELD_BY_KERNEL, NO_HOLDER_YET, RELEASED, SCAN_INCOMPLETE, kernel_label, users};
 use kevtmon_event::{
-    Actor, ActorSource, Confidence, Container, Details, Event, MountHolder, Object, Pod, Target, Unreadable,
+    Actor, ActorSource, Confidence, Container, Details, Event, Kind, MountHolder, Object, Pod, Target,
+    Unreadable,
 };
 use kevtmon_observation::{Access, Verdict};
 use kevtmon_types::escape;
@@ -145,7 +146,7 @@ impl Pretty {
         let mut above = None;
         for holder in listed {
             let label = match (holder.access, holder.possible) {
-                (Access::Mount, _) => "copy",
+                (Access::Mount, _) if event.kind != Kind::MountRefused => "copy",
                 (_, true) => "may",
                 (_, false) => "held",
             };
@@ -157,6 +158,8 @@ impl Pretty {
             self.detail("", &format!("… and {} more", rest.len()), out)?;
         }
         let verdict = match event.holders_verdict {
+            // The message tells what uses the device.
+            _ if event.kind == Kind::MountRefused => return Ok(()),
             Some(Verdict::MountNamespace) => "only copies in other mount namespaces are left",
             Some(Verdict::ChildMount) if event.mount.as_ref().is_some_and(|mount| !mount.is_umount()) => {
                 "a mount on that directory refuses it"

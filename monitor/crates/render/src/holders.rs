@@ -398,7 +398,11 @@ mod tests {
         };
         let alone = MountHolder { pid: 0, mntns: Some(9), ..copy.clone() };
         let mut held = held(vec![holder(70, "dd", Access::Fd), copy, alone]);
-        let user = DeviceUser { name: "dm-0".to_owned(), mapping: Some("vg-data".to_owned()) };
+        let user = DeviceUser {
+            name: "dm-0".to_owned(),
+            mapping: Some("vg-data".to_owned()),
+            kind: Some("LVM".to_owned()),
+        };
         (held.path, held.below) = ("/dev/loop1".to_owned(), true);
         held.device = Some(BlockDevice {
             name: "/dev/loop1".to_owned(),

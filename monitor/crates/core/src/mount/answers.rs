@@ -3,6 +3,7 @@
 use kevtmon_observation::{Access, BootNs, Holder, HolderReport, MountPresence, Request, TaskRef, Verdict};
 
 use super::late::Earlier;
+use super::refused_mount::REFUSED_MOUNT;
 use super::{Answer, QueuedUmount, RETURN_NS, SETTLE_NS, Scan};
 use crate::Core;
 use crate::diagnose::{LEFT_VOLUME, ModelChange};
@@ -34,6 +35,9 @@ impl Core {
         self.holder_scans.pass(at);
         if report.id & LEFT_VOLUME != 0 {
             return self.left_volume(at, report);
+        }
+        if report.id & REFUSED_MOUNT != 0 {
+            return self.refused_mount_looked(report);
         }
         if let Some(mount) = self.holder_scans.lookups.remove(&report.id) {
             if report.verdict == Verdict::NotAMount && report.complete {

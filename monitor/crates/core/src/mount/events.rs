@@ -26,6 +26,10 @@ const UNLINK_FLAGS: &[(u32, &str)] = &[(0x200, "AT_REMOVEDIR")];
 /// Of renameat2(2), include/uapi/linux/fs.h.
 const RENAME_FLAGS: &[(u32, &str)] =
     &[(1, "RENAME_NOREPLACE"), (2, "RENAME_EXCHANGE"), (4, "RENAME_WHITEOUT")];
+/// Of mount(2) those that make another call of it, include/uapi/linux/mount.h.
+const MOUNT_FLAGS: &[(u32, &str)] =
+    &[(1, "MS_RDONLY"), (MS_REMOUNT, "MS_REMOUNT"), (0x1000, "MS_BIND"), (0x2000, "MS_MOVE")];
+pub(super) const MS_REMOUNT: u32 = 0x20;
 /// Of a refused removal.
 const NO_MOUNT_POINT: &str = "nothing was mounted there at the time of the scan; the reason is unknown";
 
@@ -243,7 +247,7 @@ impl Core {
         let mut actor = self.actor(&attempt.actor, false);
         let is_unproven =
             attempt.origin.as_ref().is_some_and(|origin| origin.doubt == Some(PathUncertainty::StartUnseen));
-        let takes_rights = attempt.syscall.is_umount();
+        let takes_rights = matches!(attempt.syscall, MountSyscall::Umount2 | MountSyscall::Mount);
         let may_be_of_container = || !self.kubelets.mounts_in(attempt.mntns) && !self.is_runtime(attempt);
         let is_suspected = !takes_rights && may_be_of_container();
         if is_unproven || is_suspected || actor.userns.is_some() || actor.uid.is_some_and(|uid| uid != 0) {
@@ -272,6 +276,7 @@ impl Core {
             fstype: facts.map(|facts| facts.fstype.clone()),
             source: facts.map(|facts| facts.source.clone()),
             device: facts.map(|facts| facts.device.clone()),
+            block_device: None,
             mntns: key.mntns,
             identity: identity.cloned(),
             confidence: is_likely.then_some(Confidence::Likely),
@@ -323,10 +328,11 @@ fn refused_others(own: MountSyscall, calls: &RefusedCalls) -> Vec<RefusedCall> {
     calls.iter().map(told).collect()
 }
 
-fn flags(attempt: &UmountAttempt) -> Vec<String> {
+pub(super) fn flags(attempt: &UmountAttempt) -> Vec<String> {
     let flags = match attempt.syscall {
         MountSyscall::Umount2 => UMOUNT_FLAGS,
         MountSyscall::Unlinkat => UNLINK_FLAGS,
+        MountSyscall::Mount => MOUNT_FLAGS,
         _ => RENAME_FLAGS,
     };
     let set = flags.iter().filter(|(bit, _)| attempt.flags & bit != 0);

@@ -49,6 +49,7 @@ impl Core {
         while let Some(umount) = self.holder_scans.counted.take_overdue(now) {
             self.counted_ends(now, umount.mount, Some(None));
         }
+        self.tell_overdue_refused_mounts(now);
         if self.holder_scans.next_lookup.is_some_and(|due| due <= now) {
             self.look_up_busy_mounts(now);
         }

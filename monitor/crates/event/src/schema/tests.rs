@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use kevtmon_observation::{LoopDevice, MountedElsewhere};
+use kevtmon_observation::{BlockDevice, DeviceUser, LoopDevice, MountedElsewhere};
 use serde_json::{Value, json};
 
 use super::*;
@@ -118,6 +118,7 @@ fn extremes() -> Event {
     (mount.child_mounts, mount.unserved) = (vec!["/mnt/x/y".into()], true);
     mount.servers = vec![server(&container, &pod)];
     mount.container_id = Some(container.id.clone());
+    mount.block_device = Some(Box::new(block_device()));
     mount.staged = Some(staged());
     mount.refused = vec![crate::RefusedCall { syscall: "rmdir".into(), attempts: 2 }];
     event.holders = busy.holders;
@@ -195,6 +196,17 @@ fn leaks(container: &crate::Container, pod: &crate::Pod) -> Vec<LeakedMount> {
         leak.staged = Some(staged());
     }
     leaks
+}
+
+fn block_device() -> BlockDevice {
+    let (mapping, kind) = (Some("mpatha".into()), Some("multipath".into()));
+    BlockDevice {
+        name: "/dev/loop1".into(),
+        number: "7:1".into(),
+        backing_file: Some("/v/image".into()),
+        devices: vec![DeviceUser { name: "dm-0".into(), mapping, kind }],
+        swap: true,
+    }
 }
 
 fn staged() -> crate::StagedVolume {

@@ -1,10 +1,11 @@
 //! A block device whose users are asked for.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A block device, and what the kernel uses it for.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BlockDevice {
     /// As the kernel calls it: `/dev/loop3`.
     pub name: String,
@@ -12,7 +13,7 @@ pub struct BlockDevice {
     pub number: String,
     /// What a loop device is made of.
     pub backing_file: Option<String>,
-    /// Block devices that are made of it or of a partition of it.
+    /// Block devices that are made of it, of a partition of it, or of the disk that it is a partition of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceUser>,
     /// Whether the kernel swaps to it or to a partition of it.
@@ -22,12 +23,14 @@ pub struct BlockDevice {
 
 /// A block device that is made of another one.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceUser {
     /// `dm-0`, `md1`, `loop3`.
     pub name: String,
     /// The name that it has by device mapper: `vg-data`.
     pub mapping: Option<String>,
+    /// What it is for device mapper, as its UUID begins: `multipath`, `LVM`, `CRYPT`.
+    pub kind: Option<String>,
 }
 
 impl BlockDevice {

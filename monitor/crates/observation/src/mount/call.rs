@@ -24,6 +24,8 @@ names! {
         Renameat = "renameat",
         /// renameat2(2).
         Renameat2 = "renameat2",
+        /// mount(2), for what is busy because something else uses it.
+        Mount = "mount",
     }
 }
 
@@ -53,9 +55,9 @@ pub struct UmountAttempt {
     pub path: String,
     /// Where the path starts from; absent where a recording does not tell it, and then the path is believed.
     pub origin: Option<Box<PathOrigin>>,
-    /// `MNT_*` and `UMOUNT_*`; `AT_*` of unlinkat(2), `RENAME_*` of renameat2(2).
+    /// `MNT_*` and `UMOUNT_*`; `AT_*` of unlinkat(2), `RENAME_*` of renameat2(2), `MS_*` of mount(2).
     pub flags: u32,
-    /// The other path of a rename, which may be the one that is busy.
+    /// The other path of a rename, which may be the one that is busy; what was to be mounted, masked.
     pub second: Option<Box<SecondPath>>,
     /// Positive errno; `None` when the call succeeded.
     #[serialize_always]
@@ -112,7 +114,7 @@ impl UmountAttempt {
     }
 }
 
-/// The path that something was to be renamed to.
+/// The path that something was to be renamed to, or what was to be mounted, which need be no path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecondPath {
     /// As the caller gave it; may be relative.

@@ -1,4 +1,5 @@
-//! rmdir(2), unlink(2), rename(2) and what they are called with descriptors: refused because the name is busy.
+//! rmdir(2), unlink(2), rename(2) and what they are called with descriptors, and mount(2): refused because the name or the device
+//! is busy.
 
 use kevtmon_ebpf::MISSING;
 use kevtmon_ebpf::remove::{KIND_REMOVE, RemoveOffsets, RemoveRecord, call, counter};
@@ -9,6 +10,7 @@ use kevtmon_observation::{
 };
 use kevtmon_types::clock::realtime_offset_ns;
 use kevtmon_types::namespace::NsInum;
+use kevtmon_types::redact;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use super::umount::{self, directory, table};
@@ -22,8 +24,8 @@ const EBUSY: u16 = 16;
 
 pub(super) const HOOK: Hook = Hook {
     name: "remove",
-    observes: "names that cannot be removed or renamed",
-    without: "refused removals and renames of mount points are not seen; what remains is found by state",
+    observes: "refused removals, renames and mounts",
+    without: "refused removals, renames and mounts are not seen; what remains mounted is found by state",
     attach_modes: &[AttachMode {
         name: "tracepoint",
         note: Some("makes each of these calls a tenth to a quarter of a microsecond longer"),
@@ -43,12 +45,14 @@ pub(super) const HOOK: Hook = Hook {
             busy(call::RENAME, RENAME),
             busy(call::RENAMEAT, RENAMEAT),
             busy(call::RENAMEAT2, RENAMEAT2),
+            busy(call::MOUNT, MOUNT),
             unproven(call::RMDIR, RMDIR),
             unproven(call::UNLINK, UNLINK),
             unproven(call::UNLINKAT, UNLINKAT),
             unproven(call::RENAME, RENAME),
             unproven(call::RENAMEAT, RENAMEAT),
             unproven(call::RENAMEAT2, RENAMEAT2),
+            unproven(call::MOUNT, MOUNT),
         ],
         losses: &[
             LossCount { counter: counter::RING_FULL, reason: "remove-ring-full" },
@@ -72,6 +76,7 @@ const UNLINKAT: &[&str] = &[MountSyscall::Unlinkat.name()];
 const RENAME: &[&str] = &[MountSyscall::Rename.name()];
 const RENAMEAT: &[&str] = &[MountSyscall::Renameat.name()];
 const RENAMEAT2: &[&str] = &[MountSyscall::Renameat2.name()];
+const MOUNT: &[&str] = &[MountSyscall::Mount.name()];
 
 /// Newer architectures have those with descriptors only.
 const NAMES: &[&str] = &[
@@ -84,6 +89,7 @@ const NAMES: &[&str] = &[
     "unlinkat",
     "renameat",
     "renameat2",
+    "mount",
 ];
 
 /// The numbers of the system calls on this architecture.
@@ -97,6 +103,7 @@ const CALLS: &[(libc::c_long, usize, MountSyscall)] = &[
     (libc::SYS_unlinkat, call::UNLINKAT, MountSyscall::Unlinkat),
     (libc::SYS_renameat, call::RENAMEAT, MountSyscall::Renameat),
     (libc::SYS_renameat2, call::RENAMEAT2, MountSyscall::Renameat2),
+    (libc::SYS_mount, call::MOUNT, MountSyscall::Mount),
 ];
 
 /// The arguments of a system call, as the registers of the caller hold them when it returns.
@@ -170,8 +177,12 @@ fn refused(bytes: &[u8]) -> Option<UmountAttempt> {
     let (path, rest) = bytes.get(RemoveRecord::HEAD..)?.split_at_checked(record.path_len as usize)?;
     let second = rest.get(..record.second_len as usize)?;
     let (_, _, syscall) = CALLS.iter().find(|(number, ..)| *number == libc::c_long::from(record.number))?;
-    let is_rename =
-        matches!(syscall, MountSyscall::Rename | MountSyscall::Renameat | MountSyscall::Renameat2);
+    let second_text = match syscall {
+        MountSyscall::Rename | MountSyscall::Renameat | MountSyscall::Renameat2 => Some(lossy(second)),
+        // Of a share on the network it may have a password.
+        MountSyscall::Mount => Some(redact::mount_source(&lossy(second))),
+        _ => None,
+    };
     let from = |path: &[u8], start| origin(record, path, directory(start));
     Some(UmountAttempt {
         syscall: *syscall,
@@ -180,9 +191,8 @@ fn refused(bytes: &[u8]) -> Option<UmountAttempt> {
         path: lossy(path),
         origin: Some(Box::new(from(path, &record.start))),
         flags: record.flags,
-        second: is_rename.then(|| {
-            Box::new(SecondPath { path: lossy(second), origin: from(second, &record.second_start) })
-        }),
+        second: second_text
+            .map(|path| Box::new(SecondPath { path, origin: from(second, &record.second_start) })),
         errno: Some(EBUSY),
     })
 }
@@ -260,6 +270,14 @@ mod tests {
         let second = renamed.second.clone().unwrap();
         let onto = UmountAttempt { path: second.path, origin: Some(Box::new(second.origin)), ..renamed };
         assert_eq!(onto.place(), "/onto/b");
+    }
+
+    #[test]
+    fn of_a_mount_what_was_to_be_mounted_is_known_too() {
+        let refused = attempt(libc::SYS_mount, "a", "/dev/sdb");
+        assert_eq!((refused.syscall, &*refused.place()), (MountSyscall::Mount, "/from/a"));
+        let second = refused.second.unwrap();
+        assert_eq!((second.path.as_str(), second.origin.cwd), ("/dev/sdb", None));
     }
 
     #[test]

@@ -1,0 +1,242 @@
+//! Mounts that were refused (EBUSY): something else has claimed the device, or uses it so that it cannot be mounted in this way.
+//!
+//! Attempts on one mount point count together, and are told as those of a busy mount are. What uses the device is looked for where
+//! what was to be mounted is a path.
+
+use std::collections::VecDeque;
+
+use kevtmon_event::wording::{actor_subject, copies_phrase, holder_label};
+use kevtmon_event::{Confidence, Event, Kind, Mount, MountHolder, Severity, Shared};
+use kevtmon_observation::{
+    Access, BlockDevice, BootNs, DeviceUser, HolderReport, Request, SecondPath, Source, TaskFacts,
+    UmountAttempt, Verdict,
+};
+use kevtmon_types::escape::name;
+use serde::{Deserialize, Serialize};
+
+use super::events::{MS_REMOUNT, flags, mount_phrase};
+use super::{ANSWER_TIMEOUT_NS, HolderScans, SCAN_RETENTION_NS};
+use crate::Core;
+use crate::held::unreadable;
+use crate::node::mounts::MountKey;
+use crate::pending::Pending;
+
+/// Marks the ids of these requests.
+pub(super) const REFUSED_MOUNT: u64 = 1 << 54;
+/// Looks that are waited for at once.
+const LOOKS_MAX: usize = 8;
+/// Mount points whose attempts are counted.
+const PLACES_MAX: usize = 64;
+
+/// Mounts that were refused of late.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct RefusedMounts {
+    /// The latest attempt at the end.
+    places: VecDeque<Place>,
+    waiting: Pending<u64, RefusedMount>,
+    /// Requests so far.
+    last: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Place {
+    key: MountKey,
+    attempts: u64,
+    /// When the last one was.
+    last: BootNs,
+}
+
+#[serde_with::skip_serializing_none]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct RefusedMount {
+    at: BootNs,
+    source: Source,
+    key: MountKey,
+    /// Whether root of the node tried it in the host's mount namespace.
+    by_host: bool,
+    attempts: u64,
+    attempt: UmountAttempt,
+    /// The details of who called.
+    task: Option<Box<TaskFacts>>,
+}
+
+impl RefusedMounts {
+    pub(super) fn is_unused(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    pub(super) fn due(&self) -> Option<BootNs> {
+        self.waiting.deadline()
+    }
+
+    /// Counts an attempt; returns how many there were.
+    fn count(&mut self, at: BootNs, key: &MountKey) -> u64 {
+        let known = self.places.iter().position(|place| place.key == *key);
+        let known = known.and_then(|index| self.places.remove(index));
+        let recent = known.filter(|place| at < place.last.saturating_add(SCAN_RETENTION_NS));
+        let attempts = recent.map_or(1, |place| place.attempts + 1);
+        if self.places.len() >= PLACES_MAX {
+            self.places.pop_front();
+        }
+        self.places.push_back(Place { key: key.clone(), attempts, last: at });
+        attempts
+    }
+}
+
+impl RefusedMount {
+    fn is_remount(&self) -> bool {
+        self.attempt.flags & MS_REMOUNT != 0
+    }
+
+    /// What was to be mounted, where that may be a block device.
+    fn device(&self) -> Option<&SecondPath> {
+        let second = self.attempt.second.as_deref();
+        second.filter(|second| second.path.starts_with('/') && !self.is_remount())
+    }
+}
+
+impl Core {
+    pub(super) fn mount_refused(&mut self, at: BootNs, attempt: UmountAttempt) {
+        let key = MountKey::new(attempt.mntns, &attempt.place());
+        let attempts = self.holder_scans.refused_mounts.count(at, &key);
+        if !attempts.is_power_of_two() {
+            self.holder_scans.ignored += 1;
+            return;
+        }
+        let (source, account) = (self.source, self.account(&attempt));
+        let (task, by_host) = (self.tasks.copy(&attempt.actor), account.host);
+        let refused = RefusedMount { at, source, key, by_host, attempts, attempt, task };
+        let HolderScans { allowances, refused_mounts, .. } = &mut self.holder_scans;
+        let has_room = refused_mounts.waiting.len() < LOOKS_MAX;
+        let device = refused.device().cloned();
+        match device.filter(|_| has_room && allowances.take_scan(at, &account)) {
+            Some(SecondPath { path, origin }) => {
+                refused_mounts.last += 1;
+                let id = REFUSED_MOUNT | refused_mounts.last;
+                let (mntns, tgid) = (refused.attempt.mntns, refused.attempt.actor.key.tgid);
+                refused_mounts.waiting.push(at.saturating_add(ANSWER_TIMEOUT_NS), id, refused);
+                self.request(Request::DeviceUsers { id, mntns, tgid, path, origin: Box::new(origin) });
+            }
+            // There is no end to mount points.
+            None if !by_host && !allowances.unscanned(at, &account).is_power_of_two() => {
+                self.holder_scans.ignored += 1;
+            }
+            None => self.tell_refused_mount(&refused, None),
+        }
+    }
+
+    pub(super) fn refused_mount_looked(&mut self, report: HolderReport) {
+        if let Some(refused) = self.holder_scans.refused_mounts.waiting.take_answered(&report.id).pop() {
+            self.tell_refused_mount(&refused, Some(report));
+        }
+    }
+
+    pub(super) fn tell_overdue_refused_mounts(&mut self, now: BootNs) {
+        for refused in self.holder_scans.refused_mounts.waiting.take_overdue(now) {
+            self.tell_refused_mount(&refused, None);
+        }
+    }
+
+    fn tell_refused_mount(&mut self, refused: &RefusedMount, report: Option<HolderReport>) {
+        self.source = refused.source;
+        if let Some(task) = &refused.task {
+            self.tasks.restore(task);
+        }
+        let RefusedMount { at, attempt, .. } = refused;
+        let (complete, verdict) =
+            report.as_ref().map_or((false, Verdict::Skipped), |report| (report.complete, report.verdict));
+        let unread = unreadable(report.as_ref(), complete, verdict);
+        let (holders, device) = report.map(|report| (report.holders, report.device)).unwrap_or_default();
+        let holders: Vec<MountHolder> =
+            holders.into_iter().map(|holder| self.mount_holder(*at, holder)).collect();
+        let use_of_device = device.as_deref().and_then(|device| use_phrase(device, &holders));
+        let mount = self.refused_mount_object(refused, device);
+        let actor = self.unmounting_actor(attempt);
+        let target = self.mount_target(&mount, &actor);
+        let mut subject = mount_phrase(&mount, target.as_ref());
+        if actor.confidence != Confidence::Certain {
+            subject = format!("what is likely {subject}");
+        }
+        let what = match (refused.is_remount(), &mount.source) {
+            (true, _) => format!("remount of {subject}"),
+            (false, Some(source)) => format!("mount of {} at {subject}", name(source)),
+            (false, None) => format!("mount at {subject}"),
+        };
+        let severity = match use_of_device.is_some() && refused.by_host {
+            true => Severity::Warning,
+            false => Severity::Notice,
+        };
+        let reason = match use_of_device {
+            Some(reason) => reason,
+            None if refused.is_remount() => "files there are likely open for writing".to_owned(),
+            None if mount.block_device.is_some() && complete => "nothing was found that uses it".to_owned(),
+            None => "what uses it is unknown".to_owned(),
+        };
+        let message = format!("{what} by {} refused: {reason}", actor_subject(&actor));
+        let event = Event {
+            actor: Some(Shared::new(actor)),
+            target: target.map(Shared::new),
+            mount: Some(Box::new(mount)),
+            ..self.event(*at, Kind::MountRefused, severity, message)
+        };
+        self.emit(match refused.device() {
+            Some(_) => Event {
+                holders: Some(holders),
+                holders_complete: Some(complete),
+                holders_unreadable: unread,
+                holders_verdict: Some(verdict),
+                ..event
+            },
+            None => event,
+        });
+    }
+
+    fn refused_mount_object(&self, refused: &RefusedMount, device: Option<Box<BlockDevice>>) -> Mount {
+        let RefusedMount { at, key, attempt, attempts, .. } = refused;
+        let source = attempt.second.as_ref().map(|second| second.path.clone());
+        Mount {
+            syscall: attempt.syscall.name().into(),
+            path: key.path.clone(),
+            errno: Some("EBUSY".to_owned()),
+            flags: flags(attempt),
+            source: source.filter(|source| !source.is_empty()),
+            device: device.as_ref().map(|device| device.number.clone()),
+            block_device: device,
+            mntns: key.mntns,
+            attempts: Some(*attempts),
+            volume: self.kubelets.volume(*at, key.mntns, &key.path),
+            staged: self.kubelets.staged(*at, key.mntns, &key.path),
+            container_id: self.container_at(attempt, [key.path.as_str()]),
+            ..Mount::default()
+        }
+    }
+}
+
+/// What uses a device so that it cannot be mounted.
+fn use_phrase(device: &BlockDevice, holders: &[MountHolder]) -> Option<String> {
+    let label = name(&device.name);
+    // A loop device opens the file that it is made of as any process does.
+    if let Some(user) = device.devices.iter().find(|user| !user.name.starts_with("loop")) {
+        return Some(format!("{label} is used by {}", user_label(user)));
+    }
+    if device.swap {
+        return Some(format!("the kernel swaps to {label}"));
+    }
+    let first = |access| holders.iter().find(|holder| holder.access == access);
+    if let Some((mounted, copies)) = first(Access::Mount).zip(copies_phrase(holders)) {
+        let path = name(mounted.path.as_deref().unwrap_or_default());
+        return Some(format!("{label} is mounted at {path} in {copies}"));
+    }
+    // Whether it has claimed it, the kernel does not show.
+    let user = first(Access::Fd)?;
+    Some(format!("likely {} has claimed {label}, which it has open", holder_label(user)))
+}
+
+fn user_label(user: &DeviceUser) -> String {
+    let facts: Vec<_> = [&user.mapping, &user.kind].into_iter().flatten().map(|fact| name(fact)).collect();
+    match facts.is_empty() {
+        true => name(&user.name).into_owned(),
+        false => format!("{} ({})", name(&user.name), facts.join(", ")),
+    }
+}

@@ -1,0 +1,142 @@
+//! Refused mounts as input, events as output.
+
+use super::mount::{attempt_below, take};
+use super::*;
+
+/// A mount of a device at `/mnt/x`.
+fn refused(source: &str, flags: u32) -> Fact {
+    let Fact::Umount(attempt) = attempt_below("/", "/mnt/x") else { unreachable!() };
+    let second = SecondPath { path: source.into(), origin: *attempt.origin.clone().unwrap() };
+    let syscall = MountSyscall::Mount;
+    Fact::Umount(Box::new(UmountAttempt { syscall, flags, second: Some(Box::new(second)), ..*attempt }))
+}
+
+/// The only event, which does not wait for anything.
+fn told(fact: Fact) -> Event {
+    let mut core = settled();
+    core.observe(at(10, fact));
+    let (mut emitted, requested) = take(&mut core);
+    assert_eq!((emitted.len(), requested.len()), (1, 0), "{requested:?}");
+    emitted.remove(0)
+}
+
+/// The event of a mount of this device, of which a look finds this.
+fn looked(device: Option<BlockDevice>, holders: Vec<Holder>) -> Event {
+    let mut core = settled();
+    core.observe(at(10, refused("/dev/sdb", 1)));
+    let (emitted, requested) = take(&mut core);
+    assert_eq!(emitted, []);
+    let [Request::DeviceUsers { id, mntns: 2, path, .. }] = &requested[..] else { panic!("{requested:?}") };
+    assert_eq!(path, "/dev/sdb");
+    let device = device.map(Box::new);
+    let report = HolderReport { device, holders, complete: true, ..HolderReport::skipped(*id, "/dev/sdb") };
+    core.observe(at(11, Fact::Holders(Box::new(report))));
+    let mut emitted = events(&mut core);
+    assert_eq!(emitted.len(), 1);
+    emitted.remove(0)
+}
+
+fn sdb() -> BlockDevice {
+    BlockDevice { name: "/dev/sdb".into(), number: "8:16".into(), ..BlockDevice::default() }
+}
+
+fn user(name: &str, mapper: Option<(&str, &str)>) -> DeviceUser {
+    DeviceUser {
+        name: name.into(),
+        mapping: mapper.map(|(name, _)| name.to_owned()),
+        kind: mapper.map(|(_, kind)| kind.to_owned()),
+    }
+}
+
+#[test]
+fn what_uses_the_device_is_told_with_who_tried_to_mount_it() {
+    let devices = vec![user("loop1", None), user("dm-0", Some(("mpatha", "multipath")))];
+    let event = looked(Some(BlockDevice { devices, swap: true, ..sdb() }), Vec::new());
+    assert_eq!(
+        event.message,
+        "mount of /dev/sdb at /mnt/x by umount (pid 28997) refused: /dev/sdb is used by dm-0 (mpatha, \
+         multipath)"
+    );
+    assert_eq!((event.kind, event.severity), (Kind::MountRefused, Severity::Warning));
+    let mount = event.mount.as_ref().unwrap();
+    assert_eq!((mount.syscall.as_str(), mount.path.as_str()), ("mount", "/mnt/x"));
+    assert_eq!((mount.source.as_deref(), mount.device.as_deref()), (Some("/dev/sdb"), Some("8:16")));
+    assert_eq!((&mount.flags[..], mount.attempts), (&["MS_RDONLY".to_owned()][..], Some(1)));
+    assert_eq!(event.holders_complete, Some(true));
+    assert_eq!(event.actor.unwrap().confidence, Confidence::Certain);
+}
+
+#[test]
+fn without_a_claim_of_the_kernel_it_is_a_mount_or_likely_a_process() {
+    let reason = |device, holders| {
+        let event = looked(device, holders);
+        let (_, reason) = event.message.split_once(" refused: ").unwrap();
+        (reason.to_owned(), event.severity)
+    };
+    let of = |access, tgid, path: &str| Holder {
+        tgid,
+        comm: "fsck".into(),
+        mntns: Some(5),
+        ..Holder::of_kernel(access, path.into())
+    };
+    let open = || of(Access::Fd, 7, "/dev/sdb");
+    let warning = |text: &str| (text.to_owned(), Severity::Warning);
+    let notice = |text: &str| (text.to_owned(), Severity::Notice);
+    let swap = BlockDevice { swap: true, ..sdb() };
+    assert_eq!(reason(Some(swap), vec![open()]), warning("the kernel swaps to /dev/sdb"));
+    assert_eq!(
+        reason(Some(sdb()), vec![open(), of(Access::Mount, 8, "/a b")]),
+        warning("/dev/sdb is mounted at \"/a b\" in the mount namespace of fsck (pid 8)")
+    );
+    assert_eq!(
+        reason(Some(sdb()), vec![open()]),
+        warning("likely fsck (pid 7) has claimed /dev/sdb, which it has open")
+    );
+    assert_eq!(reason(Some(sdb()), Vec::new()), notice("nothing was found that uses it"));
+    assert_eq!(reason(None, Vec::new()), notice("what uses it is unknown"), "it is no block device");
+}
+
+#[test]
+fn what_is_no_path_is_not_looked_for_and_neither_is_who_writes() {
+    let event = told(refused("proc", 0));
+    assert_eq!(
+        event.message,
+        "mount of proc at /mnt/x by umount (pid 28997) refused: what uses it is unknown"
+    );
+    assert_eq!((event.severity, event.holders), (Severity::Notice, None));
+    let event = told(refused("/dev/sdb", 0x21));
+    assert_eq!(
+        event.message,
+        "remount of /mnt/x by umount (pid 28997) refused: files there are likely open for writing"
+    );
+    assert_eq!(event.mount.unwrap().flags, ["MS_RDONLY", "MS_REMOUNT"]);
+}
+
+#[test]
+fn attempts_on_one_mount_point_are_told_at_powers_of_two_even_without_an_answer() {
+    let mut core = settled();
+    for now in 10..15 {
+        core.observe(at(now, refused("/dev/sdb", 0)));
+    }
+    assert_eq!(core.umounts_ignored(), 2);
+    core.observe(at(10_000 * MS, Fact::Tick));
+    let emitted = events(&mut core);
+    let attempts: Vec<_> = emitted.iter().map(|event| event.mount.as_ref().unwrap().attempts).collect();
+    assert_eq!(attempts, [Some(1), Some(2), Some(4)]);
+    assert_eq!(emitted[0].holders_verdict, Some(Verdict::Skipped));
+    assert!(!emitted[0].holders_unreadable.is_empty(), "it says why");
+}
+
+#[test]
+fn of_many_mounts_at_once_only_some_are_looked_at() {
+    let mut core = settled();
+    for number in 0..100 {
+        let Fact::Umount(attempt) = refused("/dev/sdb", 0) else { unreachable!() };
+        let attempt = UmountAttempt { path: format!("/mnt/{number}"), ..*attempt };
+        core.observe(at(10, Fact::Umount(Box::new(attempt))));
+    }
+    let (emitted, requested) = take(&mut core);
+    assert_eq!((emitted.len(), requested.len()), (92, 8));
+    core.observe(at(10_000 * MS, Fact::Tick));
+    assert_eq!(events(&mut core).len(), 8);
+}
