@@ -9,7 +9,8 @@ use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
 
-/// The source of the mount.
+/// Where it is served, and the source of a mount that has no other name for that.
+pub const ADDRESS: &str = "127.0.0.1";
 pub const SOURCE: &str = "127.0.0.1:/export";
 
 const MOUNT_PROGRAM: u32 = 100_005;
@@ -31,12 +32,13 @@ pub fn is_known() -> bool {
     known.lines().any(|line| line.ends_with("\tnfs"))
 }
 
-/// Serves, in threads of this process, and mounts what is served in a new directory. Nothing is cached, so that nobody gets an
-/// answer that the server did not give just then, and whoever waits for one waits for good.
+/// Serves, in threads of this process, and mounts what is served in a new directory, from a server that is called so. Nothing is
+/// cached, so that nobody gets an answer that the server did not give just then, and whoever waits for one waits for good. The kernel
+/// says that it does not respond after 2 s.
 ///
 /// # Errors
 /// When the kernel does not mount it.
-pub fn mount_served(point: &Path) -> io::Result<()> {
+pub fn mount_served(server: &str, point: &Path) -> io::Result<()> {
     std::fs::create_dir_all(point)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let port = listener.local_addr()?.port();
@@ -46,10 +48,11 @@ pub fn mount_served(point: &Path) -> io::Result<()> {
         }
     });
     let options = format!(
-        "addr=127.0.0.1,vers=3,proto=tcp,port={port},mountaddr=127.0.0.1,mountvers=3,mountproto=tcp,mountport={port},\
-         hard,nolock,noacl,sec=sys,actimeo=0,lookupcache=none"
+        "addr={ADDRESS},vers=3,proto=tcp,port={port},mountaddr={ADDRESS},mountvers=3,mountproto=tcp,mountport={port},\
+         hard,timeo=10,retrans=1,nolock,noacl,sec=sys,actimeo=0,lookupcache=none"
     );
-    Ok(mount(Some(SOURCE), point, Some("nfs"), MsFlags::empty(), Some(&*options))?)
+    let source = format!("{server}:/export");
+    Ok(mount(Some(source.as_str()), point, Some("nfs"), MsFlags::empty(), Some(&*options))?)
 }
 
 /// Answers the calls of one connection, until it ends.

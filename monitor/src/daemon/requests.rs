@@ -7,7 +7,7 @@ use kevtmon_holders::{
 };
 use kevtmon_observation::{Fact, Request};
 use kevtmon_sources::runtime::{checkpoint, still_runs};
-use kevtmon_sources::{cni, components, netlink, observed_now, pod_remains};
+use kevtmon_sources::{cni, components, netlink, nfs_mounts, observed_now, pod_remains};
 
 use super::Daemon;
 
@@ -62,6 +62,7 @@ impl Daemon {
             Request::PodRoutes { id, addresses } => {
                 netlink::look_up_pod_routes_and_send(&self.observations, id, addresses);
             }
+            Request::NfsMounts { servers } => nfs_mounts::send(&self.readers, &self.observations, servers),
             Request::SandboxCheckpoints { sandboxes } => {
                 checkpoint::look_and_send(&self.readers, &self.observations, sandboxes);
             }

@@ -61,7 +61,7 @@ fn act(words: &[&str]) -> io::Result<()> {
             Ok(())
         }
         // The same by NFS.
-        ["serve-nfs", path] => nfs::mount_served(Path::new(path)),
+        ["serve-nfs", server, path] => nfs::mount_served(server, Path::new(path)),
         // Opens a new file in a thread that shares its list of open files with no other.
         ["hold-apart", ref path @ ..] => hold_apart(path.join(" ")),
         // Binds a socket to a name, and keeps it.

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::actor::Actor;
-use kevtmon_tests::advice::{incident, opened, resolved};
+use kevtmon_tests::advice::{carry_out, incident, opened, resolved};
 use kevtmon_tests::daemon::{Daemon, held, kubelet_roots, launch};
+use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Scratch, is_about, settle, wait_for};
 use kevtmon_tests::pod_sandbox::uuid;
 use kevtmon_tests::process::{Running, hold_by_cwd, hold_by_fd};
-use kevtmon_tests::{kernel, nfs};
+use kevtmon_tests::{kernel, nfs, unique};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
@@ -26,12 +27,17 @@ struct NfsMount {
 impl NfsMount {
     /// `None` where the kernel has no client.
     fn at(point: &Path) -> Option<Self> {
+        Self::of(nfs::ADDRESS, point)
+    }
+
+    /// With this name of the server.
+    fn of(name: &str, point: &Path) -> Option<Self> {
         if !nfs::is_known() {
             kernel::skip("this kernel has no client of NFS", false);
             return None;
         }
         let mut server = Actor::start();
-        server.act(&format!("serve-nfs {}", point.display()));
+        server.act(&format!("serve-nfs {name} {}", point.display()));
         Some(Self { server, point: point.to_owned() })
     }
 
@@ -149,5 +155,37 @@ fn a_volume_of_nfs_whose_unmount_waits_for_the_server_is_told_until_that_answers
     assert!(open.text("/summary").contains(&words), "{open}");
     mount.go_on();
     eventually!(umount.ended().is_some_and(|status| status.success()), "it comes to its end");
+    resolved(&mut daemon, &id);
+}
+
+#[test]
+fn a_server_of_nfs_that_does_not_respond_is_an_incident_until_it_does() {
+    let scratch = Scratch::new();
+    let root = scratch.path().join("kubelet");
+    let (uid, server) = (uuid(), unique::name("nas"));
+    let point = root.join(format!("pods/{uid}/volumes/kubernetes.io~nfs/data"));
+    let Some(mount) = NfsMount::of(&server, &point) else { return };
+    let config = format!(
+        "{}[logs]\nkmsg = true\n[incidents]\nnfs_server_unresponsive_seconds = 1\numount_hung_seconds = 1\n",
+        kubelet_roots(&root)
+    );
+    let mut daemon = launch().config(&config).start();
+    // The mount is there when it is looked whether it is still.
+    let _holder = hold_by_cwd(&point);
+    mount.server.stop();
+    let mut umount = waiting(Command::new("umount").arg(&point));
+    let is_its = |event: &Event| event.text("/nfs_server/name") == server;
+    let id = opened(&mut daemon, "nfs-server-unresponsive", is_its);
+    let hangs = format!(": volume data of pod {uid} hangs");
+    let summary = || incident(&daemon, &id).text("/summary").to_owned();
+    eventually!(summary().ends_with(&hangs), "its mounts are told: {}", summary());
+    assert!(summary().starts_with(&format!("NFS server {server} has not responded for more than 1 s")));
+    carry_out(&daemon, &id, "nfs-server-unresponsive/show-nfs-mounts");
+    let is_effect = |event: &Event| {
+        event.text("/kind") == "umount-hung" && event.list("/caused_by").iter().any(|cause| *cause == *id)
+    };
+    eventually!(daemon.find(&["incidents"]).iter().any(is_effect), "the unmount waits because of it");
+    mount.go_on();
+    eventually!(umount.ended().is_some(), "it comes to its end");
     resolved(&mut daemon, &id);
 }

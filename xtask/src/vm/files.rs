@@ -13,10 +13,10 @@ use super::kernels::Kernel;
 use crate::setup;
 
 /// What the tests and their harness start.
-const PROGRAMS: [&str; 25] = [
-    "awk", "busybox", "cat", "chmod", "chroot", "cp", "dirname", "env", "ip", "ls", "mount", "nsenter",
-    "readlink", "rm", "rmdir", "setpriv", "sh", "sleep", "sort", "sysctl", "taskset", "timeout", "true",
-    "umount", "unshare",
+const PROGRAMS: [&str; 26] = [
+    "awk", "busybox", "cat", "chmod", "chroot", "cp", "dirname", "env", "findmnt", "ip", "ls", "mount",
+    "nsenter", "readlink", "rm", "rmdir", "setpriv", "sh", "sleep", "sort", "sysctl", "taskset", "timeout",
+    "true", "umount", "unshare",
 ];
 
 /// Where process 1 mounts something, or the tests expect a directory.

@@ -196,9 +196,8 @@ impl Core {
             Fact::FuseMounts(found) => self.fuse_mounts(at, found),
             Fact::CniNetns(found) => self.cni_netns(at, found),
             Fact::Kubelet(facts) => self.kubelet(at, facts),
-            Fact::SandboxCheckpoints(found) => {
-                self.diagnose(at, &ModelChange::SandboxCheckpoints(&found));
-            }
+            Fact::SandboxCheckpoints(found) => self.diagnose(at, &ModelChange::SandboxCheckpoints(&found)),
+            Fact::NfsMounts(found) => self.diagnose(at, &ModelChange::NfsMounts(&found)),
             Fact::Obstacle(found) => self.diagnose(at, &ModelChange::Obstacle(&found)),
             Fact::VethPeers(found) => self.veth_peers(at, found),
             Fact::HostNeighbors(entries) => self.diagnose(at, &ModelChange::HostNeighbors(&entries)),

@@ -1,12 +1,12 @@
 //! Lines of logs. Each is a reason to look at what is known, and no fact: it is quoted where it names an image that somebody on
-//! this node may wait for, or belongs to an incident that is open, and else it is nothing.
+//! this node may wait for, or a server that does not respond, or belongs to an incident that is open, and else it is nothing.
 
 use kevtmon_event::{Event, Kind, Log, Rbd, Severity, Shared, Target};
-use kevtmon_observation::{BootNs, LogLine, LogSays, Loss, RbdRefusal};
+use kevtmon_observation::{BootNs, LogLine, LogSays, Loss, NfsSays, NfsServerLine, RbdRefusal};
 use kevtmon_types::escape::Escaped;
 
 use super::Core;
-use crate::diagnose::OpenIncident;
+use crate::diagnose::{ModelChange, OpenIncident};
 
 /// Incidents that one line is quoted for.
 const QUOTED_FOR_MAX: usize = 4;
@@ -27,8 +27,27 @@ impl Core {
         let log = Log { name: log, text, vague: false };
         match says {
             LogSays::RbdRefused(refusal) => self.attach_refused(at, log, refusal),
+            LogSays::NfsServer(line) if !line.lockd => self.nfs_server(at, &log, &line),
             says => self.quote(at, &log, &says),
         }
+    }
+
+    fn nfs_server(&mut self, at: BootNs, log: &Log, line: &NfsServerLine) {
+        let quote = match line.says {
+            NfsSays::Answers => {
+                self.quote(at, log, &LogSays::NfsServer(line.clone()));
+                None
+            }
+            // It is evidence of the incident that opens if this lasts.
+            says if self.quotes.admits(at, &line.server, says.name()) => self.emit_quote(at, log, None),
+            _ => None,
+        };
+        self.diagnose(at, &ModelChange::NfsServer { line, quote });
+    }
+
+    fn emit_quote(&mut self, at: BootNs, log: &Log, target: Option<Shared<Target>>) -> Option<u64> {
+        let event = self.event(at, Kind::LogQuoted, Severity::Info, said(log));
+        self.emit(Event { target, log: Some(Box::new(log.clone())), ..event })
     }
 
     fn attach_refused(&mut self, at: BootNs, log: Log, refusal: RbdRefusal) {
@@ -76,9 +95,7 @@ impl Core {
             if !self.quotes.admits(at, &id, says.name()) {
                 continue;
             }
-            let event = self.event(at, Kind::LogQuoted, Severity::Info, said(log));
-            let event = Event { target, log: Some(Box::new(log.clone())), ..event };
-            if let Some(seq) = self.emit(event) {
+            if let Some(seq) = self.emit_quote(at, log, target) {
                 self.engine.quote(at, &kind, &subject, seq);
                 self.emit_incidents();
             }
@@ -135,6 +152,9 @@ fn belongs(open: &OpenIncident, says: &LogSays, is_recent: impl Fn(&OpenIncident
                 "gateway-neighbor-lost" => neighbor.reason.as_deref() == Some("failed"),
                 _ => false,
             })
+        }
+        LogSays::NfsServer(line) => {
+            objects.nfs_server.as_deref().is_some_and(|server| server.name == line.server)
         }
         LogSays::RbdRefused(_) => false,
     }

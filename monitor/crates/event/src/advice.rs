@@ -221,6 +221,7 @@ pub mod form {
             ["pod-route-missing", "gateway-neighbor-lost"];
         SHOW_RECORD = "show-record", Read None, "ip neigh show to ADDRESS dev INTERFACE", ["pod-neighbor-unreachable"];
         LIST_EFFECTS = "list-effects", Read None, "kevtmon incidents --kind KIND", ["multi-pod-disruption"];
+        SHOW_NFS_MOUNTS = "show-nfs-mounts", Read Contact, "findmnt --types TYPES", ["nfs-server-unresponsive"];
         SHOW_LINK = "show-link", Read None, "ip -details link show dev INTERFACE", ["orphan-veth"];
     }
 }

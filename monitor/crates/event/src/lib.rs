@@ -31,6 +31,7 @@ mod log;
 mod mount;
 mod neighbor;
 mod neighbor_table;
+mod nfs_server;
 mod object;
 mod objects;
 mod rbd;
@@ -67,6 +68,7 @@ pub use mount::{Mount, MountHolder, RefusedCall, Serves, StagedVolume, Unreadabl
 pub use mount::{call_noun, refused_phrase};
 pub use neighbor::Neighbor;
 pub use neighbor_table::{NeighborCount, NeighborTable};
+pub use nfs_server::{NfsServer, NfsServerMount};
 pub use object::{Details, Object, Role, Visitor};
 pub use objects::IncidentObjects;
 pub use rbd::Rbd;
@@ -165,7 +167,7 @@ kind::kinds! {
     RbdUnmapped = "rbd.unmapped",
     /// A log says that this node was refused a Ceph RBD image.
     RbdAttachRefused = "rbd.attach_refused",
-    /// A log says something that belongs to an open incident.
+    /// A log says something that belongs to an incident, or may lead to one.
     LogQuoted = "log.quoted",
     /// An incident opened.
     IncidentOpened = "incident.opened",
@@ -266,6 +268,8 @@ pub struct Event {
     pub component: Option<Box<Component>>,
     /// The Ceph RBD image, for `rbd.*` and incidents of kinds `rbd-orphan-mapping`, `rbd-locked-elsewhere` and `rbd-lock-left`.
     pub rbd: Option<Box<Rbd>>,
+    /// The server of NFS, for incidents of kind `nfs-server-unresponsive`.
+    pub nfs_server: Option<Box<NfsServer>>,
     /// The line of a log, for `rbd.attach_refused` and `log.quoted`.
     pub log: Option<Box<Log>>,
     /// What was lost or discarded, for `events.lost`.
@@ -319,6 +323,7 @@ impl Event {
             recreation: None,
             component: None,
             rbd: None,
+            nfs_server: None,
             log: None,
             lost: None,
             throttled: None,
@@ -370,6 +375,7 @@ impl Event {
             object(self.recreation.as_deref()),
             object(self.component.as_deref()),
             object(self.rbd.as_deref()),
+            object(self.nfs_server.as_deref()),
             object(self.log.as_deref()),
             object(self.lost.as_ref()),
             object(self.throttled.as_deref()),

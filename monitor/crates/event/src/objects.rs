@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Actor, AddressConflict, Cni, Component, Event, LeakedMount, Link, Mount, MountHolder, Neighbor,
-    NeighborTable, Rbd, Reservation, Route, Sandbox, Shared, Target, Unreadable,
+    NeighborTable, NfsServer, Rbd, Reservation, Route, Sandbox, Shared, Target, Unreadable,
 };
 
 /// The objects that an incident's events carry.
@@ -43,6 +43,8 @@ pub struct IncidentObjects {
     pub leaks: Option<Vec<LeakedMount>>,
     /// The Ceph RBD image.
     pub rbd: Option<Box<Rbd>>,
+    /// The server of NFS.
+    pub nfs_server: Option<Box<NfsServer>>,
 }
 
 impl IncidentObjects {
@@ -69,6 +71,7 @@ impl IncidentObjects {
             holders_verdict: event.holders_verdict,
             leaks: event.leaks.clone(),
             rbd: event.rbd.clone(),
+            nfs_server: event.nfs_server.clone(),
         }
     }
 
@@ -95,6 +98,7 @@ impl IncidentObjects {
             holders_verdict: self.holders_verdict,
             leaks: self.leaks,
             rbd: self.rbd,
+            nfs_server: self.nfs_server,
             ..event
         }
     }
@@ -128,5 +132,6 @@ impl IncidentObjects {
         put(&mut self.holders_verdict, newer.holders_verdict);
         put(&mut self.leaks, newer.leaks);
         put(&mut self.rbd, newer.rbd);
+        put(&mut self.nfs_server, newer.nfs_server);
     }
 }

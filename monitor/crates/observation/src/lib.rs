@@ -24,6 +24,7 @@ mod mount;
 mod neighbor;
 mod neighbor_table;
 mod net;
+mod nfs;
 pub mod own_mounts;
 mod pod_remains;
 mod pod_route;
@@ -58,6 +59,7 @@ pub use net::{
     AddressFacts, LinkAct, LinkFacts, LinkOp, LladdrAct, NetnsOwner, NetnsSnapshot, PeerLink, PolicyRule,
     RouteAct, RouteFacts, RouteOp, RuleAction, RuleFacts, TABLE_LOCAL, TABLE_MAIN, iff,
 };
+pub use nfs::{NfsMount, NfsMounts, NfsSays, NfsServerLine, nfs_server};
 pub use pod_remains::{MountStack, PodCgroup, PodProcess, PodRemains, STACKED_MIN};
 pub use pod_route::{FoundRoute, PodAddress, PodRoute};
 pub use process::{
@@ -269,6 +271,8 @@ pub enum Fact {
         /// The process (thread group).
         tgid: u32,
     },
+    /// Reply to [`Request::NfsMounts`]: for each server, unless they could not be read.
+    NfsMounts(Vec<NfsMounts>),
     /// Reply to [`Request::SandboxCheckpoints`].
     SandboxCheckpoints(Vec<SandboxCheckpoint>),
     /// Reply to [`Request::Obstacle`].
@@ -397,6 +401,8 @@ pub enum Request {
         /// The addresses, each once.
         addresses: Vec<PodAddress>,
     },
+    /// What the host has mounted from these servers of NFS; the reply is `Fact::NfsMounts`.
+    NfsMounts { servers: Vec<String> },
     /// Whether there are checkpoints of these sandboxes; the reply is `Fact::SandboxCheckpoints`.
     SandboxCheckpoints { sandboxes: Vec<String> },
     /// Who uses the block device at this path; the reply is `Fact::Holders` with the same `id`.

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::NfsServerLine;
+
 /// A line of a log that was recognised. It is what a program has written: a reason to look, and no fact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLine {
@@ -39,6 +41,8 @@ pub enum LogSays {
         /// Whether of IPv6.
         ipv6: bool,
     },
+    /// A server of NFS does not answer the kernel, or does again.
+    NfsServer(NfsServerLine),
     /// A task waits in the kernel.
     HungTask {
         comm: String,
@@ -59,6 +63,7 @@ impl LogSays {
             Self::SpecHashChanged => "spec-hash-changed",
             Self::ThinDeletion => "thin-deletion",
             Self::NeighborOverflow { .. } => "neighbor-overflow",
+            Self::NfsServer(line) => line.says.name(),
             Self::HungTask { .. } => "hung-task",
         }
     }

@@ -14,6 +14,7 @@ pub mod logs;
 pub mod loop_device;
 pub mod neighbor_tables;
 pub mod netlink;
+pub mod nfs_mounts;
 pub mod pod_remains;
 pub mod procfs;
 pub mod programs;
@@ -38,6 +39,7 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<components::Look>(),
         entry::<pod_remains::Look>(),
         entry::<ipam::Look>(),
+        entry::<nfs_mounts::Look>(),
         entry::<rbd::Look>(),
     ];
     procfs::readers::JOBS.into_iter().chain(own)

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 
 use kevtmon_event::{Actor, Event, MountServer, Rbd, Shared, WallClock};
 use kevtmon_observation::{
-    BootNs, FoundObstacle, HostNeighbor, MountFacts, NeighborCreator, NeighborKey, NeighborTable, NsInum,
-    PodRoute, SandboxCheckpoint,
+    BootNs, FoundObstacle, HostNeighbor, MountFacts, NeighborCreator, NeighborKey, NeighborTable, NfsMounts,
+    NfsServerLine, NsInum, PodRoute, SandboxCheckpoint,
 };
 use kevtmon_types::clock::SECOND;
 use kevtmon_types::settings::{Threshold, Thresholds};
@@ -57,6 +57,7 @@ mod mount_leak;
 mod mount_multiplied;
 mod multi_pod_disruption;
 mod neighbor_table_full;
+mod nfs_server_unresponsive;
 mod orphan_container;
 mod orphan_veth;
 mod pod_neighbor_unreachable;
@@ -95,7 +96,7 @@ pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, causes before their effects: a later diagnosis can link what an earlier one found in the same event. A stale CNI
 /// call is a cause only for what it did, so it comes behind that.
-pub const KINDS: [&IncidentKind; 28] = [
+pub const KINDS: [&IncidentKind; 29] = [
     &cni_teardown_failing::SPEC,
     &neighbor_table_full::SPEC,
     &gateway_neighbor_lost::SPEC,
@@ -105,6 +106,7 @@ pub const KINDS: [&IncidentKind; 28] = [
     &pod_neighbor_unreachable::SPEC,
     &pod_route_missing::SPEC,
     &orphan_container::SPEC,
+    &nfs_server_unresponsive::SPEC,
     &volume_busy::SPEC,
     &stale_cni_del::SPEC,
     &cni_netns_mismatch::SPEC,
@@ -279,6 +281,10 @@ pub enum ModelChange<'a> {
     MountCopies(&'a Leaks),
     /// The FUSE file systems of the host were looked at: those that nobody serves any more.
     FuseMounts(&'a [UnservedMount]),
+    /// The kernel's log says that a server of NFS does not respond, or does again, which is quoted by the event of this number.
+    NfsServer { line: &'a NfsServerLine, quote: Option<u64> },
+    /// The mounts of such servers were looked at.
+    NfsMounts(&'a [NfsMounts]),
     /// What host-local has written down of addresses has changed.
     Ipam,
     /// The Ceph RBD images that are mapped, all of them.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::continue_server;
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
-use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
+use super::{Context, IncidentKind, ModelChange, SECOND, Watch, nfs_server_unresponsive};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "umount-hung";
@@ -67,6 +67,9 @@ fn report(seen: &Seen<'_, ()>, waiting: &Waiting) -> Report {
         .filter(|server| server.state == ServerState::Stopped && server.confidence == Confidence::Certain);
     let steps = stopped.map(|server| continue_server(server, seen.context.now));
     let (subject, summary) = (subject(&waiting.actor), summary(waiting, seen.hold));
+    let mount = waiting.mount.as_ref();
+    let cause =
+        mount.and_then(|mount| nfs_server_unresponsive::cause(seen.context, &mount.fstype, &mount.source));
     Report {
         advice: Some(steps.into_iter().collect()),
         objects: IncidentObjects {
@@ -74,6 +77,7 @@ fn report(seen: &Seen<'_, ()>, waiting: &Waiting) -> Report {
             target: waiting.target.clone(),
             ..IncidentObjects::default()
         },
+        caused_by: cause.into_iter().collect(),
         ..Report::new(subject, Severity::Warning, confidence(waiting), summary, seen.context.now)
     }
 }
@@ -128,9 +132,15 @@ impl Conditions for UmountHung {
     type Memory = ();
 
     fn change(&mut self, _: &Seen<'_, ()>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
-        let ModelChange::Unmounters(list) = change else { return Look::No };
-        self.waiting = list.to_vec();
-        Look::Now
+        match change {
+            ModelChange::Unmounters(list) => {
+                self.waiting = list.to_vec();
+                Look::Now
+            }
+            // Its server may be found to be the cause meanwhile.
+            ModelChange::NfsMounts(_) => Look::soon_if(!self.waiting.is_empty()),
+            _ => Look::No,
+        }
     }
 
     fn conditions(&mut self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<Vec<Condition<()>>> {

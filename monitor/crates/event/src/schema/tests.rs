@@ -107,6 +107,7 @@ fn extremes() -> Event {
     link.old_mac = Some("02:42:ac:11:00:01".into());
     event.address_conflict = Some(conflict(&pod));
     event.neighbor_table = Some(Box::new(neighbor_table()));
+    event.nfs_server = Some(Box::new(nfs_server(&pod)));
     event.reservation = Some(Box::new(reservation(&container, &pod)));
     event.sandbox = Some(Box::new(crate::Sandbox {
         id: container.id.clone(),
@@ -168,6 +169,17 @@ fn neighbor_table() -> crate::NeighborTable {
     crate::NeighborTable { family: "ipv4".into(), entries: 1024, limit: 1024, refused: 7, namespaces }
 }
 
+fn nfs_server(pod: &crate::Pod) -> crate::NfsServer {
+    let volume = volume(pod, "kubernetes.io/nfs");
+    let (path, source, volume) = ("/v".into(), "nas1:/export".into(), Some(volume));
+    let mounts = vec![crate::NfsServerMount { path, source, volume }];
+    crate::NfsServer { name: "nas1".into(), waits: true, mounts, mounts_omitted: 3 }
+}
+
+fn volume(pod: &crate::Pod, plugin: &str) -> crate::Volume {
+    crate::Volume { pod_uid: pod.uid.clone(), plugin: plugin.into(), name: "data".into() }
+}
+
 fn reservation(container: &crate::Container, pod: &crate::Pod) -> crate::Reservation {
     crate::Reservation {
         address: "10.0.0.2".parse().unwrap(),
@@ -187,11 +199,7 @@ fn leaks(container: &crate::Container, pod: &crate::Pod) -> Vec<LeakedMount> {
     for leak in &mut leaks {
         (leak.identity.unique, leak.without_process, leak.init) = (Some(4_294_969_312), true, true);
         leak.part = Some(ContainerPart::Shm);
-        leak.volume = Some(crate::Volume {
-            pod_uid: pod.uid.clone(),
-            plugin: "kubernetes.io/rbd".into(),
-            name: "data".into(),
-        });
+        leak.volume = Some(volume(pod, "kubernetes.io/rbd"));
         (leak.container, leak.pod) = (Some(container.clone()), Some(pod.clone()));
         leak.staged = Some(staged());
     }

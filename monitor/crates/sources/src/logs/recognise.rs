@@ -3,10 +3,10 @@
 
 use std::net::IpAddr;
 
-use kevtmon_observation::{LogSays, RbdRefusal};
+use kevtmon_observation::{LogSays, NfsSays, NfsServerLine, RbdRefusal};
 use kevtmon_types::escape::is_hidden;
 
-/// Longest name of an image, a pool, a pod or an interface that is taken.
+/// Longest name of an image, a pool, a pod, an interface or a server that is taken.
 const NAME_MAX: usize = 255;
 /// Longest part of a line that is kept, characters.
 const TEXT_MAX: usize = 240;
@@ -41,9 +41,28 @@ pub(super) fn of_kernel(line: &str) -> Option<Recognised> {
             _ => return None,
         }
     } else {
-        return None;
+        LogSays::NfsServer(nfs_server(line)?)
     };
     Some(Recognised { says, text: kept(line) })
+}
+
+/// What the kernel's client of RPC says of a server, in full as well (`call_timeout`, later `rpc_check_timeout`, and `call_decode`,
+/// net/sunrpc/clnt.c).
+fn nfs_server(line: &str) -> Option<NfsServerLine> {
+    let (program, rest) = line.split_once(": server ")?;
+    let lockd = match program {
+        "nfs" => false,
+        "lockd" => true,
+        _ => return None,
+    };
+    let (server, said) = rest.split_once(' ')?;
+    let says = match said {
+        "not responding, still trying" => NfsSays::Waiting,
+        "not responding, timed out" => NfsSays::TimedOut,
+        "OK" => NfsSays::Answers,
+        _ => return None,
+    };
+    Some(NfsServerLine { server: named(server)?.to_owned(), says, lockd })
 }
 
 /// Cut, with what does not show as blanks: it is quoted in sentences.

@@ -226,6 +226,7 @@ impl TestNode {
             | Request::Obstacle { .. }
             | Request::RbdUses { .. }
             | Request::FuseMounts
+            | Request::NfsMounts { .. }
             | Request::MountCopies => {}
             Request::Kubelet => self.observe(Fact::Kubelet(KubeletFacts::default())),
             Request::Netns { netns } => self.observe_netns(netns),

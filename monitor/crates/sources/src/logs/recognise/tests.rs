@@ -148,6 +148,39 @@ fn the_kernel_is_heard_of_hung_tasks_tables_and_thin_devices() {
 }
 
 #[test]
+fn the_kernel_is_heard_of_servers_of_nfs_by_whole_lines() {
+    let says = |line: &str| match of_kernel(line)?.says {
+        LogSays::NfsServer(line) => Some((line.server, line.says, line.lockd)),
+        _ => None,
+    };
+    for (line, server, said, lockd) in [
+        ("nfs: server nas1 not responding, still trying", "nas1", NfsSays::Waiting, false),
+        ("nfs: server fd00::9 not responding, timed out", "fd00::9", NfsSays::TimedOut, false),
+        ("nfs: server 10.0.0.9 OK", "10.0.0.9", NfsSays::Answers, false),
+        ("lockd: server nas1.x not responding, still trying", "nas1.x", NfsSays::Waiting, true),
+        ("lockd: server nas1 OK", "nas1", NfsSays::Answers, true),
+    ] {
+        assert_eq!(says(line), Some((server.to_owned(), said, lockd)), "{line}");
+    }
+    let name = "x".repeat(NAME_MAX);
+    assert!(says(&format!("nfs: server {name} OK")).is_some());
+    for line in [
+        "nfs: server nas1 OK.",
+        "nfs: server  OK",
+        "nfs: server nas 1 OK",
+        "nfs: server OK",
+        "nfs: server nas1 not responding",
+        "nfs: server nas1 not responding, still trying again",
+        "x: nfs: server nas1 OK",
+        "smb: server nas1 OK",
+        "nfs: server nas\u{202e}1 OK",
+        &format!("nfs: server {name}x OK"),
+    ] {
+        assert_eq!(of_kernel(line), None, "{line}");
+    }
+}
+
+#[test]
 fn what_is_kept_is_short_and_shows() {
     let line = format!("INFO: task umount:7 blocked \u{1b}[31m{}", "x".repeat(1000));
     let text = of_kernel(&line).unwrap().text;
@@ -179,6 +212,8 @@ fn no_text_is_too_strange_and_what_is_found_is_bounded() {
         "watcher=",
         "INFO: task ",
         " blocked ",
+        "nfs: server ",
+        " OK",
         "/",
         ".",
         ":",
