@@ -349,11 +349,13 @@ forms! {
         means "A process waits in the kernel, and cannot be killed."
         Possible "A disk or a file server (NFS, FUSE, Ceph) does not answer. kevtmon reports those that unmount something."
         look ["kevtmon incidents --kind umount-hung"];
-    "nfs-silent" KERNEL says ["nfs: server …not responding"] about []
-        explained by ["umount-hung"]
-        means "An NFS server does not answer; processes that use its volumes wait, or get an error if the line says timed out."
-        Possible "It is down or cannot be reached from the network namespace in which the volume was mounted."
-        look ["kevtmon incidents --kind umount-hung"];
+    "nfs-silent" KERNEL says ["nfs: server …not responding", "lockd: server …not responding"] about [server]
+        explained by ["nfs-server-unresponsive"]
+        means "An NFS server, or its lock manager (lockd), does not answer; processes that use its volumes wait, or get an error if the line \
+               says timed out."
+        Possible "It is down or cannot be reached from the network namespace in which the volume was mounted. kevtmon reports it if [logs] \
+                  kmsg is on and no reply came for 30 s."
+        look ["kevtmon incidents --kind nfs-server-unresponsive", "kevtmon incidents --kind umount-hung"];
     "thin-deletion" KERNEL says ["device-mapper: thin: Deletion of thin device"] about []
         explained by ["container-undeletable", "mount-leak"]
         means "The device of a container's root file system cannot be deleted, as a rule while it is in use."

@@ -154,7 +154,7 @@ pub struct Explanation {
 /// Something that a line speaks of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct About {
-    /// `pod`, `uid`, `container`, `path`, `interface`, `address`, `netns`, `image` or `task`.
+    /// `pod`, `uid`, `container`, `path`, `interface`, `address`, `netns`, `image`, `task` or `server`.
     pub kind: &'static str,
     pub name: String,
 }

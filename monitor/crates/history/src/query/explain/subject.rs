@@ -64,6 +64,8 @@ pub enum Subject {
         comm: String,
         tid: u32,
     },
+    /// A server of NFS.
+    Server(String),
     /// Nothing but the node.
     Node,
 }
@@ -82,6 +84,7 @@ impl Subject {
             Self::Netns(_) => "netns",
             Self::Image(_) => "image",
             Self::Task { .. } => "task",
+            Self::Server(_) => "server",
             Self::Node => "node",
         }
     }
@@ -96,7 +99,8 @@ impl Subject {
             | Self::Path(name)
             | Self::Interface(name)
             | Self::Netns(name)
-            | Self::Image(name) => name.clone(),
+            | Self::Image(name)
+            | Self::Server(name) => name.clone(),
             Self::Address(address) => address.to_string(),
             Self::Task { comm, tid } => format!("{comm}:{tid}"),
             Self::Node => String::new(),
@@ -105,7 +109,10 @@ impl Subject {
 
     /// The word by which `why` finds it.
     pub(super) fn word(&self) -> Option<String> {
-        let is_word = !matches!(self, Self::Netns(_) | Self::Image(_) | Self::Task { .. } | Self::Node);
+        let is_word = !matches!(
+            self,
+            Self::Netns(_) | Self::Image(_) | Self::Task { .. } | Self::Server(_) | Self::Node
+        );
         is_word.then(|| self.name())
     }
 
@@ -149,6 +156,7 @@ impl Subject {
                 .actor
                 .as_deref()
                 .is_some_and(|actor| (actor.tid == *tid || actor.pid == *tid) && actor.comm == *comm),
+            Self::Server(name) => event.nfs_server.as_deref().is_some_and(|server| server.name == *name),
             Self::Node => OF_NODE.contains(&kind),
         }
     }
@@ -156,6 +164,15 @@ impl Subject {
 
 pub(super) fn node(_: &Found<'_>) -> Option<Subject> {
     Some(Subject::Node)
+}
+
+/// What the kernel names between its words.
+pub(super) fn server(found: &Found<'_>) -> Option<Subject> {
+    let name = found.between.trim_end();
+    let is_name = !name.is_empty()
+        && name.len() <= NAME_MAX
+        && !name.contains(|c: char| c.is_whitespace() || is_hidden(c));
+    is_name.then(|| Subject::Server(name.to_owned()))
 }
 
 /// The uid of a pod: of a directory of the kubelet, else the first UUID.

@@ -1,7 +1,7 @@
 //! Lines as programs write them, with invented names; and a node on which something is wrong.
 
 use kevtmon_core::diagnose;
-use kevtmon_event::{Incident, Rbd};
+use kevtmon_event::{Incident, NfsServer, Rbd};
 use kevtmon_testing::sample;
 
 use super::*;
@@ -167,6 +167,10 @@ fn explained(memory: &Memory, text: &str) -> Explanation {
     known.explain(&only(&text))
 }
 
+fn nas1() -> NfsServer {
+    NfsServer { name: "nas1".into(), waits: true, mounts: Vec::new(), mounts_omitted: 0 }
+}
+
 #[test]
 fn an_incident_is_found_by_what_it_happened_to() {
     let none = || numbered(1, Event { target: None, actor: None, ..sample::cni() });
@@ -180,6 +184,7 @@ fn an_incident_is_found_by_what_it_happened_to() {
         candidate(3, "rbd-locked-elsewhere", rbd),
         candidate(4, "gateway-neighbor-lost", sample::deletion()),
         candidate(5, "neighbor-table-full", Event { cni: None, ..none() }),
+        candidate(6, "nfs-server-unresponsive", Event { nfs_server: Some(Box::new(nas1())), ..none() }),
     ]);
     for (text, expected) in [
         ("umount: <volume>: target is busy", Some("volume-busy")),
@@ -197,6 +202,8 @@ fn an_incident_is_found_by_what_it_happened_to() {
         (r#"dial tcp 10.42.0.7:80: "Probe failed" pod="team-a/mine-0""#, None),
         (r#""Probe failed" pod="lijiaob/etcd1-0" podUID="<uid>""#, None),
         ("neighbour: arp_cache: neighbor table overflow!", Some("neighbor-table-full")),
+        ("nfs: server nas1 not responding, still trying", Some("nfs-server-unresponsive")),
+        ("nfs: server nas2 not responding, still trying", None),
     ] {
         assert_eq!(explains(&memory, text).as_deref(), expected, "{text}");
     }
