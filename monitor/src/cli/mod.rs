@@ -21,6 +21,7 @@ pub mod reference;
 pub mod replay;
 pub mod run;
 pub mod top;
+pub mod ui;
 
 pub use bundle::BundleArgs;
 pub use doctor::DoctorArgs;
@@ -28,6 +29,7 @@ pub use holders::HoldersArgs;
 pub use replay::ReplayArgs;
 pub use run::RunArgs;
 pub use top::TopArgs;
+pub use ui::UiArgs;
 
 static VERSION_LINE: LazyLock<String> = LazyLock::new(|| format!("{VERSION} ({})", revision()));
 
@@ -75,6 +77,13 @@ pub enum Command {
     ///
     /// Exit code: 0 it was shown, 2 no daemon answers, or there is no terminal.
     Top(TopArgs),
+    /// Show this node in a browser: open incidents, their course, the network of the pods
+    ///
+    /// Serves a page on 127.0.0.1 and prints its address, until Ctrl-C. Who has the address can read what the daemon knows.
+    /// Needs a running daemon. From another machine: `ssh -L 8080:127.0.0.1:PORT NODE`.
+    ///
+    /// Exit code: 0 stopped by a signal, 1 it cannot listen, 2 no daemon answers.
+    Ui(UiArgs),
     #[command(flatten)]
     Query(query::Query),
     #[command(flatten)]
@@ -92,6 +101,7 @@ impl Cli {
             Command::Holders(args) => args.run(),
             Command::Doctor(args) => args.run(),
             Command::Top(args) => args.run(),
+            Command::Ui(args) => args.run(),
             Command::Query(query) => query.run(),
             Command::Reference(reference) => reference.run(),
         }

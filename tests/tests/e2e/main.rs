@@ -118,6 +118,7 @@ mod systemd_unit;
 mod top;
 mod transient;
 mod tunnels;
+mod ui;
 mod umount;
 mod umount_hung;
 mod unseen_holders;

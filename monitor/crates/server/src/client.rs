@@ -195,7 +195,11 @@ impl Remote {
         })
     }
 
-    fn get(&self, target: &str) -> Result<String, RemoteError> {
+    /// The body of the answer to a request, as the daemon sent it.
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses.
+    pub fn get(&self, target: &str) -> Result<String, RemoteError> {
         self.runtime.block_on(async {
             let answer = self.head(target).await?;
             self.body(answer).await
