@@ -171,6 +171,9 @@ fn end_to_end(names: &[String], gate: bool) -> Result<()> {
         bail!("the end-to-end tests need root, and there is no sudo here: run `cargo xtask test` as root");
     }
     install_end_to_end_prerequisites(privilege)?;
+    if !gate {
+        prerequisites::ensure("the tests of the page", &BROWSER, privilege)?;
+    }
     let daemon = daemon()?;
     let mut environment = vec![("KEVTMON_BIN", daemon.as_os_str())];
     let debian = if gate { None } else { debian::root(privilege)? };
@@ -334,6 +337,9 @@ fn root_runner(privilege: Privilege, environment: &[(&str, &OsStr)]) -> Vec<Stri
     }
     runner
 }
+
+/// What only the full tests start.
+const BROWSER: [Prerequisite; 1] = [program("chromium", "chromium", "shows the page of `kevtmon ui`")];
 
 const PREREQUISITES: [Prerequisite; 21] = [
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.

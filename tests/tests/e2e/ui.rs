@@ -1,4 +1,4 @@
-//! `kevtmon ui`: a gateway that is really deleted, by HTTP.
+//! `kevtmon ui`: a gateway that is really deleted, by HTTP and in a browser.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,10 +8,10 @@ use kevtmon_tests::daemon::{Daemon, launch, program};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::http::{self, Answer};
 use kevtmon_tests::mount::Scratch;
-use kevtmon_tests::patience::wait_until;
+use kevtmon_tests::patience::{patience, wait_until};
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::PodSandbox;
-use kevtmon_tests::process::{Running, finish};
+use kevtmon_tests::process::{Running, attempt, finish};
 use nix::sys::signal::Signal;
 
 /// Exit code where no daemon answers.
@@ -88,6 +88,37 @@ fn a_deleted_gateway_is_answered_with_the_page_until_a_signal() {
     ui.process.signal(Signal::SIGINT);
     let ended = wait_until("it ends", || ui.process.ended());
     assert_eq!(ended.code(), Some(0));
+}
+
+#[test]
+fn in_a_browser_the_deleted_gateway_is_drawn_with_its_culprit() {
+    let pod = Pod::new();
+    let sandbox = PodSandbox::of(&pod);
+    let mut daemon = launch().start();
+    let ui = Ui::of(&daemon);
+    pod.delete_gateway();
+    let opened = daemon.wait_for_incident(sandbox.id());
+    let id = opened.text("/incident/id");
+    let scratch = Scratch::without_mounts();
+    let (limit, address) = (patience().as_secs().to_string(), format!("{}#{id}", ui.url));
+    let profile = format!("--user-data-dir={}", scratch.path().display());
+    let browser = ["timeout", &limit, "chromium", "--headless", "--no-sandbox", "--disable-gpu"];
+    let options = [
+        "--disable-dev-shm-usage",
+        &profile,
+        "--lang=en",
+        "--virtual-time-budget=10000",
+        "--dump-dom",
+        &address,
+    ];
+    let wanted = ["class=\"box broken\"", "its static neighbor entry is gone", "class=\"dot incident "];
+    wait_until("the page shows the incident", || {
+        let sentence = format!("<h2 class=\"sentence\">{}</h2>", ui.summary(id));
+        assert!(sentence.contains(&culprit()), "{sentence}");
+        let ran = attempt(&[&browser[..], &options[..]].concat()).succeeded("chromium");
+        let shows = |words: &str| ran.stdout.contains(words);
+        (shows(&sentence) && wanted.into_iter().all(shows)).then_some(())
+    });
 }
 
 #[test]
