@@ -5,7 +5,7 @@ use kevtmon_holders::{
     DetachedRequest, PresenceRequest, ScanRequest, StillHeldRequest, fuse_mounts,
     look_for_device_users_and_send, obstacle,
 };
-use kevtmon_observation::{Fact, Request};
+use kevtmon_observation::{BootNs, Fact, NsInum, Request};
 use kevtmon_sources::runtime::{checkpoint, still_runs};
 use kevtmon_sources::{cni, components, netlink, nfs_mounts, observed_now, pod_remains};
 
@@ -14,21 +14,8 @@ use super::Daemon;
 impl Daemon {
     pub(super) fn handle_request(&mut self, request: Request) {
         match request {
-            // With a full queue the pending event is emitted at its deadline, without the names that are missing.
-            Request::Netns { netns } => {
-                if self.netns.try_send(netns).is_err() {
-                    tracing::warn!(netns, "namespace queue is full; the request is discarded");
-                }
-            }
-            Request::ProcessState { tgid, started_ns } => {
-                match (still_runs::at_once(tgid, started_ns), started_ns) {
-                    (None, Some(started_ns)) => {
-                        still_runs::look_and_send(&self.readers, &self.observations, tgid, started_ns);
-                    }
-                    (Some(state), _) => self.replies.push_back(observed_now(Fact::ProcessState(state))),
-                    (None, None) => {}
-                }
-            }
+            Request::Netns { netns } => self.read_netns(netns),
+            Request::ProcessState { tgid, started_ns } => self.process_state(tgid, started_ns),
             Request::CniNetns { id, path, within } => {
                 cni::find_netns_and_send(&self.readers, &self.observations, id, path, within);
             }
@@ -79,8 +66,7 @@ impl Daemon {
                     origin,
                     follow,
                     mount_only: true,
-                    on_demand: false,
-                    near_suffices: false,
+                    ..ScanRequest::default()
                 };
                 let request = PresenceRequest { id, mntns, tgid, identity, at: Some(Box::new(at)) };
                 self.answer(self.scanner.presence(request, share));
@@ -101,11 +87,27 @@ impl Daemon {
                     origin,
                     follow,
                     mount_only,
-                    on_demand: false,
-                    near_suffices: false,
+                    ..ScanRequest::default()
                 };
                 self.answer(self.scanner.request(request, share));
             }
+        }
+    }
+
+    /// With a full queue the pending event is emitted at its deadline, without the names that are missing.
+    fn read_netns(&self, netns: NsInum) {
+        if self.netns.try_send(netns).is_err() {
+            tracing::warn!(netns, "namespace queue is full; the request is discarded");
+        }
+    }
+
+    fn process_state(&mut self, tgid: u32, started_ns: Option<BootNs>) {
+        match (still_runs::at_once(tgid, started_ns), started_ns) {
+            (None, Some(started_ns)) => {
+                still_runs::look_and_send(&self.readers, &self.observations, tgid, started_ns);
+            }
+            (Some(state), _) => self.replies.push_back(observed_now(Fact::ProcessState(state))),
+            (None, None) => {}
         }
     }
 

@@ -49,7 +49,7 @@ fn a_device_that_is_swapped_to_cannot_be_mounted() {
     let reason = format!(" refused: the kernel swaps to {}", device.name());
     assert!(event.text("/message").ends_with(&reason), "{event}");
     let why = daemon.ask(&["why", device.name()]);
-    assert!(why.stdout.contains("mount.refused"), "{}", why.stdout);
+    assert!(why.stdout.contains("mount.refused"), "{why:?}");
 }
 
 #[test]

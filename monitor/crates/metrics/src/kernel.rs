@@ -106,7 +106,8 @@ impl KernelMetrics {
         self.cni_ignored.reset();
         for count in counts {
             // Those have a series once there are any: there are none on a node that is well.
-            if count.metric == KernelMetric::MountUnproven && count.value == 0 {
+            let is_rare = count.metric == KernelMetric::MountUnproven || count.labels == ["mount"];
+            if is_rare && count.value == 0 {
                 continue;
             }
             let metric = match count.metric {

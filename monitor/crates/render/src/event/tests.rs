@@ -98,7 +98,7 @@ fn an_incident_does_not_repeat_what_stands_above_it() {
     let deleted = sample::deletion();
     let incident = crate::test_support::memory::incident("81dbe6ff903f2912", 1);
     let opened = Event {
-        kind: kevtmon_event::Kind::IncidentOpened,
+        kind: Kind::IncidentOpened,
         message: "pod lijiaob/etcd1-0 has lost its gateway".into(),
         incident: Some(Box::new(incident)),
         ..deleted.clone()

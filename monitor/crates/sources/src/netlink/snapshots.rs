@@ -75,16 +75,6 @@ impl Stream {
         heard: BootNs,
         reading: Result<Box<Reading>, ReadError>,
     ) -> SendResult {
-        let is_route = |one: &Observation| {
-            matches!(
-                one.fact,
-                Fact::RouteAsked { .. }
-                    | Fact::Route(_)
-                    | Fact::RouteGone(_)
-                    | Fact::Rule(_)
-                    | Fact::RuleGone(_)
-            )
-        };
         let (routes, pending): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.pending).into_iter().partition(is_route);
         let now = Instant::now();
@@ -235,6 +225,14 @@ impl Stream {
         }
         Ok(())
     }
+}
+
+/// Of a route or a rule.
+fn is_route(one: &Observation) -> bool {
+    matches!(
+        one.fact,
+        Fact::RouteAsked { .. } | Fact::Route(_) | Fact::RouteGone(_) | Fact::Rule(_) | Fact::RuleGone(_)
+    )
 }
 
 /// Applies the changes that were told while routes were read: whether the dump has them already or not, afterwards it has

@@ -227,6 +227,7 @@ impl TestNode {
             | Request::RbdUses { .. }
             | Request::FuseMounts
             | Request::NfsMounts { .. }
+            | Request::DeviceUsers { .. }
             | Request::MountCopies => {}
             Request::Kubelet => self.observe(Fact::Kubelet(KubeletFacts::default())),
             Request::Netns { netns } => self.observe_netns(netns),

@@ -57,7 +57,7 @@ pub(super) fn trimmed(path: &str) -> &str {
     }
 }
 
-/// The device of an RBD image at the path; the mount there, else the one that it lies in, else all below it.
+/// The device at the path, of an RBD image or of a mount; the mount there, else the one that it lies in, else all below it.
 pub(super) fn path_subject(path: &str, records: &[Record]) -> Option<Subject> {
     let path = trimmed(path);
     let mounts: BTreeSet<&str> = records
@@ -74,8 +74,13 @@ pub(super) fn path_subject(path: &str, records: &[Record]) -> Option<Subject> {
         handle: format!("path:{handle}"),
         lookups: vec![lookup],
     };
-    let is_device =
-        |record: &Record| record.event.rbd.as_ref().is_some_and(|rbd| rbd.device.as_deref() == Some(path));
+    let is_device = |record: &Record| {
+        let event = &record.event;
+        let mount = event.mount.as_ref().filter(|mount| mount.block_device.is_some());
+        event.rbd.as_ref().is_some_and(|rbd| rbd.device.as_deref() == Some(path))
+            || mount.is_some_and(|mount| mount.source.as_deref() == Some(path))
+            || mount.and_then(|mount| mount.block_device.as_ref()).is_some_and(|device| device.name == path)
+    };
     if records.iter().any(is_device) {
         return Some(subject(format!("device {}", name(path)), path, Lookup::exact(Family::Path, path)));
     }
