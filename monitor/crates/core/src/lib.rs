@@ -406,7 +406,7 @@ impl Core {
             event.severity = event.severity.min(Severity::CLAIMED_MAX);
         }
         let tenant = tenant(&event, &mut self.accounts);
-        if let Some(budget) = budget(&event, &tenant) {
+        if let Some(budget) = budget(&event, &tenant, self.settings.host_netns) {
             let rate = match budget {
                 Budget::User => self.settings.user_events,
                 Budget::Container => self.settings.container_events,

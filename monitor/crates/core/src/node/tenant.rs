@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use kevtmon_event::{Actor, Cni, Container, Event, Join, Kind, Pod, Priority, Target, Tenant};
-use kevtmon_observation::cgroup;
+use kevtmon_observation::{NsInum, cgroup};
 
 /// Everybody whose user is only known in a user namespace of their own.
 const USERS: &str = "users";
@@ -78,20 +78,23 @@ pub enum Budget {
 
 /// The budget that an event counts against, if it is limited.
 #[must_use]
-pub fn budget(event: &Event, tenant: &Tenant) -> Option<Budget> {
+pub fn budget(event: &Event, tenant: &Tenant, host: NsInum) -> Option<Budget> {
     if event.kind == Kind::EventsThrottled {
         None
     } else if is_of_users(event, tenant) {
         Some(Budget::User)
     } else {
-        is_of_own_network(event).then_some(Budget::Container)
+        is_of_own_network(event, host).then_some(Budget::Container)
     }
 }
 
-fn is_of_own_network(event: &Event) -> bool {
-    let is_routing = event.route.is_some() || event.rule.is_some();
-    let is_network = event.link.is_some() || is_routing || event.neighbor.is_some() || event.sysctl.is_some();
-    if !is_network || event.incident.is_some() {
+fn is_of_own_network(event: &Event, host: NsInum) -> bool {
+    let of_rule = event.rule.as_ref().map(|rule| rule.netns);
+    let routing = event.route.as_ref().map(|route| route.netns).or(of_rule);
+    let is_network =
+        event.link.is_some() || routing.is_some() || event.neighbor.is_some() || event.sysctl.is_some();
+    // Only root changes those of the host, though they are about a container.
+    if !is_network || routing == Some(host) || event.incident.is_some() {
         return false;
     }
     let Some(target) = event.target.as_deref() else { return false };

@@ -126,13 +126,19 @@ fn rules_that_are_there_from_the_start_are_no_events_and_select_tables() {
 }
 
 #[test]
-fn a_flood_of_rules_of_one_pod_is_folded() {
+fn only_rules_of_its_own_network_count_against_the_budget_of_a_container() {
     let mut core = with_address();
     let rule = from("192.168.252.66");
-    for priority in 0..2_000 {
-        core.observe(at(3, added(&PolicyRule { priority, ..rule.clone() })));
-    }
-    let told = events(&mut core).len();
+    let flood = |core: &mut Core, netns| {
+        for priority in 0..2_000 {
+            core.observe(at(3, added(&PolicyRule { netns, priority, ..rule.clone() })));
+        }
+        events(core).len()
+    };
+    assert_eq!(flood(&mut core, HOST), 2_000, "root has done that");
+    let default = RouteFacts::default_via(POD, "10.8.0.1".parse().unwrap(), 2);
+    core.observe(at(4, Fact::Route(default)));
+    assert_eq!(named(&mut core), [(Kind::RouteAdded, None)]);
+    let told = flood(&mut core, POD);
     assert!(told < 600, "{told} events");
-    assert!(core.namespaces.get(HOST).unwrap().policy_rules().len() <= PolicyRule::HOST_MAX);
 }
