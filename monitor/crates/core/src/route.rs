@@ -107,10 +107,9 @@ impl Core {
         let Some(link) = links.zip(route.ifindex).and_then(|(links, ifindex)| links.get(&ifindex)) else {
             return;
         };
-        let is_pods = |target: &Target| target.container.is_some() || target.confirmed_pod().is_some();
-        let of_link = Some(self.link_target(link)).filter(is_pods);
+        let of_link = Some(self.link_target(link)).filter(is_owned);
         let is_astray = of_link.is_none();
-        let of_address = || is_there.then(|| self.target_at(address))?.filter(is_pods);
+        let of_address = || is_there.then(|| self.target_at(address))?;
         let Some(target) = of_link.or_else(of_address) else { return };
         let (kind, severity, verb) = match is_there {
             true if is_astray => (Kind::RouteAdded, Severity::Info, "added"),
@@ -137,15 +136,15 @@ impl Core {
         });
     }
 
-    /// The owner of an address that a single network namespace has, not counting the host's and those of users.
-    fn target_at(&self, address: IpAddr) -> Option<Target> {
+    /// The pod or container with an address that a single network namespace has, not counting the host's and those of users.
+    pub(super) fn target_at(&self, address: IpAddr) -> Option<Target> {
         let has_it = |known: &Namespace| known.addresses.iter().any(|own| own.address == address);
         let host = self.settings.host_netns;
         let is_there =
             |(netns, known): &(NsInum, &Namespace)| *netns != host && !known.foreign_userns && has_it(known);
         let mut found = self.namespaces.all().filter(is_there);
         let (Some((netns, _)), None) = (found.next(), found.next()) else { return None };
-        Some(self.target(netns, false))
+        Some(self.target(netns, false)).filter(is_owned)
     }
 
     /// Halves of default routes are kept only to determine which gateway is in use.
@@ -204,9 +203,8 @@ impl Core {
             return;
         };
         let target = self.link_target(link);
-        let is_owned = target.container.is_some() || target.confirmed_pod().is_some();
         let is_local = address.address.is_loopback() || is_link_local(address);
-        if is_local || !(is_owned || self.is_gateway_of_host(address)) {
+        if is_local || !(is_owned(&target) || self.is_gateway_of_host(address)) {
             return;
         }
         let (kind, severity, verb) = match is_there {
@@ -252,6 +250,10 @@ impl Core {
                     && known.gateways_in_use().iter().any(|(_, gateway)| *gateway == address.address)
             })
     }
+}
+
+pub(super) fn is_owned(target: &Target) -> bool {
+    target.container.is_some() || target.confirmed_pod().is_some()
 }
 
 /// Each interface with IPv6 has one.

@@ -7,7 +7,7 @@ use kevtmon_event::{Actor, Event, Kind, Route, Rule, Severity, Shared, Target};
 use kevtmon_observation::{BootNs, PolicyRule, RouteFacts, RouteOp, RuleAction, TABLE_MAIN};
 
 use super::Core;
-use super::route::by;
+use super::route::{by, is_owned};
 
 /// Rules that are looked at to find the pods that use a table.
 const RULES_OF_TABLE: usize = 256;
@@ -52,18 +52,8 @@ impl Core {
             Some(self.link_target(link)).filter(is_owned)
         };
         let mut interfaces = [&rule.iif, &rule.oif].into_iter().flatten();
-        let of_address = addresses.find_map(|(address, _)| self.owner_of_address(address));
+        let of_address = addresses.find_map(|(address, _)| self.target_at(address));
         of_address.or_else(|| interfaces.find_map(|ifname| of_link(ifname)))
-    }
-
-    /// The pod or container that has an address; none if several have it.
-    fn owner_of_address(&self, address: IpAddr) -> Option<Target> {
-        let host = self.settings.host_netns;
-        let others = self.namespaces.all().filter(|(netns, _)| *netns != host);
-        let has = others.filter(|(_, known)| known.addresses.iter().any(|own| own.address == address));
-        let mut owners = has.map(|(netns, _)| self.target(netns, false)).filter(is_owned);
-        let first = owners.next()?;
-        owners.next().is_none().then_some(first)
     }
 
     /// A route of another table than the main one, if a rule of a pod selects that.
@@ -126,10 +116,6 @@ impl Core {
         let is_only = users.all(|user| user == first);
         Some((first, is_only))
     }
-}
-
-fn is_owned(target: &Target) -> bool {
-    target.container.is_some() || target.confirmed_pod().is_some()
 }
 
 /// As events show it.

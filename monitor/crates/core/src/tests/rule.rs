@@ -83,6 +83,26 @@ fn a_rule_selects_a_pod_by_its_host_end_and_in_its_own_network_and_others_are_no
 }
 
 #[test]
+fn what_a_user_gives_the_address_of_a_pod_does_not_hide_the_rules_of_that() {
+    let mut core = with_address();
+    let address = "192.168.252.66".parse().unwrap();
+    let of_user = |netns, foreign_userns| {
+        let Fact::Netns(bare) = snapshot(netns) else { unreachable!() };
+        let addresses = vec![AddressFacts { netns, ifindex: 2, address, prefix_len: 32 }];
+        Fact::Netns(Box::new(NetnsSnapshot { foreign_userns, addresses, ..*bare }))
+    };
+    core.observe(at(3, of_user(88, true)));
+    events(&mut core);
+    core.observe(at(4, added(&from("192.168.252.66"))));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.target.as_ref().unwrap().pod.as_ref().unwrap().name.as_deref(), Some("etcd1-0"));
+    core.observe(at(5, of_user(89, false)));
+    events(&mut core);
+    core.observe(at(6, gone(&from("192.168.252.66"))));
+    assert!(events(&mut core).is_empty(), "root has given it to two");
+}
+
+#[test]
 fn a_route_of_a_table_that_a_rule_of_a_pod_selects_is_an_event() {
     let mut core = with_address();
     let default =
