@@ -39,6 +39,15 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// The address of a prefix with a single one.
+    #[must_use]
+    pub fn single_address(prefix: &str) -> Option<IpAddr> {
+        let (address, bits) = prefix.split_once('/')?;
+        let address: IpAddr = address.parse().ok()?;
+        let all = if address.is_ipv4() { "32" } else { "128" };
+        (bits == all).then_some(address)
+    }
+
     /// The rule in the words of ip-rule(8).
     #[must_use]
     pub fn text(&self) -> String {
@@ -57,10 +66,7 @@ impl Rule {
 impl Object for Rule {
     fn visit(&self, visitor: &mut dyn Visitor) {
         let prefixes = [&self.from, &self.to].into_iter().flatten();
-        let addresses = prefixes.filter_map(|prefix| {
-            let address = prefix.strip_suffix("/32").or_else(|| prefix.strip_suffix("/128"))?;
-            address.parse::<IpAddr>().ok()
-        });
+        let addresses = prefixes.filter_map(|prefix| Self::single_address(prefix));
         addresses.for_each(|address| visitor.neighbor_address(Role::Object, address));
         let interfaces = [&self.iif, &self.oif].into_iter().flatten();
         interfaces.for_each(|ifname| visitor.interface_name(Role::Object, ifname));

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use kevtmon_event::{Actor, CloseReason, Confidence, Event, Kind, Route, Severity, Shared};
+use kevtmon_event::{Actor, CloseReason, Confidence, Event, Kind, Route, Rule, Severity, Shared};
 use kevtmon_observation::{BootNs, FoundRoute, NsInum, PodAddress, PodRoute, Request};
 use kevtmon_types::settings::{Thresholds, Unit, thresholds};
 use routed::RoutedPod;
@@ -425,6 +425,14 @@ fn report(context: &Context<'_>, missing: &Missing, pod: &RoutedPod, subject: St
     }
 }
 
+/// The address that a rule has a table looked in for, if it does so for all packets to it alone.
+fn looked_up(rule: &Rule) -> Option<IpAddr> {
+    let is_for_all =
+        !rule.inverse && !rule.more && [&rule.from, &rule.iif, &rule.oif].into_iter().all(Option::is_none);
+    let to = rule.to.as_deref().filter(|_| is_for_all && rule.action == "lookup")?;
+    Rule::single_address(to)
+}
+
 impl Diagnosis for PodRouteMissing {
     fn kind(&self) -> &'static str {
         KIND
@@ -441,8 +449,7 @@ impl Diagnosis for PodRouteMissing {
         }
         if event.kind == Kind::RuleDeleted
             && let Some(rule) = event.rule.as_deref().filter(|rule| rule.netns == context.node.host_netns)
-            && let Some(address) =
-                rule.to.as_deref().and_then(|to| to.split('/').next()?.parse::<IpAddr>().ok())
+            && let Some(address) = looked_up(rule)
             && let Some(history) = self.histories.get_mut(&address)
         {
             history.rule_deleted = Some((event.at, event.seq));

@@ -237,9 +237,15 @@ fn where_rules_tell_packets_apart_it_is_only_likely() {
 #[test]
 fn the_deletion_of_a_rule_for_the_address_is_evidence_if_the_route_was_there_until_then() {
     let rule = PolicyRule { netns: HOST, to: Some((ip(), 32)), table: 101, ..PolicyRule::default() };
-    for is_before in [true, false] {
+    let refuses = PolicyRule { action: RuleAction::Refuse, ..rule.clone() };
+    let inverse = PolicyRule { is_inverse: true, ..rule.clone() };
+    let by_mark = PolicyRule { has_more: true, ..rule.clone() };
+    let of_one = PolicyRule { from: Some((ip(), 32)), ..rule.clone() };
+    let others = [refuses, inverse, by_mark, of_one].map(|rule| (rule, false, false));
+    let plain = [(rule.clone(), true, false), (rule, false, true)];
+    for (rule, is_before, is_evidence) in plain.into_iter().chain(others) {
         let mut node = started(node());
-        let gone = Fact::RuleGone(Box::new(rule.clone()));
+        let gone = Fact::RuleGone(Box::new(rule));
         if is_before {
             node.observe(gone);
             node.run_for(5 * S);
@@ -252,7 +258,7 @@ fn the_deletion_of_a_rule_for_the_address_is_evidence_if_the_route_was_there_unt
         let told = node.events.iter().find(|event| event.kind == Kind::RuleDeleted).unwrap().seq;
         let event = node.last_incident();
         let evidence = &event.incident.as_ref().unwrap().evidence;
-        assert_eq!(evidence.contains(&told), !is_before);
+        assert_eq!(evidence.contains(&told), is_evidence);
         assert!(event.actor.is_none(), "who deleted the rule is not known");
     }
 }
