@@ -68,9 +68,7 @@ impl Core {
         if route.netns == self.settings.host_netns {
             self.namespaces.put_tunnel_route(&route);
         }
-        if !route.is_default() {
-            self.emit_policy_route(at, &route, true, actor);
-        } else if self.namespaces.put_route(at, route.clone()) {
+        if route.is_default() && self.namespaces.put_route(at, route.clone()) {
             self.emit_route(at, &route, true, actor);
         }
     }
@@ -83,8 +81,6 @@ impl Core {
         }
         if self.namespaces.remove_route(at, route) {
             self.emit_route(at, route, false, actor);
-        } else if !route.is_default() {
-            self.emit_policy_route(at, route, false, actor);
         }
     }
 
@@ -92,8 +88,7 @@ impl Core {
     fn tell_host_route(&mut self, at: BootNs, route: &RouteFacts, is_there: bool, actor: Option<&Actor>) {
         let Some((address, prefix_len)) = route.destination else { return };
         let bits = if address.is_ipv4() { 32 } else { 128 };
-        let is_main = route.table == TABLE_MAIN;
-        if prefix_len == bits && is_main && route.netns == self.settings.host_netns {
+        if prefix_len == bits && route.netns == self.settings.host_netns {
             self.emit_pod_route(at, route, is_there, actor);
             self.diagnose(at, &ModelChange::HostRoute { address, is_there });
         }
@@ -129,7 +124,6 @@ impl Core {
                 destination,
                 gateway: route.gateway,
                 ifindex: route.ifindex,
-                table: None,
                 netns: route.netns,
             })),
             ..self.event(at, kind, severity, message)
@@ -147,7 +141,7 @@ impl Core {
         Some(self.target(netns, false)).filter(is_owned)
     }
 
-    /// Halves of default routes are kept only to determine which gateway is in use.
+    /// Halves of default routes and those of other tables are kept only to determine which gateway is in use.
     pub(super) fn emit_route(
         &mut self,
         at: BootNs,
@@ -155,11 +149,8 @@ impl Core {
         is_there: bool,
         actor: Option<Actor>,
     ) {
-        if route.destination.is_some() {
+        if route.destination.is_some() || route.table != TABLE_MAIN {
             return;
-        }
-        if route.table != TABLE_MAIN {
-            return self.emit_policy_route(at, route, is_there, actor);
         }
         let target = self.target(route.netns, false);
         let is_containers = target.container.is_some();
@@ -180,7 +171,6 @@ impl Core {
                 destination: "default".into(),
                 gateway: route.gateway,
                 ifindex: route.ifindex,
-                table: None,
                 netns: route.netns,
             })),
             resync: self.is_resync,

@@ -121,7 +121,7 @@ kind::kinds! {
     LinkMoved = "link.moved",
     /// A link is gone.
     LinkDeleted = "link.deleted",
-    /// A pod's gateway route or route to a pod appeared, or a route of a table that a rule of a pod selects.
+    /// A pod's gateway route or route to a pod appeared.
     RouteAdded = "route.added",
     /// Such a route is gone.
     RouteDeleted = "route.deleted",

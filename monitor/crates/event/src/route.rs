@@ -17,8 +17,6 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// Outgoing interface.
     pub ifindex: Option<u32>,
-    /// Routing table; absent for the main one.
-    pub table: Option<u32>,
     /// Network namespace, inode number.
     pub netns: u32,
 }
@@ -36,7 +34,6 @@ impl Object for Route {
     fn describe(&self, details: &mut dyn Details) {
         let via = self.gateway.map_or_else(String::new, |gateway| format!(" via {gateway}"));
         let dev = self.ifindex.map_or_else(String::new, |ifindex| format!(" dev {ifindex}"));
-        let table = self.table.map_or_else(String::new, |table| format!(" table {table}"));
-        details.line("route", &format!("{}{via}{dev}{table} in netns {}", self.destination, self.netns));
+        details.line("route", &format!("{}{via}{dev} in netns {}", self.destination, self.netns));
     }
 }

@@ -90,8 +90,8 @@ pub const TABLE_MAIN: u32 = 254;
 /// `RT_TABLE_LOCAL`, of the node's own addresses.
 pub const TABLE_LOCAL: u32 = 255;
 
-/// One next hop of a route. Of tables other than the main one only default routes and those to single addresses are observed,
-/// and of default routes also those that lead nowhere.
+/// One next hop of a route. Of tables other than the main one only default routes are observed, and of default routes also
+/// those that lead nowhere.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteFacts {
     pub netns: NsInum,
@@ -221,7 +221,7 @@ pub struct RuleFacts {
 
 /// A rule (`ip rule`) that selects packets by addresses or interfaces.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyRule {
     pub netns: NsInum,
     /// Whether it is a rule of IPv6.
@@ -248,13 +248,6 @@ pub struct PolicyRule {
     pub table: u32,
     #[serde(default, skip_serializing_if = "is_lookup")]
     pub action: RuleAction,
-}
-
-impl PolicyRule {
-    /// How many of the host's network namespace are kept,
-    pub const HOST_MAX: usize = 4096;
-    /// and of any other one, in which a container may make as many as it likes.
-    pub const OTHER_MAX: usize = 64;
 }
 
 /// A process that lives in a namespace, found in /proc: names it where no runtime does.
@@ -295,7 +288,7 @@ pub struct NetnsSnapshot {
     pub owner: Option<NetnsOwner>,
     pub links: Vec<LinkFacts>,
     pub addresses: Vec<AddressFacts>,
-    /// Unicast routes of the main table and default routes of all others, both families; others of these may be among them.
+    /// Unicast routes of the main table and default routes of all others, both families.
     pub routes: Vec<RouteFacts>,
     /// Next hops of default routes, by interface, to which no packet is sent as long as that is not ready (`RTNH_F_DEAD`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -303,9 +296,6 @@ pub struct NetnsSnapshot {
     /// Rules in the order of the kernel; none where the kernel has no policy routing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<RuleFacts>,
-    /// Those that select by addresses or interfaces, as far as they are kept.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub policy_rules: Vec<PolicyRule>,
     /// Neighbor entries, both families.
     pub neighbors: Vec<NeighborEntry>,
     /// How many entries of IPv4 and of IPv6 count against the kernel's limits, also of those that are not in `neighbors`.

@@ -260,7 +260,6 @@ fn route() -> Event {
             destination: "default".into(),
             gateway: Some("169.254.1.1".parse().unwrap()),
             ifindex: Some(2),
-            table: None,
             netns: 4_026_532_253,
         })),
         target: Some(Shared::new(Target {

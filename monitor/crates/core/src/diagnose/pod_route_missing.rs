@@ -412,7 +412,6 @@ fn report(context: &Context<'_>, missing: &Missing, pod: &RoutedPod, subject: St
                 destination: format!("{}/{bits}", pod.address),
                 gateway: None,
                 ifindex: Some(pod.device.ifindex),
-                table: None,
                 netns: context.node.host_netns,
             })),
             ..IncidentObjects::default()
@@ -441,7 +440,6 @@ impl Diagnosis for PodRouteMissing {
     fn event(&mut self, context: &Context<'_>, event: &Event, _findings: &mut Findings) {
         if event.kind == Kind::RouteDeleted
             && let Some(route) = event.route.as_deref().filter(|route| route.netns == context.node.host_netns)
-            && route.table.is_none()
             && let Some(address) = route.destination.split('/').next().and_then(|text| text.parse().ok())
             && let Some(history) = self.histories.get_mut(&address)
         {

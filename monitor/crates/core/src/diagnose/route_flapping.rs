@@ -322,14 +322,13 @@ fn thing(kind: Kind, event: &Event) -> Option<(NsInum, String, String, bool)> {
     match kind {
         Kind::RouteDeleted | Kind::RouteAdded => {
             let route = event.route.as_deref()?;
-            let table = route.table.map_or_else(String::new, |table| format!(" of table {table}"));
             let what = match route.destination.as_str() {
-                "default" => format!("the default route{table}"),
-                to => format!("the route to {to}{table}"),
+                "default" => "the default route".to_owned(),
+                to => format!("the route to {to}"),
             };
             // There may be several to one destination.
             let gateway = route.gateway.map_or_else(String::new, |gateway| gateway.to_string());
-            let key = format!("route/{}/{gateway}/{}{table}", route.destination, route.ifindex.unwrap_or(0));
+            let key = format!("route/{}/{gateway}/{}", route.destination, route.ifindex.unwrap_or(0));
             Some((route.netns, key, what, is_removal))
         }
         Kind::NeighborDeleted | Kind::NeighborAdded => {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use kevtmon_observation::{
     AddressFacts, BootNs, LinkFacts, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum,
-    PolicyRule, RouteFacts, RuleFacts,
+    RouteFacts, RuleFacts,
 };
 use kevtmon_types::is_zero::is_zero;
 use serde::{Deserialize, Serialize};
@@ -80,9 +80,6 @@ pub struct Namespace {
     routes_omitted: usize,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rules: Vec<RuleFacts>,
-    /// Rules by addresses or interfaces, as far as they are kept.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    policy_rules: BTreeSet<PolicyRule>,
     gateways: Gateways,
     /// Of the host's alone.
     #[serde(default, skip_serializing_if = "Tunnels::is_empty")]
@@ -241,7 +238,6 @@ impl Namespaces {
             routes: routes.into_iter().take(ROUTES_MAX).collect(),
             dead_gateways: snapshot.dead_gateways.into_iter().take(ROUTES_MAX).collect(),
             rules: snapshot.rules,
-            policy_rules: snapshot.policy_rules.into_iter().collect(),
             tunnels: Tunnels::default(),
             limited_neighbors: snapshot.limited_neighbors,
             in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
@@ -384,17 +380,6 @@ impl Namespaces {
         found
     }
 
-    /// Adds or removes a rule by addresses or interfaces.
-    pub fn set_policy_rule(&mut self, rule: &PolicyRule, is_there: bool) {
-        let Some(namespace) = self.known.get_mut(&rule.netns) else { return };
-        let most = if namespace.unbounded { PolicyRule::HOST_MAX } else { PolicyRule::OTHER_MAX };
-        if !is_there {
-            namespace.policy_rules.remove(rule);
-        } else if namespace.policy_rules.len() < most {
-            namespace.policy_rules.insert(rule.clone());
-        }
-    }
-
     /// Applies a live change of a neighbor entry, if that is a gateway's.
     pub fn put_neighbor(&mut self, at: BootNs, change: &NeighborChange) {
         if let Some(namespace) = self.known.get_mut(&change.key.netns) {
@@ -445,12 +430,6 @@ impl Namespace {
     #[must_use]
     pub fn routes(&self) -> &[RouteFacts] {
         &self.routes
-    }
-
-    /// Rules that select packets by addresses or interfaces.
-    #[must_use]
-    pub fn policy_rules(&self) -> &BTreeSet<PolicyRule> {
-        &self.policy_rules
     }
 
     /// Default gateways that are in use now, by interface.

@@ -1,4 +1,4 @@
-//! Routing rules that select by a pod, and routes of the tables that they select.
+//! Routing rules that select by a pod.
 
 use super::link::end;
 use super::route::{act_in, named};
@@ -100,49 +100,6 @@ fn what_a_user_gives_the_address_of_a_pod_does_not_hide_the_rules_of_that() {
     events(&mut core);
     core.observe(at(6, gone(&from("192.168.252.66"))));
     assert!(events(&mut core).is_empty(), "root has given it to two");
-}
-
-#[test]
-fn a_route_of_a_table_that_a_rule_of_a_pod_selects_is_an_event() {
-    let mut core = with_address();
-    let default =
-        RouteFacts { table: TABLE, ..RouteFacts::default_via(HOST, "10.8.0.1".parse().unwrap(), 5) };
-    let gateway =
-        RouteFacts { destination: Some(("10.8.0.1".parse().unwrap(), 32)), gateway: None, ..default.clone() };
-    core.observe(at(3, Fact::Route(gateway.clone())));
-    core.observe(at(4, added(&from("192.168.252.66"))));
-    assert_eq!(named(&mut core), [(Kind::RuleAdded, None)], "nothing selected the table before");
-    core.observe(at(5, Fact::Route(default.clone())));
-    core.observe(at(6, Fact::RouteGone(gateway)));
-    assert_eq!(named(&mut core), [(Kind::RouteAdded, None), (Kind::RouteDeleted, None)]);
-    core.observe(at(7, act_in(HOST, 51, vec![RouteOp::RouteDeleted(default.clone())])));
-    core.observe(at(8, Fact::RouteGone(default.clone())));
-    let [event] = &events(&mut core)[..] else { panic!("not one event") };
-    assert_eq!(
-        event.message,
-        "default route of the host via 10.8.0.1 in table 101 (selected by a rule of pod lijiaob/etcd1-0) deleted by ip (pid 51)"
-    );
-    let route = event.route.as_ref().unwrap();
-    assert_eq!((route.table, route.destination.as_str()), (Some(TABLE), "default"));
-    let of_other = RouteFacts { table: 102, ..default.clone() };
-    core.observe(at(9, Fact::Route(of_other)));
-    core.observe(at(10, gone(&from("192.168.252.66"))));
-    core.observe(at(11, Fact::Route(default)));
-    assert_eq!(named(&mut core), [(Kind::RuleDeleted, None)], "no rule of a pod selects them");
-}
-
-#[test]
-fn rules_that_are_there_from_the_start_are_no_events_and_select_tables() {
-    let rules: Vec<PolicyRule> =
-        (0..3_000).map(|priority| PolicyRule { priority, ..from("192.168.252.66") }).collect();
-    let Fact::Netns(bare) = snapshot(HOST) else { unreachable!() };
-    let mut core = with_address();
-    core.observe(at(3, Fact::Netns(Box::new(NetnsSnapshot { policy_rules: rules, ..*bare }))));
-    assert!(events(&mut core).iter().all(|event| event.rule.is_none()));
-    let default =
-        RouteFacts { table: TABLE, ..RouteFacts::default_via(HOST, "10.8.0.1".parse().unwrap(), 5) };
-    core.observe(at(4, Fact::Route(default)));
-    assert_eq!(named(&mut core), [(Kind::RouteAdded, None)]);
 }
 
 #[test]

@@ -21,10 +21,7 @@ pub fn without_route(state: &NodeState, subject: &Subject, records: &[Record]) -
         namespace.links.iter().filter(is_up).find(|link| is_about(subject, namespace, link))?;
         let routes = records.iter().map(|record| &record.event).filter(|event| {
             event.boot_id == state.boot_id
-                && event
-                    .route
-                    .as_ref()
-                    .is_some_and(|route| route.netns == namespace.netns && route.table.is_none())
+                && event.route.as_ref().is_some_and(|route| route.netns == namespace.netns)
         });
         let last = routes.max_by_key(|event| event.seq).filter(|event| event.kind == Kind::RouteDeleted)?;
         let route = last.route.as_deref().filter(|route| route.destination == "default")?;

@@ -67,7 +67,6 @@ impl Instance {
             destination: "default".to_owned(),
             gateway: Some(Ipv4Addr::new(169, 254, 1, 1).into()),
             ifindex: Some(2),
-            table: None,
             netns: self.netns,
         }));
         event

@@ -15,8 +15,7 @@ use std::time::Duration;
 
 use kevtmon_observation::cgroup;
 use kevtmon_observation::{
-    AddressFacts, LinkFacts, NeighborEntry, NetnsOwner, NetnsSnapshot, NsInum, PolicyRule, RouteFacts,
-    RuleFacts, TABLE_MAIN, iff,
+    AddressFacts, LinkFacts, NeighborEntry, NetnsOwner, NetnsSnapshot, NsInum, RouteFacts, RuleFacts, iff,
 };
 use netlink_packet_core::NetlinkBuffer;
 use netlink_packet_route::RouteNetlinkMessage;
@@ -307,7 +306,6 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: Most) -> Resul
             routes,
             dead_gateways: tables.dead_gateways,
             rules,
-            policy_rules: tables.policy_rules,
             neighbors: tables.neighbors,
             limited_neighbors: tables.limited_neighbors,
             ..NetnsSnapshot::default()
@@ -345,7 +343,6 @@ struct Tables {
     dead_gateways: Vec<(u32, IpAddr)>,
     /// In the order of the kernel, without a table where the device of a packet decides.
     rules: Vec<Rule>,
-    policy_rules: Vec<PolicyRule>,
     neighbors: Vec<NeighborEntry>,
     limited_neighbors: [u32; 2],
     peers: Vec<(u32, i32)>,
@@ -364,19 +361,13 @@ impl Tables {
         if message.message_type() == libc::RTM_NEWROUTE && self.dead_gateways.len() < FOREIGN_ROWS {
             self.dead_gateways.extend(route::dead_gateways(netns, message.payload()));
         }
-        let most = if self.is_limited() { PolicyRule::OTHER_MAX } else { PolicyRule::HOST_MAX };
-        if self.policy_rules.len() < most {
-            self.policy_rules.extend(route::policy_rule(netns, message).map(|(rule, _)| rule));
-        }
         match message::decode(netns, message) {
             Ok(Change::Link(link)) => self.link(link),
             Ok(Change::Address(address)) => self.addresses.push(address),
             // Nothing else of such a namespace is ever asked for.
             Ok(Change::Route { routes, .. }) => {
                 let is_limited = self.is_limited();
-                let is_kept =
-                    |route: &RouteFacts| route.is_default() || !is_limited && route.table == TABLE_MAIN;
-                let routes = routes.into_iter().filter(is_kept);
+                let routes = routes.into_iter().filter(|route| !is_limited || route.is_default());
                 self.routes.extend(routes.map(|route| (route, None)));
             }
             Ok(Change::RouteByObject { route, nexthop }) => {
@@ -439,7 +430,6 @@ impl Tables {
         }
         self.peers.append(&mut other.peers);
         self.rules.append(&mut other.rules);
-        self.policy_rules.append(&mut other.policy_rules);
         self.nexthops.extend(other.nexthops);
         self.vrf_tables.append(&mut other.vrf_tables);
         self.undecoded += other.undecoded;

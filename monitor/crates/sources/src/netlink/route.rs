@@ -152,8 +152,7 @@ pub(super) fn routes(netns: NsInum, payload: &[u8], usable: bool) -> Decoded<Rou
     // Of half of a default route the kernel leaves an address of zeros out.
     let unspecified = || if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     route.destination = (prefix != 0).then(|| (destination.unwrap_or_else(unspecified), prefix));
-    let is_single = prefix == if ipv6 { 128 } else { 32 };
-    if route.table != TABLE_MAIN && prefix > 1 && !is_single {
+    if route.table != TABLE_MAIN && prefix > 1 {
         return Ok(Routes::None);
     }
     if let (Some(object), true) = (object, forwards && hops.is_empty() && hop == NextHop::default()) {

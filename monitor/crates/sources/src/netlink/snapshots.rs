@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Instant;
 
-use kevtmon_observation::{BootNs, Fact, NetnsSnapshot, NsInum, Observation, PolicyRule, RouteFacts, Source};
+use kevtmon_observation::{BootNs, Fact, NetnsSnapshot, NsInum, Observation, RouteFacts, Source};
 
 use super::discover::DiscoveredNetns;
 use super::dump::{PeerName, ReadError, Reading};
@@ -75,6 +75,9 @@ impl Stream {
         heard: BootNs,
         reading: Result<Box<Reading>, ReadError>,
     ) -> SendResult {
+        let is_route = |one: &Observation| {
+            matches!(one.fact, Fact::RouteAsked { .. } | Fact::Route(_) | Fact::RouteGone(_))
+        };
         let (routes, pending): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.pending).into_iter().partition(is_route);
         let now = Instant::now();
@@ -105,7 +108,6 @@ impl Stream {
                 self.known.insert(netns);
                 let undecoded = reading.undecoded;
                 let mut snapshot = self.adopt(*reading, &pending);
-                catch_up_rules(&mut snapshot.policy_rules, &routes);
                 catch_up(&mut snapshot.routes, routes);
                 // What waits for the routes is judged by the next reading, which has these changes.
                 let is_stale = |change: &Observation| matches!(change.fact, Fact::NetnsStale { .. });
@@ -227,14 +229,6 @@ impl Stream {
     }
 }
 
-/// Of a route or a rule.
-fn is_route(one: &Observation) -> bool {
-    matches!(
-        one.fact,
-        Fact::RouteAsked { .. } | Fact::Route(_) | Fact::RouteGone(_) | Fact::Rule(_) | Fact::RuleGone(_)
-    )
-}
-
 /// Applies the changes that were told while routes were read: whether the dump has them already or not, afterwards it has
 /// them all.
 fn catch_up(routes: &mut Vec<RouteFacts>, told: VecDeque<Observation>) {
@@ -242,17 +236,6 @@ fn catch_up(routes: &mut Vec<RouteFacts>, told: VecDeque<Observation>) {
         match change.fact {
             Fact::Route(route) if !routes.contains(&route) => routes.push(route),
             Fact::RouteGone(gone) => routes.retain(|route| *route != gone),
-            _ => {}
-        }
-    }
-}
-
-/// The same of rules.
-fn catch_up_rules(rules: &mut Vec<PolicyRule>, told: &VecDeque<Observation>) {
-    for change in told {
-        match &change.fact {
-            Fact::Rule(rule) if !rules.contains(rule) => rules.push(PolicyRule::clone(rule)),
-            Fact::RuleGone(gone) => rules.retain(|rule| *rule != **gone),
             _ => {}
         }
     }

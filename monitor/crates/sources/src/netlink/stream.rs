@@ -451,18 +451,17 @@ impl Stream {
         matches!(self.job, Some(Job::Read { netns: read, .. }) if read == netns)
     }
 
-    /// Delivers a change, after the snapshot if that is being made. Changes of routes and rules are told at once, so that the model knows
-    /// which of them came first; the snapshot is brought up to them.
+    /// Delivers a change, after the snapshot if that is being made. Changes of routes are told at once, so that the model knows
+    /// which of them came first; the snapshot is brought up to them. So are those of rules, of which no snapshot has any.
     pub(super) async fn deliver(&mut self, netns: NsInum, observation: Observation) -> SendResult {
-        if !self.is_reading(netns) {
+        let is_rule = matches!(observation.fact, Fact::Rule(_) | Fact::RuleGone(_));
+        if is_rule || !self.is_reading(netns) {
             return self.send(observation).await;
         }
         match observation.fact {
             Fact::RouteAsked { .. }
             | Fact::Route(_)
             | Fact::RouteGone(_)
-            | Fact::Rule(_)
-            | Fact::RuleGone(_)
             | Fact::NetnsHeard { .. }
             | Fact::NetnsStale { .. } => {
                 self.send(observation.clone()).await?;

@@ -216,8 +216,7 @@ impl LinkChanges {
 
     /// Notes that the host has lost its default route.
     pub(super) fn note_route(&mut self, host: NsInum, event: &Event) {
-        let is_of_host =
-            |route: &&Route| route.netns == host && route.destination == "default" && route.table.is_none();
+        let is_of_host = |route: &&Route| route.netns == host && route.destination == "default";
         if event.route.as_deref().filter(is_of_host).is_none() {
             return;
         }

@@ -301,18 +301,6 @@ fn a_rule_by_addresses_or_interfaces_is_told_with_what_it_selects() {
 }
 
 #[test]
-fn of_other_tables_default_routes_and_those_to_single_addresses_are_told() {
-    let mut route = route();
-    route.header.table = 101;
-    for (prefix_len, is_told) in [(0, true), (32, true), (24, false)] {
-        route.header.destination_prefix_length = prefix_len;
-        let message = bytes(RouteNetlinkMessage::DelRoute(route.clone()), 0, 0);
-        let is_route = matches!(decoded(&message).unwrap()[..], [Change::RouteGone { .. }]);
-        assert_eq!(is_route, is_told, "{prefix_len}");
-    }
-}
-
-#[test]
 fn a_rule_that_no_packet_can_match_is_none() {
     let decode =
         |rule: &RuleMessage| decoded(&bytes(RouteNetlinkMessage::NewRule(rule.clone()), 0, 0)).unwrap();
