@@ -30,10 +30,9 @@ pub enum FoundRoute {
     Discards,
     /// A route that refuses packets (`unreachable`, `prohibit`, `throw` without a route behind it).
     Refuses,
-    /// A default route, or half of one, by another interface.
+    /// A default route, or half of one, by another interface, where no table has a route to the pod.
     Default { ifindex: u32 },
-    /// Another route, by another interface: what is behind it may lead to the pod. Also a default route where any table has a
-    /// route to the pod.
+    /// Another route, by another interface: what is behind it may lead to the pod.
     By { ifindex: u32 },
     /// Another route, of which nothing more is known.
     Other,

@@ -58,7 +58,7 @@ fn look_up(addresses: &[PodAddress]) -> Result<Vec<PodRoute>, RequestError> {
             None => continue,
             Some(found @ (FoundRoute::Other | FoundRoute::By { .. })) => found,
             Some(found) if !is_in_any_table(*address, interfaces) => found,
-            Some(FoundRoute::Default { ifindex }) => FoundRoute::By { ifindex },
+            // The kernel checks sources with the interface by which they come, by which a rule may select that table.
             Some(_) => FoundRoute::Other,
         };
         elsewhere.push(PodRoute { address: *address, found });
