@@ -103,9 +103,11 @@ impl Core {
             return;
         };
         let of_link = Some(self.link_target(link)).filter(is_owned);
-        let is_astray = of_link.is_none();
-        let of_address = || is_there.then(|| self.target_at(address))?;
-        let Some(target) = of_link.or_else(of_address) else { return };
+        let of_address = self.target_at(address);
+        let is_astray = of_link.is_none() || of_address.is_some() && of_address != of_link;
+        let of_link_owner = of_link.as_ref().map_or_else(String::new, owner_phrase);
+        let found = if is_astray { of_address.filter(|_| is_there) } else { of_link };
+        let Some(target) = found else { return };
         let (kind, severity, verb) = match is_there {
             true if is_astray => (Kind::RouteAdded, Severity::Info, "added"),
             true => (Kind::RouteAdded, Severity::Debug, "added"),
@@ -114,7 +116,7 @@ impl Core {
         };
         let (owner, by, ifname) = (owner_phrase(&target), by(actor), name(&link.ifname));
         let message = match is_astray {
-            true => format!("route of the host to {destination}{owner} by {ifname} {verb}{by}"),
+            true => format!("route of the host to {destination}{owner} by {ifname}{of_link_owner} {verb}{by}"),
             false => format!("route of the host to {destination} by {ifname}{owner} {verb}{by}"),
         };
         self.emit(Event {

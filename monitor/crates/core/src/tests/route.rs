@@ -70,6 +70,48 @@ fn a_route_of_the_host_to_the_address_of_a_pod_by_another_interface_is_an_event_
     assert!(events(&mut core).is_empty(), "the pod's own route decides then");
 }
 
+#[test]
+fn a_route_to_the_address_of_a_pod_by_the_host_end_of_another_is_an_event_of_the_former() {
+    let mut core = settled();
+    let (other, id) = (8, "b".repeat(64));
+    core.observe(at(2, snapshot(other)));
+    let Fact::Container(known) = container(ContainerState::Running) else { unreachable!() };
+    let pod = known.pod.clone().map(|pod| PodIdentity {
+        name: "web-0".into(),
+        uid: "0b7a2f50-9d1c-4a3e-8f6d-2c5b1e0a9d84".into(),
+        sandbox_id: Some(id.clone()),
+        ..pod
+    });
+    let name = "k8s_POD_web-0_lijiaob_0b7a_0".into();
+    let web = ContainerFacts { id, name, netns: Some(other), tgid: Some(16_800), pod, ..*known };
+    core.observe(at(2, Fact::Container(Box::new(web))));
+    let inner = LinkFacts { netns: POD, ifindex: 2, ifname: "eth0".into(), ..end(iff::UP) };
+    let peer = Some(PeerLink { ifindex: 2, netns: Some(other) });
+    let of_web = LinkFacts { ifindex: 10, ifname: "cali92".into(), peer, ..end(iff::UP) };
+    for link in [inner, end(iff::UP), of_web] {
+        core.observe(at(2, Fact::Link(Box::new(link))));
+    }
+    let address: std::net::IpAddr = "10.8.0.7".parse().unwrap();
+    core.observe(at(3, Fact::Address(AddressFacts { netns: POD, ifindex: 2, address, prefix_len: 32 })));
+    events(&mut core);
+    let route = RouteFacts {
+        destination: Some((address, 32)),
+        gateway: None,
+        ..RouteFacts::default_via(HOST, address, 10)
+    };
+    core.observe(at(4, Fact::Route(route.clone())));
+    let [added] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!((added.kind, added.severity), (Kind::RouteAdded, Severity::Info));
+    assert_eq!(
+        added.message,
+        "route of the host to 10.8.0.7/32 of pod lijiaob/etcd1-0 by cali92 of pod lijiaob/web-0 added"
+    );
+    let target = added.target.as_ref().and_then(|target| target.pod.as_ref()).unwrap();
+    assert_eq!(target.name.as_deref(), Some("etcd1-0"));
+    core.observe(at(5, Fact::RouteGone(route)));
+    assert!(events(&mut core).is_empty(), "the pod's own route decides then");
+}
+
 fn act(tgid: u32, ops: Vec<RouteOp>) -> Fact {
     act_in(POD, tgid, ops)
 }
