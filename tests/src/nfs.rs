@@ -33,8 +33,8 @@ pub fn is_known() -> bool {
 }
 
 /// Serves, in threads of this process, and mounts what is served in a new directory, from a server that is called so. Nothing is
-/// cached, so that nobody gets an answer that the server did not give just then, and whoever waits for one waits for good. The kernel
-/// says that it does not respond after 2 s.
+/// cached, so that nobody gets an answer that the server did not give just then, and whoever waits for one waits for good. Of a
+/// server with a name the kernel says after 2 s that it does not respond.
 ///
 /// # Errors
 /// When the kernel does not mount it.
@@ -47,9 +47,10 @@ pub fn mount_served(server: &str, point: &Path) -> io::Result<()> {
             std::thread::spawn(move || serve(connection));
         }
     });
+    let patience = if server == ADDRESS { "" } else { "timeo=10,retrans=1," };
     let options = format!(
         "addr={ADDRESS},vers=3,proto=tcp,port={port},mountaddr={ADDRESS},mountvers=3,mountproto=tcp,mountport={port},\
-         hard,timeo=10,retrans=1,nolock,noacl,sec=sys,actimeo=0,lookupcache=none"
+         hard,{patience}nolock,noacl,sec=sys,actimeo=0,lookupcache=none"
     );
     let source = format!("{server}:/export");
     Ok(mount(Some(source.as_str()), point, Some("nfs"), MsFlags::empty(), Some(&*options))?)

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use kevtmon_event::wording::{actor_phrase, owner_phrase, place_phrase};
 use kevtmon_event::{Actor, Address, Confidence, Event, Kind, Route, Severity, Shared, Target};
 use kevtmon_observation::{
-    AddressFacts, BootNs, LinkFacts, NsInum, PodRoute, RouteAct, RouteFacts, RouteOp, TABLE_MAIN,
+    AddressFacts, BootNs, LinkFacts, NsInum, PodRoute, PolicyRule, RouteAct, RouteFacts, RouteOp, TABLE_MAIN,
 };
 use kevtmon_types::escape::name;
 
@@ -36,6 +36,13 @@ impl Core {
 
     pub(super) fn pod_routes(&mut self, at: BootNs, id: u64, elsewhere: &[PodRoute]) {
         self.diagnose(at, &ModelChange::PodRoutes { id, elsewhere });
+    }
+
+    pub(super) fn rule_told(&mut self, at: BootNs, rule: &PolicyRule, is_there: bool) {
+        self.rule(at, rule, is_there);
+        if rule.netns == self.settings.host_netns {
+            self.diagnose(at, &ModelChange::HostRule(rule));
+        }
     }
 
     pub(super) fn address(&mut self, at: BootNs, address: AddressFacts) {
@@ -116,7 +123,9 @@ impl Core {
         };
         let (owner, by, ifname) = (owner_phrase(&target), by(actor), name(&link.ifname));
         let message = match is_astray {
-            true => format!("route of the host to {destination}{owner} by {ifname}{of_link_owner} {verb}{by}"),
+            true => {
+                format!("route of the host to {destination}{owner} by {ifname}{of_link_owner} {verb}{by}")
+            }
             false => format!("route of the host to {destination} by {ifname}{owner} {verb}{by}"),
         };
         self.emit(Event {

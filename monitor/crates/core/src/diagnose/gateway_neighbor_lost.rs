@@ -409,6 +409,7 @@ impl Diagnosis for GatewayNeighborLost {
             ModelChange::Tunnels => self.tunnels.recheck_all(context, findings),
             ModelChange::PodRoutes { elsewhere, .. } => self.strays.answered(context.now, elsewhere),
             ModelChange::HostRoute { address, .. } => self.strays.doubt(*address),
+            ModelChange::HostRule(rule) => self.strays.doubt_all(rule),
             ModelChange::NetnsGone(netns) => {
                 self.rereads.forget(*netns);
                 // The kernel uses its number again.

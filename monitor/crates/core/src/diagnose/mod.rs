@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use kevtmon_event::{Actor, Event, MountServer, Rbd, Shared, WallClock};
 use kevtmon_observation::{
     BootNs, FoundObstacle, HostNeighbor, MountFacts, NeighborCreator, NeighborKey, NeighborTable, NfsMounts,
-    NfsServerLine, NsInum, PodRoute, SandboxCheckpoint,
+    NfsServerLine, NsInum, PodRoute, PolicyRule, SandboxCheckpoint,
 };
 use kevtmon_types::clock::SECOND;
 use kevtmon_types::settings::{Threshold, Thresholds};
@@ -248,6 +248,8 @@ pub enum ModelChange<'a> {
         /// Whether it was added.
         is_there: bool,
     },
+    /// A routing rule of the host was added or deleted.
+    HostRule(&'a PolicyRule),
     /// A next hop by a tunnel of the host is used no more.
     Tunnels,
     /// What the previous run suspected of a gateway, of whose namespace a snapshot was applied.

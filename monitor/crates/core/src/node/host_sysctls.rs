@@ -16,6 +16,9 @@ pub struct HostSysctls {
     /// IPv4 forwarding as it was just set for all interfaces: the kernel then tells it of each, before anything else
     /// (`inet_forward_change`, net/ipv4/devinet.c).
     spreading: Option<bool>,
+    /// What `rp_filter` was before its last change.
+    #[serde(with = "kevtmon_types::pairs", skip_serializing_if = "BTreeMap::is_empty")]
+    rp_filters_before: BTreeMap<Option<u32>, RpFilter>,
 }
 
 impl HostSysctls {
@@ -25,7 +28,13 @@ impl HostSysctls {
         let mut changed = Vec::new();
         for new in all {
             let key = (new.ipv6, new.ifindex);
-            changed.extend(old.known.get(&key).map(|known| differing(known, &new)));
+            if let Some(known) = old.known.get(&key) {
+                let one = differing(known, &new);
+                let earlier = || old.rp_filters_before.get(&new.ifindex).copied().filter(|_| !new.ipv6);
+                let before = one.rp_filter.and(known.rp_filter).or_else(earlier);
+                self.rp_filters_before.extend(before.map(|before| (new.ifindex, before)));
+                changed.push(one);
+            }
             self.known.insert(key, new);
         }
         changed.retain(|one| !is_empty(one));
@@ -44,6 +53,8 @@ impl HostSysctls {
             return None;
         };
         let changed = differing(known, new);
+        let before = changed.rp_filter.and(known.rp_filter);
+        self.rp_filters_before.extend(before.map(|before| (new.ifindex, before)));
         known.forwarding = new.forwarding.or(known.forwarding);
         known.proxy = new.proxy.or(known.proxy);
         known.rp_filter = new.rp_filter.or(known.rp_filter);
@@ -71,6 +82,7 @@ impl HostSysctls {
         for ipv6 in [false, true] {
             self.known.remove(&(ipv6, Some(ifindex)));
         }
+        self.rp_filters_before.remove(&Some(ifindex));
     }
 
     /// Whether the host answers ARP requests on an interface for addresses that it reaches by others (`proxy_arp`).
@@ -105,6 +117,12 @@ impl HostSysctls {
     #[must_use]
     pub fn rp_filters(&self, ifindex: u32) -> Option<(RpFilter, RpFilter)> {
         Some((self.of(false, Some(ifindex))?.rp_filter?, self.of(false, None)?.rp_filter?))
+    }
+
+    /// What the value of an interface, or that of all, was before its last change.
+    #[must_use]
+    pub fn rp_filter_before(&self, ifindex: Option<u32>) -> Option<RpFilter> {
+        self.rp_filters_before.get(&ifindex).copied()
     }
 
     fn of(&self, ipv6: bool, ifindex: Option<u32>) -> Option<&InterfaceSysctls> {
@@ -167,6 +185,7 @@ mod tests {
         let strict = InterfaceSysctls { rp_filter: Some(RpFilter::Strict), ..InterfaceSysctls::default() };
         sysctls.put(&strict);
         assert_eq!(sysctls.rp_filter(7), Some(RpFilter::Strict));
+        assert_eq!([None, Some(7)].map(|of| sysctls.rp_filter_before(of)), [Some(RpFilter::Off), None]);
         assert_eq!(sysctls.answers_arp_for_others(9), None, "it is not known");
         sysctls.remove(7);
         assert_eq!(sysctls.forwards_ipv4(7), None);

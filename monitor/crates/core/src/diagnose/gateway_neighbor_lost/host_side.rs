@@ -20,7 +20,7 @@ use crate::node::view::NodeView;
 /// Changes that are kept of a network namespace other than the host's.
 const OF_NETNS_MAX: usize = 16;
 /// In the place of an index: all interfaces of the host.
-const ALL: u32 = 0;
+pub(super) const ALL: u32 = 0;
 
 /// What is said where forwarding is off for all interfaces.
 const FORWARDS_NOTHING: &str = "the host forwards nothing (net.ipv4.ip_forward is 0)";
@@ -232,7 +232,7 @@ impl LinkChanges {
         self.0.remove(&netns);
     }
 
-    fn last(&self, netns: NsInum, ifindex: u32, acts: &[Act]) -> Option<&LinkChange> {
+    pub(super) fn last(&self, netns: NsInum, ifindex: u32, acts: &[Act]) -> Option<&LinkChange> {
         let mut changes = self.0.get(&netns)?.iter().rev();
         changes.find(|known| known.ifindex == ifindex && acts.contains(&known.act))
     }
@@ -259,7 +259,7 @@ impl LinkChanges {
         self.of_host(end, act).is_some()
     }
 
-    pub(super) fn of_host(&self, link: &LinkFacts, act: Act) -> Option<&LinkChange> {
+    fn of_host(&self, link: &LinkFacts, act: Act) -> Option<&LinkChange> {
         let own = self.last(link.netns, link.ifindex, &[act]);
         let of_all = self.last(link.netns, ALL, &[act]).filter(|_| act != Act::Down);
         own.into_iter().chain(of_all).max_by_key(|change| change.at)

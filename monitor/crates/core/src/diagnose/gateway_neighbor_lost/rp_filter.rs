@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use kevtmon_event::{Actor, Advice, Event, Kind, Shared, form};
-use kevtmon_observation::{BootNs, FoundRoute, LinkFacts, NeighborKey, NsInum, PodRoute, RpFilter};
+use kevtmon_observation::{
+    BootNs, FoundRoute, LinkFacts, NeighborKey, NsInum, PodRoute, PolicyRule, RpFilter,
+};
 use kevtmon_types::escape::name;
 use serde::{Deserialize, Serialize};
 
 use super::Fault;
 use super::host_side::{
-    Act, Cause, Explanation, HostFault, LinkChange, LinkChanges, Silence, by, host_fault, place,
+    ALL, Act, Cause, Explanation, HostFault, LinkChange, LinkChanges, Silence, by, host_fault, place,
 };
 use crate::diagnose::advice::advice;
 use crate::diagnose::{CAPACITY, Context, SECOND};
@@ -49,6 +51,21 @@ struct RouteChange {
     actor: Option<Shared<Actor>>,
 }
 
+impl RouteChange {
+    /// Whether packets to a pod with this interface may go where they do because of it.
+    fn leads_there(&self, found: FoundRoute, own: u32) -> bool {
+        match found {
+            FoundRoute::By { ifindex } | FoundRoute::Default { ifindex } if self.is_added => {
+                self.ifindex == Some(ifindex)
+            }
+            FoundRoute::By { .. } | FoundRoute::Default { .. } | FoundRoute::Nothing => {
+                !self.is_added && self.ifindex == Some(own)
+            }
+            _ => false,
+        }
+    }
+}
+
 impl Strays {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -74,6 +91,12 @@ impl Strays {
         if let Some(stray) = self.0.get_mut(&address) {
             stray.found = None;
         }
+    }
+
+    /// The same of all that a rule may concern: since when, and who changed a route, counts no more.
+    pub(super) fn doubt_all(&mut self, rule: &PolicyRule) {
+        let is_of_others = |address: IpAddr| rule.to.is_some_and(|(to, bits)| bits == 32 && to != address);
+        self.0.retain(|address, _| !rule.is_inverse && is_of_others(*address));
     }
 
     /// Takes what the kernel answered of the addresses of all pods.
@@ -111,12 +134,19 @@ impl Strays {
         let address = source(node, key)?;
         let stray = self.0.get(&address).filter(|stray| context.now < stray.seen.saturating_add(FRESH))?;
         let found = stray.found.filter(|found| is_dropped(node, device, filter, *found))?;
-        let set = changes
-            .of_host(device, Act::RpFilter)
-            .filter(|set| set.at <= fault.first && is_effective(node, device, set));
+        let [own, of_all] =
+            [device.ifindex, ALL].map(|ifindex| changes.last(device.netns, ifindex, &[Act::RpFilter]));
+        let sets = [(own, of_all), (of_all, own)].into_iter();
+        let sets = sets.filter_map(|(set, other)| Some((set.filter(|set| set.at <= fault.first)?, other)));
+        let last_set = sets.clone().map(|(set, _)| set.at).max();
+        let set = sets
+            .filter(|(set, other)| is_effective(node, device, set, *other, found))
+            .map(|(set, _)| set)
+            .max_by_key(|set| set.at);
         let changed = stray.changed.as_ref().filter(|changed| {
-            let leads_back = changed.is_added == (changed.ifindex == Some(device.ifindex));
-            changed.at <= fault.first && !leads_back
+            // Where it was on already, who had set it may not be known any more.
+            let is_last = set.is_some() || last_set.is_none_or(|set_at| set_at < changed.at);
+            changed.at <= fault.first && changed.leads_there(found, device.ifindex) && is_last
         });
         let astray_since = changed.map_or(stray.since, |changed| changed.at);
         let (act, seq, actor, done) = match (set, changed) {
@@ -126,7 +156,7 @@ impl Strays {
             (_, Some(changed)) => {
                 (Act::OtherRoute, changed.seq, changed.actor.as_ref(), "the route was changed")
             }
-            // It may have been a rule: there is no message about those.
+            // It may have been a rule, or a route to more than this address.
             _ => (Act::OtherRoute, 0, None, ""),
         };
         let way = way(node, address, found);
@@ -169,11 +199,20 @@ fn is_dropped(node: &NodeView<'_>, device: &LinkFacts, filter: RpFilter, found: 
     }
 }
 
-/// Whether nothing would be checked if this had not been set: the value of the interface and that of all count.
-fn is_effective(node: &NodeView<'_>, device: &LinkFacts, set: &LinkChange) -> bool {
-    let Some((own, of_all)) = node.host_sysctls.rp_filters(device.ifindex) else { return false };
-    let other = if set.ifindex == device.ifindex { of_all } else { own };
-    other == RpFilter::Off
+/// Whether nothing was dropped before this was set: the value of the interface and that of all count, one of which is the other.
+fn is_effective(
+    node: &NodeView<'_>,
+    device: &LinkFacts,
+    set: &LinkChange,
+    other: Option<&LinkChange>,
+    found: FoundRoute,
+) -> bool {
+    let sysctls = node.host_sysctls;
+    let Some((own, of_all)) = sysctls.rp_filters(device.ifindex) else { return false };
+    let before = |ifindex: u32| sysctls.rp_filter_before(Some(ifindex).filter(|ifindex| *ifindex != ALL));
+    let now = if set.ifindex == ALL { own } else { of_all };
+    let was = other.filter(|other| other.at > set.at).and_then(|other| before(other.ifindex)).unwrap_or(now);
+    !is_dropped(node, device, was.max(before(set.ifindex).unwrap_or(RpFilter::Off)), found)
 }
 
 fn way(node: &NodeView<'_>, address: IpAddr, found: FoundRoute) -> String {

@@ -571,6 +571,12 @@ fn routed() -> TestNode {
 
 /// Calico has the host route the pod's address by an interface, which the kernel answers from then on.
 fn route_by(node: &mut TestNode, ifindex: u32) {
+    let found = Some(FoundRoute::By { ifindex }).filter(|_| ifindex == UPLINK);
+    change_route(node, ifindex, true, found);
+}
+
+/// Calico adds or deletes a route to the pod's address, and this is what the kernel answers from then on.
+fn change_route(node: &mut TestNode, ifindex: u32, is_added: bool, found: Option<FoundRoute>) {
     let address = ADDRESS.parse().unwrap();
     let route = RouteFacts {
         destination: Some((address, 32)),
@@ -578,25 +584,30 @@ fn route_by(node: &mut TestNode, ifindex: u32) {
         ..RouteFacts::default_via(HOST, address, ifindex)
     };
     node.elsewhere.remove(&address);
-    if ifindex == UPLINK {
-        node.elsewhere.insert(address, FoundRoute::By { ifindex });
-    }
+    node.elsewhere.extend(found.map(|found| (address, found)));
     let actor = TaskRef { key: task_key(28_997), tid: 28_997, comm: "calico".into(), context: None };
-    let ops = vec![RouteOp::RouteAdded(route.clone())];
+    let (op, told) = match is_added {
+        true => (RouteOp::RouteAdded(route.clone()), Fact::Route(route)),
+        false => (RouteOp::RouteDeleted(route.clone()), Fact::RouteGone(route)),
+    };
     node.observe(Fact::RouteAct(Box::new(RouteAct {
         netns: HOST,
-        ops,
+        ops: vec![op],
         missing: 0,
         netns_cookie: None,
         actor,
     })));
-    node.observe(Fact::Route(route));
+    node.observe(told);
     node.run_for(2 * S);
 }
 
 fn set_filter(node: &mut TestNode, ifindex: Option<u32>, filter: RpFilter) {
+    set_filter_by(node, 902, ifindex, filter);
+}
+
+fn set_filter_by(node: &mut TestNode, tgid: u32, ifindex: Option<u32>, filter: RpFilter) {
     let of = ifindex.map_or("all", |_| "cali9118ebbb10b");
-    write(node, 902, &format!("conf/{of}/rp_filter"), &filter.number().to_string());
+    write(node, tgid, &format!("conf/{of}/rp_filter"), &filter.number().to_string());
     let told = InterfaceSysctls { ifindex, rp_filter: Some(filter), ..InterfaceSysctls::default() };
     node.observe(Fact::HostSysctls { sysctls: vec![told], all: false });
 }
@@ -643,8 +654,8 @@ fn who_set_rp_filter_is_to_blame_where_the_host_routed_the_pod_elsewhere_before(
 #[test]
 fn who_routed_the_pod_elsewhere_is_to_blame_where_rp_filter_was_on_before() {
     let mut node = routed();
-    let ifindex = Some(end(&node, ETCD).ifindex);
-    set_filter(&mut node, ifindex, RpFilter::Strict);
+    let own = end(&node, ETCD).ifindex;
+    set_filter(&mut node, Some(own), RpFilter::Strict);
     node.run_for(40 * S);
     route_by(&mut node, UPLINK);
     // That changes nothing of it.
@@ -658,8 +669,7 @@ fn who_routed_the_pod_elsewhere_is_to_blame_where_rp_filter_was_on_before() {
     assert!(advised(&opened).contains(&again), "{:?}", advised(&opened));
     assert!(!advised(&opened).iter().any(|command| command.contains("sysctl")));
     // The gateway does not answer yet, for whatever reason.
-    let back = ifindex.unwrap();
-    route_by(&mut node, back);
+    route_by(&mut node, own);
     node.run_for(20 * S);
     assert_eq!(why(&node), "");
 }
@@ -674,6 +684,69 @@ fn nobody_is_blamed_for_rp_filter_where_what_led_the_route_elsewhere_was_not_see
     node.run_for(40 * S);
     fail(&mut node, ETCD);
     assert_eq!((why(&node), opened(&node).actor.is_none()), (STRICT.to_owned(), true));
+}
+
+#[test]
+fn who_changed_a_route_is_to_blame_only_where_packets_go_so_because_of_it() {
+    let by = |ifindex| Some(FoundRoute::By { ifindex });
+    let own = end(&routed(), ETCD).ifindex;
+    for (ifindex, is_added, found, is_blamed) in [
+        (UPLINK, true, by(UPLINK), true),
+        // One that has a worse metric, while another one leads elsewhere.
+        (UPLINK, true, by(99), false),
+        (UPLINK, true, Some(FoundRoute::Nothing), false),
+        (own, false, by(UPLINK), true),
+        (own, false, Some(FoundRoute::Default { ifindex: UPLINK }), true),
+        (own, false, Some(FoundRoute::Nothing), true),
+        (own, false, Some(FoundRoute::Discards), false),
+        (own, true, by(UPLINK), false),
+    ] {
+        let mut node = routed();
+        set_filter(&mut node, Some(own), RpFilter::Strict);
+        change_route(&mut node, ifindex, is_added, found);
+        node.run_for(40 * S);
+        fail(&mut node, ETCD);
+        let named = opened(&node).actor.is_some_and(|actor| actor.pid == 28_997);
+        assert_eq!((named, why(&node).contains("; ")), (is_blamed, is_blamed), "{found:?}");
+    }
+}
+
+#[test]
+fn who_changed_a_route_is_not_to_blame_where_a_rule_was_changed_since() {
+    for (to, is_blamed) in [(None, false), (Some(ADDRESS), false), (Some("192.168.252.67"), true)] {
+        let mut node = routed();
+        let ifindex = end(&node, ETCD).ifindex;
+        set_filter(&mut node, Some(ifindex), RpFilter::Strict);
+        route_by(&mut node, UPLINK);
+        let to = to.map(|to| (to.parse().unwrap(), 32));
+        let rule = PolicyRule { netns: HOST, priority: 100, to, table: 100, ..PolicyRule::default() };
+        node.observe(Fact::Rule(Box::new(rule)));
+        node.run_for(40 * S);
+        fail(&mut node, ETCD);
+        assert!(why(&node).starts_with(STRICT), "{}", why(&node));
+        assert_eq!(opened(&node).actor.is_some(), is_blamed, "{to:?}");
+    }
+}
+
+#[test]
+fn who_set_rp_filter_where_packets_were_dropped_already_is_not_to_blame() {
+    use RpFilter::{Loose, Strict};
+    let own = Some(end(&routed(), ETCD).ifindex);
+    for (sets, blamed) in [
+        ([(902, own, Strict), (903, None, Strict)], Some(902)),
+        ([(902, None, Strict), (903, own, Strict)], Some(902)),
+        // Who made it loose first is not known any more: but it was not who had changed the route before.
+        ([(902, own, Loose), (903, own, Strict)], None),
+    ] {
+        let mut node = routed();
+        route_by(&mut node, UPLINK);
+        for (tgid, ifindex, filter) in sets {
+            set_filter_by(&mut node, tgid, ifindex, filter);
+        }
+        fail(&mut node, ETCD);
+        assert!(why(&node).starts_with(STRICT), "{}", why(&node));
+        assert_eq!(opened(&node).actor.map(|actor| actor.pid), blamed, "{sets:?}");
+    }
 }
 
 #[test]
