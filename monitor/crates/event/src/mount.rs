@@ -222,7 +222,7 @@ pub struct MountHolder {
     pub possible: bool,
     /// The loop device whose backing file is on the mount, and what uses that.
     pub loop_device: Option<LoopDevice>,
-    /// Server and export of a mount of NFS.
+    /// Server and export of a mount of NFS; of a user of a block device that one, a partition of it or its disk.
     pub source: Option<String>,
 }
 

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::locate::{locate, near_members};
 use super::rbd::{Device, uses};
 use super::resolve::is_local;
-use super::{Deadline, ScanRequest};
+use super::{Deadline, MAX_LISTED_ON_DEMAND, ScanRequest};
 
 /// Partitions of a device, and devices that are made of it, that are told.
 const NAMES_MAX: usize = 256;
@@ -38,7 +38,7 @@ pub async fn add_uses(readers: &Readers, tgid: u32, report: &mut HolderReport, l
     if !report.mount.as_ref().is_some_and(is_node) {
         return;
     }
-    let job = Look { path: report.path.clone(), tgid, budget: limit };
+    let job = Look { path: report.path.clone(), tgid, budget: limit, is_claim: false };
     match readers.ask(job, limit).await {
         Ok(Answer { reply: Some(found), .. }) => found.add_to(report),
         Ok(Answer { reply: None, .. }) => {}
@@ -79,7 +79,8 @@ impl LookForMount {
         let mut report = HolderReport { complete: true, verdict: Verdict::None, ..skipped };
         let members = near_members(proc, request, &deadline);
         if let Some(located) = locate(proc, request, &members, deadline, &mut report) {
-            let look = Look { path: report.path.clone(), tgid: located.seen.tgid, budget: BUDGET };
+            let (path, tgid) = (report.path.clone(), located.seen.tgid);
+            let look = Look { path, tgid, budget: BUDGET, is_claim: true };
             if let Some(found) = look.look(proc) {
                 found.add_to(&mut report);
             }
@@ -101,6 +102,8 @@ pub(super) struct Look {
     path: String,
     tgid: u32,
     budget: Duration,
+    /// Whether only what may have claimed it is wanted: then its disk counts too, and a bound node does not.
+    is_claim: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -121,9 +124,21 @@ impl Job for Look {
 impl Look {
     fn look(&self, proc: &Proc) -> Option<Found> {
         let number = number(proc, self.tgid, &self.path)?;
-        let (mut device, wanted) = described(&proc.root().with_file_name("sys"), number)?;
-        let uses = uses(proc, wanted, self.budget);
-        device.swap = uses.uses.iter().any(|used| used.swap);
+        let (mut device, wanted) = described(&proc.root().with_file_name("sys"), number, self.is_claim)?;
+        let alone = |(name, number): &(String, String)| {
+            Device::alone(name.clone(), number.clone(), self.is_claim)
+        };
+        let mut uses = uses(proc, wanted.iter().map(alone).collect(), self.budget);
+        for ((name, _), used) in wanted.iter().zip(&mut uses.uses) {
+            let name = format!("/dev/{name}");
+            for holder in &mut used.holders {
+                holder.source = Some(name.clone());
+            }
+            if used.swap && !device.swap {
+                device.swap = true;
+                device.swap_device = Some(name).filter(|name| *name != device.name);
+            }
+        }
         Some(Found { device, uses })
     }
 }
@@ -134,8 +149,13 @@ impl Found {
         for used in uses {
             for holder in used.holders {
                 let is_it = |known: &Holder| known.is_same_hold(&holder) && known.mntns == holder.mntns;
-                if !report.holders.iter().any(is_it) {
+                if report.holders.iter().any(is_it) {
+                    continue;
+                }
+                if report.holders.len() < MAX_LISTED_ON_DEMAND {
                     report.holders.push(holder);
+                } else {
+                    report.holders_omitted = report.holders_omitted.saturating_add(1);
                 }
             }
             report.holders_omitted = report.holders_omitted.saturating_add(used.omitted);
@@ -171,20 +191,28 @@ fn number(proc: &Proc, tgid: u32, path: &str) -> Option<String> {
     is_block.then(|| format!("{}:{}", libc::major(stat.st_rdev), libc::minor(stat.st_rdev)))
 }
 
-/// The device with this number, as sysfs shows it.
-fn described(sys: &Path, number: String) -> Option<(BlockDevice, Device)> {
+/// The device with this number, as sysfs shows it, and the names and numbers of it and its partitions, and of the disk if that is
+/// wanted.
+fn described(
+    sys: &Path,
+    number: String,
+    with_disk: bool,
+) -> Option<(BlockDevice, Vec<(String, String)>)> {
     let link = fs::read_link(sys.join("dev/block").join(&number)).ok()?;
     let name = link.file_name()?.to_str()?.to_owned();
     let directory = sys.join("dev/block").join(link);
     let is_part = |part: &String| directory.join(part).join("partition").exists();
     let parts: Vec<String> = names(&directory).filter(is_part).take(NAMES_MAX).collect();
-    let numbers = parts.iter().filter_map(|part| text(&directory.join(part).join("dev")));
-    let numbers: Vec<String> = std::iter::once(number.clone()).chain(numbers).collect();
+    let numbered = |part: &String| Some((part.clone(), text(&directory.join(part).join("dev"))?));
+    let mut wanted = vec![(name.clone(), number.clone())];
+    wanted.extend(parts.iter().filter_map(numbered));
     let mut users: BTreeSet<String> = names(&directory.join("holders")).collect();
     users.extend(parts.iter().flat_map(|part| names(&directory.join(part).join("holders"))));
     // Who has claimed a disk has claimed its partitions (`bd_may_claim` in block/bdev.c).
     if let Some(disk) = directory.parent().filter(|_| directory.join("partition").exists()) {
         users.extend(names(&disk.join("holders")));
+        let disk_name = disk.file_name().and_then(|name| name.to_str()).filter(|_| with_disk);
+        wanted.extend(disk_name.map(str::to_owned).zip(text(&disk.join("dev"))));
     }
     let is_on_it = |file: &str| {
         let node = file.strip_prefix("/dev/");
@@ -202,8 +230,9 @@ fn described(sys: &Path, number: String) -> Option<(BlockDevice, Device)> {
         backing_file: text(&directory.join("loop/backing_file")),
         devices: users.into_iter().take(NAMES_MAX).map(user).collect(),
         swap: false,
+        swap_device: None,
     };
-    Some((device, Device::named(name, numbers)))
+    Some((device, wanted))
 }
 
 /// What a device is for device mapper: by convention its UUID begins with that.
@@ -256,7 +285,7 @@ mod tests {
         write("block/loop3/loop/backing_file", "/dev/loop11\n");
         fs::create_dir_all(sys.path().join("dev/block")).unwrap();
         symlink(format!("../../{disk}"), sys.path().join("dev/block/7:1")).unwrap();
-        let (device, wanted) = described(sys.path(), "7:1".into()).unwrap();
+        let (device, wanted) = described(sys.path(), "7:1".into(), true).unwrap();
         symlink(format!("../../{disk}/loop1p1"), sys.path().join("dev/block/259:3")).unwrap();
         let user = |name: &str, mapper: Option<(&str, &str)>| DeviceUser {
             name: name.into(),
@@ -270,13 +299,17 @@ mod tests {
             number: "7:1".into(),
             backing_file: Some("/v/a b".into()),
             devices: vec![lvm.clone(), multipath.clone(), user("loop2", None)],
-            swap: false,
+            ..BlockDevice::default()
         };
         assert_eq!(device, expected);
-        let (part, _) = described(sys.path(), "259:3".into()).unwrap();
+        let (part, of_part) = described(sys.path(), "259:3".into(), true).unwrap();
         assert_eq!(part.devices, [lvm, multipath, user("loop2", None)], "what claims the disk, too");
-        assert_eq!(wanted, Device::named("loop1".into(), vec!["7:1".into(), "259:3".into()]));
-        assert_eq!(described(sys.path(), "7:9".into()), None);
+        let pair = |name: &str, number: &str| (name.to_owned(), number.to_owned());
+        let (disk_pair, part_pair) = (pair("loop1", "7:1"), pair("loop1p1", "259:3"));
+        assert_eq!(wanted, [disk_pair.clone(), part_pair.clone()]);
+        assert_eq!(of_part, [part_pair.clone(), disk_pair], "a claim of the disk refuses it, too");
+        assert_eq!(described(sys.path(), "259:3".into(), false).unwrap().1, [part_pair]);
+        assert_eq!(described(sys.path(), "7:9".into(), true), None);
     }
 
     #[test]

@@ -114,15 +114,19 @@ pub(super) struct Device {
     users: Vec<String>,
     /// Whether it is, or a partition of it, one of the devices of a file system that has no device number.
     has_pool: bool,
+    /// Whether its partitions are looked for as devices of their own.
+    is_alone: bool,
+    /// Whether only what claims it is a use: a bound node is none.
+    is_claim: bool,
 }
 
 /// Their super block has a number of no device (`get_anon_bdev`), and the kernel's own name of one of their devices as the source.
 const POOLS: [&str; 2] = ["btrfs", "bcachefs"];
 
 impl Device {
-    /// One that is no image: `numbers` of it and its partitions.
-    pub(super) fn named(name: String, numbers: Vec<String>) -> Self {
-        Self { name, devices: numbers, ..Self::default() }
+    /// One that is no image, without its partitions.
+    pub(super) fn alone(name: String, number: String, is_claim: bool) -> Self {
+        Self { name, devices: vec![number], is_alone: true, is_claim, ..Self::default() }
     }
 
     fn of(sysfs: &Path, image: &RbdImage) -> Self {
@@ -132,6 +136,7 @@ impl Device {
             devices: rbd::devices(sysfs, image),
             users: rbd::users(sysfs, image),
             has_pool: rbd::has_pool(sysfs, image),
+            ..Self::default()
         }
     }
 
@@ -139,7 +144,7 @@ impl Device {
     fn is_of(&self, mount: &Mount) -> bool {
         let is_node = || mount.root.strip_prefix('/').is_some_and(|root| self.is_node(root));
         self.devices.contains(&mount.device)
-            || mount.fstype == "devtmpfs" && is_node()
+            || !self.is_claim && mount.fstype == "devtmpfs" && is_node()
             || self.is_pool_of(mount)
     }
 
@@ -157,7 +162,7 @@ impl Device {
             true => rest.starts_with('p'),
             false => rest.starts_with(|first: char| first.is_ascii_digit()),
         };
-        rest.is_empty() || is_part
+        rest.is_empty() || !self.is_alone && is_part
     }
 }
 
@@ -169,9 +174,9 @@ pub(super) struct Look {
     on_demand: bool,
 }
 
-/// Who uses a device, for whoever asks.
-pub(super) fn uses(proc: &Proc, device: Device, budget: Duration) -> RbdUses {
-    Look { devices: vec![device], budget, on_demand: true }.look(proc)
+/// Who uses devices, for whoever asks.
+pub(super) fn uses(proc: &Proc, devices: Vec<Device>, budget: Duration) -> RbdUses {
+    Look { devices, budget, on_demand: true }.look(proc)
 }
 
 impl Job for Look {

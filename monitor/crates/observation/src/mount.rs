@@ -230,7 +230,7 @@ pub struct Holder {
     /// The device, for [`Access::Loop`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loop_device: Option<LoopDevice>,
-    /// Server and export, for [`Access::Nfs`].
+    /// Server and export, for [`Access::Nfs`]; of a user of a block device that one, a partition of it or its disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
 }

@@ -410,6 +410,7 @@ mod tests {
             backing_file: Some("/v/image".to_owned()),
             devices: vec![user],
             swap: true,
+            swap_device: None,
         });
         let expected = [
             "/dev/loop1 is the block device (7:1, backing file /v/image); who uses it, in any mount namespace:",

@@ -214,6 +214,7 @@ fn block_device() -> BlockDevice {
         backing_file: Some("/v/image".into()),
         devices: vec![DeviceUser { name: "dm-0".into(), mapping, kind }],
         swap: true,
+        swap_device: Some("/dev/loop1p1".into()),
     }
 }
 

@@ -11,6 +11,7 @@ fn device(devices: &[&str]) -> Device {
         devices: devices.iter().map(|&device| device.to_owned()).collect(),
         users: Vec::new(),
         has_pool: false,
+        ..Device::default()
     }
 }
 
@@ -86,6 +87,21 @@ fn partitions_of_a_disk_are_numbered_without_a_letter() {
     let is_node = |disk: &str, name: &str| Device { name: disk.into(), ..Device::default() }.is_node(name);
     assert!(is_node("sda", "sda") && is_node("sda", "sda12") && is_node("nvme0n1", "nvme0n1p2"));
     assert!(!is_node("sda", "sdaa1") && !is_node("dm-1", "dm-10") && !is_node("sda1", "sda10"));
+}
+
+#[test]
+fn a_device_that_is_looked_for_alone_is_none_of_its_partitions_and_a_bound_node_no_claim() {
+    let table = table(&[
+        "30 1 7:1 / /a rw - ext4 /dev/loop1 rw",
+        "31 1 0:39 / /b rw - btrfs /dev/loop1p1 rw",
+        "32 1 0:6 /loop1 /c rw - devtmpfs udev rw",
+    ]);
+    let paths = |is_claim| -> Vec<Option<String>> {
+        let device = Device::alone("loop1".into(), "7:1".into(), is_claim);
+        pins(&device, &table).into_iter().map(|pin| pin.path).collect()
+    };
+    assert_eq!(paths(true), [Some("/a".to_owned())]);
+    assert_eq!(paths(false), ["/a", "/c"].map(|path| Some(path.to_owned())));
 }
 
 #[test]

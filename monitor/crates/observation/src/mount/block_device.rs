@@ -16,9 +16,11 @@ pub struct BlockDevice {
     /// Block devices that are made of it, of a partition of it, or of the disk that it is a partition of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceUser>,
-    /// Whether the kernel swaps to it or to a partition of it.
+    /// Whether the kernel swaps to it, to a partition of it or, where a mount of it was refused, to its disk.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub swap: bool,
+    /// The device that it swaps to, if that is a partition or the disk: `/dev/loop3p1`.
+    pub swap_device: Option<String>,
 }
 
 /// A block device that is made of another one.
