@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::locate::{locate, near_members};
 use super::rbd::{Device, uses};
 use super::resolve::is_local;
-use super::{Deadline, MAX_LISTED_ON_DEMAND, ScanRequest};
+use super::{Deadline, MAX_LISTED, ScanRequest};
 
 /// Partitions of a device, and devices that are made of it, that are told.
 const NAMES_MAX: usize = 256;
@@ -125,9 +125,8 @@ impl Look {
     fn look(&self, proc: &Proc) -> Option<Found> {
         let number = number(proc, self.tgid, &self.path)?;
         let (mut device, wanted) = described(&proc.root().with_file_name("sys"), number, self.is_claim)?;
-        let alone = |(name, number): &(String, String)| {
-            Device::alone(name.clone(), number.clone(), self.is_claim)
-        };
+        let alone =
+            |(name, number): &(String, String)| Device::alone(name.clone(), number.clone(), self.is_claim);
         let mut uses = uses(proc, wanted.iter().map(alone).collect(), self.budget);
         for ((name, _), used) in wanted.iter().zip(&mut uses.uses) {
             let name = format!("/dev/{name}");
@@ -146,13 +145,15 @@ impl Look {
 impl Found {
     fn add_to(self, report: &mut HolderReport) {
         let RbdUses { uses, complete, .. } = self.uses;
+        let mut room = MAX_LISTED;
         for used in uses {
             for holder in used.holders {
                 let is_it = |known: &Holder| known.is_same_hold(&holder) && known.mntns == holder.mntns;
                 if report.holders.iter().any(is_it) {
                     continue;
                 }
-                if report.holders.len() < MAX_LISTED_ON_DEMAND {
+                if room > 0 {
+                    room -= 1;
                     report.holders.push(holder);
                 } else {
                     report.holders_omitted = report.holders_omitted.saturating_add(1);
@@ -193,11 +194,7 @@ fn number(proc: &Proc, tgid: u32, path: &str) -> Option<String> {
 
 /// The device with this number, as sysfs shows it, and the names and numbers of it and its partitions, and of the disk if that is
 /// wanted.
-fn described(
-    sys: &Path,
-    number: String,
-    with_disk: bool,
-) -> Option<(BlockDevice, Vec<(String, String)>)> {
+fn described(sys: &Path, number: String, with_disk: bool) -> Option<(BlockDevice, Vec<(String, String)>)> {
     let link = fs::read_link(sys.join("dev/block").join(&number)).ok()?;
     let name = link.file_name()?.to_str()?.to_owned();
     let directory = sys.join("dev/block").join(link);

@@ -28,7 +28,8 @@ const RENAME_FLAGS: &[(u32, &str)] =
     &[(1, "RENAME_NOREPLACE"), (2, "RENAME_EXCHANGE"), (4, "RENAME_WHITEOUT")];
 /// Of mount(2) those that make another call of it, include/uapi/linux/mount.h.
 const MOUNT_FLAGS: &[(u32, &str)] =
-    &[(1, "MS_RDONLY"), (MS_REMOUNT, "MS_REMOUNT"), (0x1000, "MS_BIND"), (0x2000, "MS_MOVE")];
+    &[(MS_RDONLY, "MS_RDONLY"), (MS_REMOUNT, "MS_REMOUNT"), (0x1000, "MS_BIND"), (0x2000, "MS_MOVE")];
+pub(super) const MS_RDONLY: u32 = 1;
 pub(super) const MS_REMOUNT: u32 = 0x20;
 /// Of a refused removal.
 const NO_MOUNT_POINT: &str = "nothing was mounted there at the time of the scan; the reason is unknown";

@@ -1,11 +1,12 @@
 //! Mounts that were refused (EBUSY): something else has claimed the device, or uses it so that it cannot be mounted in this way.
 //!
-//! Attempts on one mount point count together, and are told as those of a busy mount are. What uses the device is looked for where
-//! what was to be mounted is a path.
+//! Attempts to mount the same at one mount point count together, and are told as those of a busy mount are. What uses the device is
+//! looked for where root of the node tried and what was to be mounted is a path: in a namespace of his own a user has any source
+//! refused that he likes.
 
 use std::collections::VecDeque;
 
-use kevtmon_event::wording::{actor_subject, copies_phrase, holder_label};
+use kevtmon_event::wording::{actor_subject, copies_phrase};
 use kevtmon_event::{Confidence, Event, Kind, Mount, MountHolder, Severity, Shared};
 use kevtmon_observation::{
     Access, BlockDevice, BootNs, DeviceUser, HolderReport, Request, SecondPath, Source, TaskFacts,
@@ -14,7 +15,7 @@ use kevtmon_observation::{
 use kevtmon_types::escape::name;
 use serde::{Deserialize, Serialize};
 
-use super::events::{MS_REMOUNT, flags, mount_phrase};
+use super::events::{MS_RDONLY, MS_REMOUNT, flags, mount_phrase};
 use super::{ANSWER_TIMEOUT_NS, HolderScans, SCAN_RETENTION_NS};
 use crate::Core;
 use crate::held::unreadable;
@@ -25,7 +26,7 @@ use crate::pending::Pending;
 pub(super) const REFUSED_MOUNT: u64 = 1 << 54;
 /// Looks that are waited for at once.
 const LOOKS_MAX: usize = 8;
-/// Mount points whose attempts are counted.
+/// Places of which attempts are counted.
 const PLACES_MAX: usize = 64;
 
 /// Mounts that were refused of late.
@@ -42,6 +43,11 @@ pub(super) struct RefusedMounts {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Place {
     key: MountKey,
+    /// What was to be mounted there.
+    #[serde(default)]
+    source: String,
+    #[serde(default)]
+    is_remount: bool,
     attempts: u64,
     /// When the last one was.
     last: BootNs,
@@ -71,15 +77,19 @@ impl RefusedMounts {
     }
 
     /// Counts an attempt; returns how many there were.
-    fn count(&mut self, at: BootNs, key: &MountKey) -> u64 {
-        let known = self.places.iter().position(|place| place.key == *key);
+    fn count(&mut self, at: BootNs, key: &MountKey, attempt: &UmountAttempt) -> u64 {
+        let source = attempt.second.as_ref().map(|second| second.path.clone()).unwrap_or_default();
+        let is_remount = attempt.flags & MS_REMOUNT != 0;
+        let is_it =
+            |place: &Place| place.key == *key && place.source == source && place.is_remount == is_remount;
+        let known = self.places.iter().position(is_it);
         let known = known.and_then(|index| self.places.remove(index));
         let recent = known.filter(|place| at < place.last.saturating_add(SCAN_RETENTION_NS));
         let attempts = recent.map_or(1, |place| place.attempts + 1);
         if self.places.len() >= PLACES_MAX {
             self.places.pop_front();
         }
-        self.places.push_back(Place { key: key.clone(), attempts, last: at });
+        self.places.push_back(Place { key: key.clone(), source, is_remount, attempts, last: at });
         attempts
     }
 }
@@ -89,17 +99,44 @@ impl RefusedMount {
         self.attempt.flags & MS_REMOUNT != 0
     }
 
-    /// What was to be mounted, where that may be a block device.
+    /// What was to be mounted, where that may be a block device and its users are looked for.
     fn device(&self) -> Option<&SecondPath> {
-        let second = self.attempt.second.as_deref();
-        second.filter(|second| second.path.starts_with('/') && !self.is_remount())
+        let second = self.attempt.second.as_deref().filter(|_| self.by_host && !self.is_remount());
+        second.filter(|second| second.path.starts_with('/'))
+    }
+
+    /// The end of the sentence where no use is known. `found`: the device, of a look, and whether that was complete.
+    fn unknown_phrase(
+        &self,
+        found: Option<(Option<&BlockDevice>, bool)>,
+        holders: &[MountHolder],
+    ) -> &'static str {
+        let is_open = |device: &BlockDevice| {
+            let is_it = |holder: &&MountHolder| holder.source.as_deref() == Some(device.name.as_str());
+            holders.iter().filter(is_it).any(|holder| holder.access == Access::Fd)
+        };
+        match found {
+            _ if self.is_remount() && self.attempt.flags & MS_RDONLY != 0 => {
+                ": files there are likely open for writing"
+            }
+            _ if self.is_remount() => ": the kernel does not say why",
+            _ if !self.by_host => " (EBUSY)",
+            _ if self.device().is_none() => ": the kernel does not say why",
+            None => ": kevtmon did not look what uses it",
+            Some((_, false)) => ": not everything could be read",
+            Some((None, true)) => ": the kernel does not say why",
+            Some((Some(device), true)) if is_open(device) => {
+                ": the kernel does not say what uses it; processes have it open, see holders"
+            }
+            Some((Some(_), true)) => ": the kernel does not say what uses it",
+        }
     }
 }
 
 impl Core {
     pub(super) fn mount_refused(&mut self, at: BootNs, attempt: UmountAttempt) {
         let key = MountKey::new(attempt.mntns, &attempt.place());
-        let attempts = self.holder_scans.refused_mounts.count(at, &key);
+        let attempts = self.holder_scans.refused_mounts.count(at, &key, &attempt);
         if !attempts.is_power_of_two() {
             self.holder_scans.ignored += 1;
             return;
@@ -146,11 +183,17 @@ impl Core {
         let RefusedMount { at, attempt, .. } = refused;
         let (complete, verdict) =
             report.as_ref().map_or((false, Verdict::Skipped), |report| (report.complete, report.verdict));
+        let is_looked = report.is_some();
         let unread = unreadable(report.as_ref(), complete, verdict);
         let (holders, device) = report.map(|report| (report.holders, report.device)).unwrap_or_default();
         let holders: Vec<MountHolder> =
             holders.into_iter().map(|holder| self.mount_holder(*at, holder)).collect();
-        let use_of_device = device.as_deref().and_then(|device| use_phrase(device, &holders));
+        let use_of_device = device.as_deref().and_then(|device| use_phrase(device, &holders, &refused.key));
+        let found = is_looked.then_some((device.as_deref(), complete));
+        let reason = match &use_of_device {
+            Some(reason) => format!(": {reason}"),
+            None => refused.unknown_phrase(found, &holders).to_owned(),
+        };
         let mount = self.refused_mount_object(refused, device);
         let actor = self.unmounting_actor(attempt);
         let target = self.mount_target(&mount, &actor);
@@ -163,17 +206,11 @@ impl Core {
             (false, Some(source)) => format!("mount of {} at {subject}", name(source)),
             (false, None) => format!("mount at {subject}"),
         };
-        let severity = match use_of_device.is_some() && refused.by_host {
+        let severity = match use_of_device.is_some() {
             true => Severity::Warning,
             false => Severity::Notice,
         };
-        let reason = match use_of_device {
-            Some(reason) => reason,
-            None if refused.is_remount() => "files there are likely open for writing".to_owned(),
-            None if mount.block_device.is_some() && complete => "nothing was found that uses it".to_owned(),
-            None => "what uses it is unknown".to_owned(),
-        };
-        let message = format!("{what} by {} refused: {reason}", actor_subject(&actor));
+        let message = format!("{what} by {} refused{reason}", actor_subject(&actor));
         let event = Event {
             actor: Some(Shared::new(actor)),
             target: target.map(Shared::new),
@@ -213,24 +250,45 @@ impl Core {
     }
 }
 
-/// What uses a device so that it cannot be mounted.
-fn use_phrase(device: &BlockDevice, holders: &[MountHolder]) -> Option<String> {
+/// What uses a device so that it cannot be mounted. A process that has it open need not have claimed it, which the kernel does not
+/// show. `key`: where it was to be mounted.
+fn use_phrase(device: &BlockDevice, holders: &[MountHolder], key: &MountKey) -> Option<String> {
     let label = name(&device.name);
     // A loop device opens the file that it is made of as any process does.
     if let Some(user) = device.devices.iter().find(|user| !user.name.starts_with("loop")) {
         return Some(format!("{label} is used by {}", user_label(user)));
     }
     if device.swap {
-        return Some(format!("the kernel swaps to {label}"));
+        return Some(format!("the kernel swaps to {}", of_it(device, device.swap_device.as_deref())));
     }
-    let first = |access| holders.iter().find(|holder| holder.access == access);
-    if let Some((mounted, copies)) = first(Access::Mount).zip(copies_phrase(holders)) {
-        let path = name(mounted.path.as_deref().unwrap_or_default());
-        return Some(format!("{label} is mounted at {path} in {copies}"));
+    let mounts = || holders.iter().filter(|holder| holder.access == Access::Mount);
+    let is_there = |holder: &MountHolder| {
+        let place = (holder.mntns, holder.path.as_deref());
+        place == (Some(key.mntns), Some(key.path.as_str()))
+            && holder.source.as_deref() == Some(device.name.as_str())
+    };
+    if mounts().any(is_there) {
+        return Some(format!("{label} is already mounted there"));
     }
-    // Whether it has claimed it, the kernel does not show.
-    let user = first(Access::Fd)?;
-    Some(format!("likely {} has claimed {label}, which it has open", holder_label(user)))
+    let first = mounts().next()?;
+    let same: Vec<_> = mounts().filter(|holder| holder.source == first.source).cloned().collect();
+    let (what, path) =
+        (of_it(device, first.source.as_deref()), name(first.path.as_deref().unwrap_or_default()));
+    Some(format!("{what} is mounted at {path} in {}", copies_phrase(&same)?))
+}
+
+/// The device itself, a partition of it or its disk.
+fn of_it(device: &BlockDevice, other: Option<&str>) -> String {
+    match other.filter(|other| *other != device.name) {
+        None => name(&device.name).into_owned(),
+        Some(other) => {
+            let label = name(other.trim_start_matches("/dev/"));
+            match other.starts_with(&device.name) {
+                true => format!("partition {label} of it"),
+                false => format!("its disk {label}"),
+            }
+        }
+    }
 }
 
 fn user_label(user: &DeviceUser) -> String {

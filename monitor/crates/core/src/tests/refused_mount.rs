@@ -67,7 +67,7 @@ fn what_uses_the_device_is_told_with_who_tried_to_mount_it() {
 }
 
 #[test]
-fn without_a_claim_of_the_kernel_it_is_a_mount_or_likely_a_process() {
+fn without_a_claim_of_the_kernel_it_is_a_mount_and_no_process_that_has_it_open() {
     let reason = |device, holders| {
         let event = looked(device, holders);
         let (_, reason) = event.message.split_once(" refused: ").unwrap();
@@ -77,6 +77,7 @@ fn without_a_claim_of_the_kernel_it_is_a_mount_or_likely_a_process() {
         tgid,
         comm: "fsck".into(),
         mntns: Some(5),
+        source: Some("/dev/sdb".into()),
         ..Holder::of_kernel(access, path.into())
     };
     let open = || of(Access::Fd, 7, "/dev/sdb");
@@ -90,10 +91,44 @@ fn without_a_claim_of_the_kernel_it_is_a_mount_or_likely_a_process() {
     );
     assert_eq!(
         reason(Some(sdb()), vec![open()]),
-        warning("likely fsck (pid 7) has claimed /dev/sdb, which it has open")
+        notice("the kernel does not say what uses it; processes have it open, see holders")
     );
-    assert_eq!(reason(Some(sdb()), Vec::new()), notice("nothing was found that uses it"));
-    assert_eq!(reason(None, Vec::new()), notice("what uses it is unknown"), "it is no block device");
+    let there = Holder { mntns: Some(2), ..of(Access::Mount, 8, "/mnt/x") };
+    assert_eq!(reason(Some(sdb()), vec![there]), warning("/dev/sdb is already mounted there"));
+    assert_eq!(reason(Some(sdb()), Vec::new()), notice("the kernel does not say what uses it"));
+    assert_eq!(reason(None, Vec::new()), notice("the kernel does not say why"), "it is no block device");
+}
+
+#[test]
+fn a_partition_and_the_disk_are_told_from_the_device() {
+    let reason = |device: BlockDevice, holders| {
+        let message = looked(Some(device), holders).message;
+        message.split_once(" refused: ").unwrap().1.to_owned()
+    };
+    let mounted = |source: &str| Holder {
+        tgid: 8,
+        comm: "sh".into(),
+        mntns: Some(5),
+        source: Some(source.into()),
+        ..Holder::of_kernel(Access::Mount, "/v".into())
+    };
+    let part = || BlockDevice { name: "/dev/sdb1".into(), ..sdb() };
+    let place = "is mounted at /v in the mount namespace of sh (pid 8)";
+    assert_eq!(reason(sdb(), vec![mounted("/dev/sdb1")]), format!("partition sdb1 of it {place}"));
+    assert_eq!(reason(part(), vec![mounted("/dev/sdb")]), format!("its disk sdb {place}"));
+    let swap = |device, to: &str| BlockDevice { swap: true, swap_device: Some(to.into()), ..device };
+    let to_part = reason(swap(sdb(), "/dev/sdb1"), Vec::new());
+    assert_eq!(to_part, "the kernel swaps to partition sdb1 of it");
+    assert_eq!(reason(swap(part(), "/dev/sdb"), Vec::new()), "the kernel swaps to its disk sdb");
+}
+
+#[test]
+fn for_a_user_nothing_is_looked_for() {
+    let Fact::Umount(mut attempt) = refused("/dev/sdb", 0) else { unreachable!() };
+    attempt.actor.context = Some(TaskContext { uid: 1000, ..TaskContext::default() });
+    let event = told(Fact::Umount(attempt));
+    assert!(event.message.ends_with(" refused (EBUSY)"), "{}", event.message);
+    assert_eq!((event.severity, event.holders), (Severity::Notice, None));
 }
 
 #[test]
@@ -101,7 +136,7 @@ fn what_is_no_path_is_not_looked_for_and_neither_is_who_writes() {
     let event = told(refused("proc", 0));
     assert_eq!(
         event.message,
-        "mount of proc at /mnt/x by umount (pid 28997) refused: what uses it is unknown"
+        "mount of proc at /mnt/x by umount (pid 28997) refused: the kernel does not say why"
     );
     assert_eq!((event.severity, event.holders), (Severity::Notice, None));
     let event = told(refused("/dev/sdb", 0x21));
@@ -110,6 +145,8 @@ fn what_is_no_path_is_not_looked_for_and_neither_is_who_writes() {
         "remount of /mnt/x by umount (pid 28997) refused: files there are likely open for writing"
     );
     assert_eq!(event.mount.unwrap().flags, ["MS_RDONLY", "MS_REMOUNT"]);
+    let message = told(refused("/dev/sdb", 0x20)).message;
+    assert!(message.ends_with(" refused: the kernel does not say why"), "{message}");
 }
 
 #[test]
@@ -125,6 +162,19 @@ fn attempts_on_one_mount_point_are_told_at_powers_of_two_even_without_an_answer(
     assert_eq!(attempts, [Some(1), Some(2), Some(4)]);
     assert_eq!(emitted[0].holders_verdict, Some(Verdict::Skipped));
     assert!(!emitted[0].holders_unreadable.is_empty(), "it says why");
+    let message = &emitted[0].message;
+    assert!(message.ends_with(" refused: kevtmon did not look what uses it"), "{message}");
+}
+
+#[test]
+fn attempts_to_mount_something_else_count_apart() {
+    let mut core = settled();
+    for fact in [refused("proc", 0), refused("mqueue", 0), refused("proc", 0x20), refused("proc", 0)] {
+        core.observe(at(10, fact));
+    }
+    let emitted = events(&mut core);
+    let attempts: Vec<_> = emitted.iter().map(|event| event.mount.as_ref().unwrap().attempts).collect();
+    assert_eq!(attempts, [Some(1), Some(1), Some(1), Some(2)]);
 }
 
 #[test]
