@@ -8,10 +8,11 @@ const LANES = [
   ['Processes', ['container', 'component']], ['Other', []],
 ];
 const PERIOD = 5000; // Without an event that changes something, in ms.
-const PAUSE = 1000; // Between two requests, and before reconnecting.
+const PAUSE = 1000; // Between two requests, and before the stream is asked for again.
 const CONTEXT = 20; // Other events of the pod, those nearest in time.
 const ROWS = 25; // Ways of pods that are drawn at first.
 const LOG = 100; // Events that are listed.
+const ENDED = '`kevtmon ui` has ended or cannot be reached; start it again and open the new address';
 
 const $ = id => document.getElementById(id);
 
@@ -71,15 +72,33 @@ function status(it) {
 // The data, as it was asked for last.
 let incidents = [], report, state, selected = location.hash.slice(1), known, fault, isStreamed = false, shown = {};
 
+const ending = new AbortController();
+/** Asks no more, as any user of the node can listen on a port that is free again, and answer with commands of his own. */
+function end() {
+  if (!ending.signal.aborted) {
+    ending.abort();
+    document.querySelectorAll('.run button').forEach(button => { button.disabled = true; });
+    $('connection').className = 'down';
+    show($('connection'), `${ENDED}. What is shown is of ${clock(Date.now())}`);
+  }
+  throw new Error(ENDED);
+}
+
+async function ask(path) {
+  const answer = await fetch(path, { headers: { 'x-kevtmon-token': TOKEN }, cache: 'no-store', signal: ending.signal }).catch(end);
+  if (!answer.ok) throw new Error((await answer.text().catch(end)).trim());
+  return answer;
+}
+
 async function get(path) {
-  const answer = await fetch(path, { headers: { 'x-kevtmon-token': TOKEN }, cache: 'no-store' });
-  if (!answer.ok) throw new Error((await answer.text()).trim());
-  return answer.json();
+  const answer = await ask(path);
+  return JSON.parse(await answer.text().catch(end));
 }
 
 let isBusy = false, isWanted = false;
 /** Asks for all that is shown, at most once in a pause. */
 async function refresh() {
+  if (ending.signal.aborted) return;
   if (isBusy) return void (isWanted = true);
   isBusy = true;
   isWanted = false;
@@ -102,6 +121,7 @@ async function refresh() {
 }
 
 function setFault(reason) {
+  if (ending.signal.aborted) return;
   const line = $('connection');
   if (reason !== undefined) {
     fault = { since: fault?.since ?? Date.now(), reason };
@@ -126,25 +146,24 @@ function setFault(reason) {
   }
 }
 
-/** Events as they occur, and how the daemon is. */
+/** Events as they occur, and how the daemon is: the stream goes on over its restarts. */
 async function follow() {
-  for (;;) {
+  while (!ending.signal.aborted) {
     try {
-      const answer = await fetch('/v1/follow', { headers: { 'x-kevtmon-token': TOKEN }, cache: 'no-store' });
-      if (!answer.ok) throw new Error((await answer.text()).trim());
+      const answer = await ask('/v1/follow');
       isStreamed = true;
       refresh();
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       for (let rest = ''; ;) {
-        const { done, value } = await reader.read();
-        if (done) throw new Error('`kevtmon ui` has ended, or the tunnel to it');
+        const { done, value } = await reader.read().catch(end);
+        if (done) end();
         const lines = (rest + value).split('\n');
         rest = lines.pop();
         lines.filter(Boolean).map(line => JSON.parse(line)).forEach(take);
       }
     } catch (error) {
       isStreamed = false;
-      setFault(error instanceof TypeError ? '`kevtmon ui` does not answer' : error.message);
+      setFault(error.message);
     }
     await new Promise(resolve => setTimeout(resolve, PAUSE));
   }
@@ -182,6 +201,7 @@ function setIncidents(all) {
 }
 
 function select(id) {
+  if (ending.signal.aborted) return;
   selected = id;
   history.replaceState(null, '', `#${encodeURIComponent(id)}`);
   setIncidents(incidents);
@@ -258,7 +278,7 @@ function advice(steps) {
       }
     };
     return h('li', {}, h('p', {}, it.text, ' ', h('span', { class: it.risk === 'read' ? 'good' : it.risk === 'restart' ? 'warning' : 'critical' }, `(${risks[it.risk] ?? it.risk})`)),
-      h('div', { class: 'run' }, command, h('button', { type: 'button', 'data-key': `copy-${it.command}`, 'aria-label': `Copy ${it.command}`, on: { click: copy } }, 'Copy')));
+      h('div', { class: 'run' }, command, h('button', { type: 'button', disabled: ending.signal.aborted, 'data-key': `copy-${it.command}`, 'aria-label': `Copy ${it.command}`, on: { click: copy } }, 'Copy')));
   };
   return steps.length ? [h('h3', {}, 'What to do'), h('ol', { class: 'advice' }, steps.map(step))] : [];
 }
