@@ -64,7 +64,10 @@ impl UiArgs {
         let (_server, url) = serve::start(&socket, self.port).map_err(listen)?;
         let mut out = io::stdout();
         writeln!(out, "{url}").and_then(|()| out.flush()).map_err(UiError::Print)?;
-        remark("open this address in a browser; who has it can read what the daemon knows. Ctrl-C ends it");
+        remark(
+            "paste this address into a browser; who has it can read what the daemon knows, and as an argument of a command \
+             other users of this machine see it. Ctrl-C ends it",
+        );
         signals.wait()?;
         Ok(())
     }

@@ -77,6 +77,7 @@ const ending = new AbortController();
 function end() {
   if (!ending.signal.aborted) {
     ending.abort();
+    isStreamed = false;
     document.querySelectorAll('.run button').forEach(button => { button.disabled = true; });
     $('connection').className = 'down';
     show($('connection'), `${ENDED}. What is shown is of ${clock(Date.now())}`);
@@ -84,15 +85,21 @@ function end() {
   throw new Error(ENDED);
 }
 
+/** Without an answer. While there is the stream, `kevtmon ui` runs, and has only given up on a request that took too long. */
+function lost(error) {
+  if (!isStreamed) end();
+  throw error;
+}
+
 async function ask(path) {
-  const answer = await fetch(path, { headers: { 'x-kevtmon-token': TOKEN }, cache: 'no-store', signal: ending.signal }).catch(end);
-  if (!answer.ok) throw new Error((await answer.text().catch(end)).trim());
+  const answer = await fetch(path, { headers: { 'x-kevtmon-token': TOKEN }, cache: 'no-store', signal: ending.signal }).catch(lost);
+  if (!answer.ok) throw new Error((await answer.text().catch(lost)).trim());
   return answer;
 }
 
 async function get(path) {
   const answer = await ask(path);
-  return JSON.parse(await answer.text().catch(end));
+  return JSON.parse(await answer.text().catch(lost));
 }
 
 let isBusy = false, isWanted = false;
