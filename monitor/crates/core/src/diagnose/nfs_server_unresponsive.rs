@@ -48,6 +48,8 @@ thresholds! {
 const LOOK: BootNs = 10 * SECOND;
 /// Calls of soft mounts fail, and no reply is told of: without another one for so long nobody calls any more.
 const QUIET: BootNs = 600 * SECOND;
+/// No mount of it is seen on the host, so that no reply can be: after so long without another line who waited was killed, likely.
+const UNSEEN: BootNs = 3600 * SECOND;
 /// Servers that are followed: only root mounts them.
 const SERVERS_MAX: usize = 64;
 /// Mounts that an incident lists.
@@ -58,6 +60,8 @@ const MOUNTS_MAX: usize = 16;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Silent {
     since: BootNs,
+    /// That as a time of the day, which stays the same when the clock is set.
+    since_text: String,
     /// When the kernel said so last, or may have.
     last: BootNs,
     lines: u64,
@@ -75,8 +79,14 @@ struct Silent {
 }
 
 impl Silent {
-    fn expires(&self) -> Option<BootNs> {
-        (!self.waits).then(|| self.last.saturating_add(QUIET))
+    /// When it is over without a reply, and why.
+    fn expires(&self) -> Option<(BootNs, CloseReason)> {
+        if !self.waits {
+            return Some((self.last.saturating_add(QUIET), CloseReason::Expired));
+        }
+        let seen = self.mounts.as_ref()?;
+        let is_unseen = seen.mounts.is_empty() && seen.omitted == 0;
+        is_unseen.then(|| (self.last.saturating_add(UNSEEN), CloseReason::LikelyGone))
     }
 
     /// Takes what was seen of its mounts; why it is over, if it is.
@@ -114,10 +124,10 @@ impl Silent {
         NfsServer { name: server.to_owned(), waits: self.waits, mounts, mounts_omitted: omitted }
     }
 
-    fn report(&mut self, context: &Context<'_>, server: &str, after: BootNs) -> Report {
+    fn report(&mut self, context: &Context<'_>, server: &str) -> Report {
         let object = self.object(context, server);
         let target = target(context, &object).map(Shared::new);
-        let summary = summary(context, &object, after);
+        let summary = summary(context, &object, &self.since_text);
         self.summary.clone_from(&summary);
         Report {
             advice: Some(vec![step()]),
@@ -145,10 +155,9 @@ fn count(mounts: usize) -> u64 {
     u64::try_from(mounts).unwrap_or(u64::MAX)
 }
 
-/// `NFS server nas1 has not responded for more than 30 s: volume pv-1 of pod a/b and 2 more mounts hang`
-fn summary(context: &Context<'_>, server: &NfsServer, after: BootNs) -> String {
-    let silence = after / SECOND;
-    let text = format!("NFS server {} has not responded for more than {silence} s", name(&server.name));
+/// `NFS server nas1 has not responded since 21:03:05 UTC: volume pv-1 of pod a/b and 2 more mounts hang`
+fn summary(context: &Context<'_>, server: &NfsServer, since: &str) -> String {
+    let text = format!("NFS server {} has not responded since {since}", name(&server.name));
     let Some((first, others)) = server.mounts.split_first() else { return text };
     let pod = target(context, server).and_then(|target| target_label(&target));
     let what = match (&first.volume, pod) {
@@ -225,8 +234,11 @@ impl NfsServerUnresponsive {
         if is_new && self.silent.len() >= SERVERS_MAX {
             return findings.discard();
         }
-        let silent =
-            self.silent.entry(server.clone()).or_insert_with(|| Silent { since: now, ..Silent::default() });
+        let silent = self.silent.entry(server.clone()).or_insert_with(|| Silent {
+            since: now,
+            since_text: context.clock.time_of_day(now),
+            ..Silent::default()
+        });
         silent.last = now;
         silent.lines = silent.lines.saturating_add(1);
         silent.waits |= *says == NfsSays::Waiting;
@@ -251,14 +263,13 @@ impl NfsServerUnresponsive {
     }
 
     fn looked(&mut self, context: &Context<'_>, found: &[NfsMounts], findings: &mut Findings) {
-        let after = self.after();
         for now in found {
             let Some(silent) = self.silent.get_mut(&now.server) else { continue };
             if let Some(reason) = silent.looked(now) {
                 self.close(&now.server, reason, findings);
             } else if silent.is_open {
                 let before = silent.summary.clone();
-                let report = silent.report(context, &now.server, after);
+                let report = silent.report(context, &now.server);
                 if report.summary != before {
                     findings.report(report);
                 }
@@ -309,15 +320,17 @@ impl Diagnosis for NfsServerUnresponsive {
 
     fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let (now, after) = (context.now, self.after());
-        let is_over = |silent: &Silent| silent.expires().is_some_and(|at| at <= now);
-        let over = self.silent.iter().filter(|(_, silent)| is_over(silent)).map(|(server, _)| server.clone());
-        for server in over.collect::<Vec<_>>() {
-            self.close(&server, CloseReason::Expired, findings);
+        let over = self.silent.iter().filter_map(|(server, silent)| {
+            let (at, reason) = silent.expires()?;
+            (at <= now).then(|| (server.clone(), reason))
+        });
+        for (server, reason) in over.collect::<Vec<_>>() {
+            self.close(&server, reason, findings);
         }
         for (server, silent) in &mut self.silent {
             if !silent.is_open && silent.since.saturating_add(after) <= now {
                 silent.is_open = true;
-                findings.report(silent.report(context, server, after));
+                findings.report(silent.report(context, server));
                 link(context, server, findings);
             }
         }
@@ -346,15 +359,17 @@ impl Diagnosis for NfsServerUnresponsive {
         let after = self.after();
         let of = |silent: &Silent| {
             let due = (!silent.is_open).then(|| silent.since.saturating_add(after));
-            due.into_iter().chain(silent.expires())
+            due.into_iter().chain(silent.expires().map(|(at, _)| at))
         };
         self.silent.values().flat_map(of).chain(self.look_at).min()
     }
 
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let (server, incident) = (event.nfs_server.as_deref()?, event.incident.as_deref()?);
+        let since = context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now);
         let silent = Silent {
-            since: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
+            since,
+            since_text: context.clock.time_of_day(since),
             // Nobody has read the log meanwhile.
             last: context.now,
             lines: incident.count,

@@ -85,8 +85,10 @@ fn a_server_that_does_not_respond_is_an_incident_until_it_does() {
     node.run_for(2 * S);
     let incident = node.open().remove(0);
     assert_eq!((incident.severity, incident.confidence), (Severity::Warning, Confidence::Likely));
-    let summary = "NFS server nas1 has not responded for more than 30 s: volume pv-1 of pod cam/cam1-78b6fc6bc8-cjsw5 and 2 more \
-                   mounts hang";
+    let since = incident.first_seen.get(11..19).unwrap();
+    let summary = format!(
+        "NFS server nas1 has not responded since {since} UTC: volume pv-1 of pod cam/cam1-78b6fc6bc8-cjsw5 and 2 more mounts hang"
+    );
     assert_eq!(incident.summary, summary);
     let quote = node.events.iter().find(|event| event.kind == Kind::LogQuoted).unwrap();
     assert_eq!(quote.message, "/dev/kmsg says \"nfs: server nas1 not responding, still trying\"");
@@ -162,11 +164,27 @@ fn what_waits_stays_open_without_another_line_and_what_failed_does_not() {
 }
 
 #[test]
+fn where_no_mount_is_seen_what_waits_is_likely_gone_an_hour_after_the_last_line() {
+    let mut node = node(Resume::default());
+    node.says("nas1", NfsSays::Waiting);
+    node.mounted(&[]);
+    node.run_for(3000 * S);
+    node.says("nas1", NfsSays::Waiting);
+    node.mounted(&[]);
+    node.run_for(3590 * S);
+    assert_eq!(node.open().len(), 1, "the kernel has said it again");
+    node.run_for(20 * S);
+    assert_eq!(node.nfs_closed_for(), Some(CloseReason::LikelyGone));
+}
+
+#[test]
 fn where_the_mounts_are_not_known_the_server_alone_is_named() {
     let mut node = node(Resume::default());
     node.says("fd00::9", NfsSays::Waiting);
     node.run_for(31 * S);
-    assert_eq!(node.open()[0].summary, "NFS server fd00::9 has not responded for more than 30 s");
+    let incident = node.open().remove(0);
+    let since = incident.first_seen.get(11..19).unwrap();
+    assert_eq!(incident.summary, format!("NFS server fd00::9 has not responded since {since} UTC"));
     assert!(node.looks() > 2, "it is looked again");
 }
 
