@@ -41,27 +41,6 @@ fn numbers(events: &[Event]) -> Vec<u64> {
     events.iter().filter_map(|event| event.number("/seq")).collect()
 }
 
-#[test]
-fn a_daemon_that_stops_well_keeps_everything_and_its_numbers_go_on() {
-    let pod = Pod::new();
-    let mut daemon = launch().start();
-    pod.delete_gateway();
-    daemon.wait_for_deletion(pod.inum(), GATEWAY);
-    stop_and_account(&mut daemon);
-    let emitted = daemon.events();
-    let mut kept = kept(&daemon);
-    // A query answers in the order of times, which differs where an event waited for a name.
-    kept.sort_by_key(|event| event.number("/seq"));
-    assert_eq!(numbers(&kept), numbers(&emitted));
-    for (kept, emitted) in kept.iter().zip(&emitted) {
-        assert_eq!(kept.to_string(), emitted.to_string());
-    }
-    let mut again = launch().on_state_of(&daemon).start();
-    let first = again.wait_for("the gap", |event| event.text("/lost/source") == "daemon");
-    assert_eq!(first.number("/seq"), emitted.last().and_then(|event| Some(event.number("/seq")? + 1)));
-    stop_and_account(again);
-}
-
 /// Bytes of the files in a directory whose names begin like this.
 fn bytes(directory: &Path, name: &str) -> u64 {
     let files = std::fs::read_dir(directory).expect("a directory").filter_map(Result::ok);
@@ -347,6 +326,29 @@ fn files_of_the_store_that_others_truncate_do_not_end_the_daemon() {
 /// What counts all that the kernel does, or needs a quiet machine.
 mod alone {
     use super::*;
+
+    #[test]
+    fn a_daemon_that_stops_well_keeps_everything_and_its_numbers_go_on() {
+        // Beside the storms of other tests it would discard some of what it keeps.
+        let _exclusive = Exclusive::take();
+        let pod = Pod::new();
+        let mut daemon = launch().start();
+        pod.delete_gateway();
+        daemon.wait_for_deletion(pod.inum(), GATEWAY);
+        stop_and_account(&mut daemon);
+        let emitted = daemon.events();
+        let mut kept = kept(&daemon);
+        // A query answers in the order of times, which differs where an event waited for a name.
+        kept.sort_by_key(|event| event.number("/seq"));
+        assert_eq!(numbers(&kept), numbers(&emitted));
+        for (kept, emitted) in kept.iter().zip(&emitted) {
+            assert_eq!(kept.to_string(), emitted.to_string());
+        }
+        let mut again = launch().on_state_of(&daemon).start();
+        let first = again.wait_for("the gap", |event| event.text("/lost/source") == "daemon");
+        assert_eq!(first.number("/seq"), emitted.last().and_then(|event| Some(event.number("/seq")? + 1)));
+        stop_and_account(again);
+    }
 
     #[test]
     fn a_daemon_that_is_killed_in_a_storm_loses_its_last_second_at_most() {
