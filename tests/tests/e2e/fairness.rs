@@ -190,6 +190,8 @@ mod alone {
             event.is_in(flooded.inum())
                 || event.number("/actor/uid") == Some(64_230)
                 || event.text("/actor/userns") == "other"
+                // How much of it the kernel could not deliver.
+                || event.text("/lost/reason").ends_with("-users-ring-full")
         };
         let (his, of_others): (Vec<Event>, Vec<Event>) =
             daemon.events().into_iter().partition(|event| is_his(&event));
