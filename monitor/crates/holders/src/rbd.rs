@@ -174,7 +174,7 @@ pub(super) struct Look {
     on_demand: bool,
 }
 
-/// Who uses devices, for whoever asks.
+/// Who uses devices, for all that ask.
 pub(super) fn uses(proc: &Proc, devices: Vec<Device>, budget: Duration) -> RbdUses {
     Look { devices, budget, on_demand: true }.look(proc)
 }

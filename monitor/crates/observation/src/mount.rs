@@ -172,7 +172,7 @@ pub enum Access {
     PerfEvent,
     /// A probe in a file on it that was defined in tracefs (`uprobe_events`).
     Uprobe,
-    /// A mount of NFS whose client was made in the network namespace, of one that is kept.
+    /// A mount of NFS with a client that was made in the network namespace, of one that is kept.
     Nfs,
 }
 

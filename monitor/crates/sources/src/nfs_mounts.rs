@@ -16,7 +16,7 @@ use super::{Sender, tell};
 
 /// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Mounts of one server that are told.
+/// Mounts of one server that are reported.
 const MOUNTS_MAX: usize = 256;
 /// Of a line; those that count have a source and a path.
 const LINE: usize = 8 << 10;

@@ -48,7 +48,7 @@ const LIMITS: Limits = Limits {
 };
 /// Most streams of events at once.
 const STREAMS: usize = 16;
-/// Events that wait for a slow reader; then it is told that some are missing.
+/// Events that wait for a slow reader; then a line says that some are missing.
 const EVENTS: usize = 1024;
 /// Pause before reconnecting to the daemon: a restart takes seconds.
 const PAUSE: Duration = Duration::from_secs(1);

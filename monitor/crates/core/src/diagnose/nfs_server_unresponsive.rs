@@ -46,7 +46,7 @@ thresholds! {
 
 /// How often is looked at mounts and replies.
 const LOOK: BootNs = 10 * SECOND;
-/// Calls of soft mounts fail, and no reply is told of: without another one for so long nobody calls any more.
+/// Calls of soft mounts fail, and the kernel writes no OK: without another line for so long no call is left.
 const QUIET: BootNs = 600 * SECOND;
 /// No mount of it is seen on the host, so that no reply can be: after so long without another line who waited was killed, likely.
 const UNSEEN: BootNs = 3600 * SECOND;
@@ -370,7 +370,7 @@ impl Diagnosis for NfsServerUnresponsive {
         let silent = Silent {
             since,
             since_text: context.clock.time_of_day(since),
-            // Nobody has read the log meanwhile.
+            // The log was not read since the daemon ended.
             last: context.now,
             lines: incident.count,
             waits: server.waits,

@@ -137,7 +137,7 @@ impl Conditions for UmountHung {
                 self.waiting = list.to_vec();
                 Look::Now
             }
-            // Its server may be found to be the cause meanwhile.
+            // Its server may turn out to be the cause.
             ModelChange::NfsMounts(_) => Look::soon_if(!self.waiting.is_empty()),
             _ => Look::No,
         }

@@ -1,6 +1,6 @@
 //! Mounts that were refused (EBUSY): something else has claimed the device, or uses it so that it cannot be mounted in this way.
 //!
-//! Attempts to mount the same at one mount point count together, and are told as those of a busy mount are. What uses the device is
+//! Attempts to mount the same at one mount point count together, and are reported as those of a busy mount are. What uses the device is
 //! looked for where root of the node tried and what was to be mounted is a path: in a namespace of his own a user has any source
 //! refused that he likes.
 

@@ -1,4 +1,4 @@
-//! Mounts of NFS whose client has an address of the namespace.
+//! Mounts of NFS with a client that has an address of the namespace.
 
 use super::*;
 
