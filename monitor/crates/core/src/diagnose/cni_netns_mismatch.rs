@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::{InNetns, advice, set_up};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, seconds, start};
 use crate::node::cni::Call;
 use crate::node::containers::is_live;
 
@@ -34,7 +34,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Executions,
     is_optional: false,
-    start: |thresholds| Box::new(CniNetnsMismatch::new(thresholds)),
+    start: start::<CniNetnsMismatch>,
 };
 
 thresholds! {
@@ -47,7 +47,7 @@ const ACTS_MAX: usize = 256;
 /// Interfaces that one incident names, and follows.
 const IMPACT_MAX: usize = 8;
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct CniNetnsMismatch {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -152,11 +152,6 @@ impl Mismatch {
 }
 
 impl CniNetnsMismatch {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        let (open, acts) = (BTreeMap::new(), VecDeque::new());
-        Self { thresholds: thresholds.clone(), open, acts, timers: Timers::default() }
-    }
-
     fn expire(&self) -> BootNs {
         seconds(self.thresholds.get(&EXPIRE))
     }
@@ -283,10 +278,6 @@ fn is_of(event: &Event, id: &str) -> bool {
 }
 
 impl Diagnosis for CniNetnsMismatch {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         let (Some(link), actor) = (event.link.as_deref(), event.actor.as_deref()) else { return };
         // A guess by time names no culprit.
@@ -355,5 +346,5 @@ impl Diagnosis for CniNetnsMismatch {
         Some(id)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, SECOND, Watch, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, SECOND, Watch, seconds, start};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "cni-teardown-failing";
@@ -26,7 +26,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Executions,
     is_optional: false,
-    start: |thresholds| Box::new(CniTeardownFailing::new(thresholds)),
+    start: start::<CniTeardownFailing>,
 };
 
 /// Without another call it is over, once the sandbox is gone, and in any case after a day.
@@ -39,7 +39,7 @@ thresholds! {
     FAILING_AFTER = "cni_teardown_failing_seconds", default 10, Unit::Seconds;
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct CniTeardownFailing {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -49,10 +49,6 @@ pub(super) struct CniTeardownFailing {
 }
 
 impl CniTeardownFailing {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), failing: BTreeMap::new(), timers: Timers::default() }
-    }
-
     fn failed(&mut self, context: &Context<'_>, event: &Event, cni: &Cni, id: &str, findings: &mut Findings) {
         let Some(calls) = context.node.cni.get(id) else { return };
         let first = calls.failed_from.unwrap_or(event.at);
@@ -94,10 +90,6 @@ fn summary(event: &Event, cni: &Cni, id: &str) -> String {
 }
 
 impl Diagnosis for CniTeardownFailing {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         let Some(cni) = event.cni.as_deref().filter(|cni| cni.command == "DEL") else { return };
         let (Kind::CniFinished, Some(id)) = (event.kind, &cni.container_id) else { return };
@@ -135,5 +127,5 @@ impl Diagnosis for CniTeardownFailing {
         Some(id)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }

@@ -17,7 +17,7 @@ use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{
     CAPACITY, Context, Diagnosis, IncidentKey, IncidentKind, ModelChange, SECOND, STARTUP_GRACE, Watch,
-    seconds,
+    seconds, start,
 };
 use crate::node::mounts::MountKey;
 use crate::node::view::{NodeView, RuntimeAvailability};
@@ -43,7 +43,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::None,
     is_optional: false,
-    start: |thresholds| Box::new(ContainerUndeletable::new(thresholds)),
+    start: start::<ContainerUndeletable>,
 };
 
 /// What is there at the start was not seen to begin.
@@ -123,7 +123,7 @@ enum Removal {
     Failed,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct ContainerUndeletable {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -133,10 +133,6 @@ pub(super) struct ContainerUndeletable {
 }
 
 impl ContainerUndeletable {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), victims: BTreeMap::new(), timers: Timers::default() }
-    }
-
     /// The removal of something of a container was refused.
     fn refused(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         let Some(mount) = event.mount.as_deref() else { return };
@@ -398,10 +394,6 @@ impl ContainerUndeletable {
 }
 
 impl Diagnosis for ContainerUndeletable {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         match event.kind {
             Kind::MountBusy => self.refused(context, event, findings),
@@ -466,7 +458,7 @@ impl Diagnosis for ContainerUndeletable {
         Some(id)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }
 
 /// How far a removal has come by the state that the runtime tells.

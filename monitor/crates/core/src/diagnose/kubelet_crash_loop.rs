@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{Context, Diagnosis, IncidentKind, SECOND, Watch, orphan_container};
+use super::{Context, Diagnosis, IncidentKind, SECOND, Watch, orphan_container, start};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "kubelet-crash-loop";
@@ -27,7 +27,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::None,
     is_optional: false,
-    start: |thresholds| Box::new(KubeletCrashLoop::new(thresholds)),
+    start: start::<KubeletCrashLoop>,
 };
 
 const PROGRAM: &str = "kubelet";
@@ -59,7 +59,7 @@ struct Loop {
     last: BootNs,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct KubeletCrashLoop {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -68,10 +68,6 @@ pub(super) struct KubeletCrashLoop {
 }
 
 impl KubeletCrashLoop {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), loops: BTreeMap::new(), timers: Timers::default() }
-    }
-
     fn exited(
         &mut self,
         context: &Context<'_>,
@@ -156,10 +152,6 @@ impl KubeletCrashLoop {
 }
 
 impl Diagnosis for KubeletCrashLoop {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         let (Kind::ComponentExited, Some(component)) = (event.kind, &event.component) else { return };
         let was_asked = component.exit_code == Some(0) || component.signal == Some(SIGTERM);
@@ -196,7 +188,7 @@ impl Diagnosis for KubeletCrashLoop {
         Some(subject)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }
 
 /// A kubelet is told from another one of the node by its program.

@@ -21,9 +21,17 @@ use crate::node::mounts::BusyMount;
 use crate::node::rbd_locks::LockCall;
 use crate::node::view::NodeView;
 
-/// `save` and `restore` of a diagnosis whose other fields than `thresholds` are its complete state.
-macro_rules! saved_without_thresholds {
+/// What diagnoses with thresholds have in common whose other fields are their complete state.
+macro_rules! with_thresholds {
     () => {
+        fn kind(&self) -> &'static str {
+            KIND
+        }
+
+        fn set_thresholds(&mut self, thresholds: &Thresholds) {
+            self.thresholds = thresholds.clone();
+        }
+
         fn save(&self) -> Result<serde_json::Value, serde_json::Error> {
             serde_json::to_value(self)
         }
@@ -155,10 +163,19 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
     KINDS.into_iter().map(|kind| (kind.start)(thresholds)).collect()
 }
 
+/// Starts a diagnosis that has found nothing yet.
+fn start<D: Diagnosis + Default + 'static>(thresholds: &Thresholds) -> Box<dyn Diagnosis> {
+    let mut diagnosis = D::default();
+    diagnosis.set_thresholds(thresholds);
+    Box::new(diagnosis)
+}
+
 /// Finds one kind of incident.
 pub trait Diagnosis: Debug + Send {
     /// The kind of its incidents, as users filter and alert on it.
     fn kind(&self) -> &'static str;
+
+    fn set_thresholds(&mut self, _thresholds: &Thresholds) {}
 
     /// An event was emitted; the model includes it already.
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings);

@@ -21,7 +21,7 @@ use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::{
     CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, gateway_neighbor_lost, pod_route_missing,
-    seconds,
+    seconds, start,
 };
 
 mod effects;
@@ -44,7 +44,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Netlink,
     is_optional: false,
-    start: |thresholds| Box::new(MultiPodDisruption::new(thresholds)),
+    start: start::<MultiPodDisruption>,
 };
 
 /// Incidents whose actor did something to the network of a pod, or of the node. The actor of others holds or calls something.
@@ -72,7 +72,7 @@ struct Disruption {
     severity: Severity,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct MultiPodDisruption {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -85,10 +85,6 @@ pub(super) struct MultiPodDisruption {
 }
 
 impl MultiPodDisruption {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), disruptions: BTreeMap::new(), effects: Effects::default() }
-    }
-
     /// Looks at the open incidents, if one has changed since.
     fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let others = self.disruptions.keys();
@@ -246,10 +242,6 @@ fn is_one_process(one: &Actor, other: &Actor) -> bool {
 }
 
 impl Diagnosis for MultiPodDisruption {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, _event: &Event, findings: &mut Findings) {
         self.review(context, findings);
     }
@@ -279,5 +271,5 @@ impl Diagnosis for MultiPodDisruption {
         Some(subject)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }

@@ -17,7 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Repeat, Report};
-use super::{Context, Diagnosis, IncidentKind, ModelChange, SECOND, Suspicion, Watch, seconds, volume_busy};
+use super::{
+    Context, Diagnosis, IncidentKind, ModelChange, SECOND, Suspicion, Watch, seconds, start, volume_busy,
+};
 
 #[cfg(test)]
 mod tests;
@@ -36,7 +38,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::None,
     is_optional: true,
-    start: |thresholds| Box::new(NfsServerUnresponsive::new(thresholds)),
+    start: start::<NfsServerUnresponsive>,
 };
 
 thresholds! {
@@ -200,7 +202,7 @@ fn key(server: &str) -> IncidentKey {
     IncidentKey { kind: KIND, subject: server.to_owned() }
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct NfsServerUnresponsive {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -211,10 +213,6 @@ pub(super) struct NfsServerUnresponsive {
 }
 
 impl NfsServerUnresponsive {
-    fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), silent: BTreeMap::new(), look_at: None }
-    }
-
     fn after(&self) -> BootNs {
         seconds(self.thresholds.get(&AFTER))
     }
@@ -299,10 +297,6 @@ fn link(context: &Context<'_>, server: &str, findings: &mut Findings) {
 }
 
 impl Diagnosis for NfsServerUnresponsive {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, _: &Context<'_>, event: &Event, _: &mut Findings) {
         // What was lost may have said it again.
         if event.lost.as_ref().is_some_and(|lost| lost.source == "logs") {
@@ -382,5 +376,5 @@ impl Diagnosis for NfsServerUnresponsive {
         Some(server.name.clone())
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }

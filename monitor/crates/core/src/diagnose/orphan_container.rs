@@ -19,7 +19,7 @@ use super::finding::{Findings, IncidentObjects, Report};
 use super::timers::Timers;
 use super::{
     CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, OpenIncident, SECOND, STARTUP_GRACE, Watch,
-    seconds,
+    seconds, start,
 };
 use crate::node::containers::is_live;
 use crate::node::view::{NodeView, RuntimeAvailability};
@@ -41,7 +41,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Runtime,
     is_optional: false,
-    start: |thresholds| Box::new(OrphanContainer::new(thresholds)),
+    start: start::<OrphanContainer>,
 };
 
 /// What is there at the start was not seen to begin: a list may just have been read while a pod was removed.
@@ -83,7 +83,7 @@ enum Assessment {
     Unknown,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct OrphanContainer {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -95,11 +95,6 @@ pub(super) struct OrphanContainer {
 }
 
 impl OrphanContainer {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        let (orphans, timers) = (BTreeMap::new(), Timers::default());
-        Self { thresholds: thresholds.clone(), orphans, timers, look_at: None }
-    }
-
     /// Looks at all containers.
     fn check_all(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let present = context.node.containers.present().filter(|facts| sandbox_of(facts).is_some());
@@ -251,10 +246,6 @@ impl OrphanContainer {
 }
 
 impl Diagnosis for OrphanContainer {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         let container = event.target.as_ref().and_then(|target| target.container.as_ref());
         let Some(gone) = container.filter(|_| event.kind == Kind::ContainerRemoved) else { return };
@@ -308,7 +299,7 @@ impl Diagnosis for OrphanContainer {
         Some(id)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }
 
 /// Whether what an open incident tells of may be why this kubelet ended.

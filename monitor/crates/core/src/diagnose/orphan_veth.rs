@@ -27,6 +27,7 @@ use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::pod_network::SETTLE;
 use super::{
     CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing, seconds,
+    start,
 };
 use crate::node::view::{NodeView, RuntimeAvailability};
 
@@ -51,7 +52,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Netlink,
     is_optional: false,
-    start: |thresholds| Box::new(OrphanVeth::new(thresholds)),
+    start: start::<OrphanVeth>,
 };
 
 thresholds! {
@@ -112,7 +113,7 @@ struct Former {
     netns: NsInum,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct OrphanVeth {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -123,11 +124,6 @@ pub(super) struct OrphanVeth {
 }
 
 impl OrphanVeth {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        let (orphans, former) = (BTreeMap::new(), BTreeMap::new());
-        Self { thresholds: thresholds.clone(), orphans, former, next: None }
-    }
-
     fn wake(&mut self, at: BootNs) {
         self.next = Some(self.next.map_or(at, |next| next.min(at)));
     }
@@ -341,10 +337,6 @@ fn subject(netns: NsInum, ifindex: u32) -> String {
 }
 
 impl Diagnosis for OrphanVeth {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         if !matches!(event.kind, Kind::LinkCreated | Kind::LinkChanged | Kind::LinkMoved | Kind::LinkDeleted)
         {
@@ -413,5 +405,5 @@ impl Diagnosis for OrphanVeth {
         Some(subject(link.netns, link.ifindex))
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::{InNetns, advice, set_up};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::pod_network::{is_of_pod, living_pod, netns_now, runs_since};
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
 
@@ -43,7 +43,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Netlink,
     is_optional: false,
-    start: |thresholds| Box::new(PodNeighborUnreachable::new(thresholds)),
+    start: start::<PodNeighborUnreachable>,
 };
 
 thresholds! {
@@ -73,7 +73,7 @@ struct Record {
     is_open: bool,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct PodNeighborUnreachable {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -97,10 +97,6 @@ struct Owner {
 }
 
 impl PodNeighborUnreachable {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), records: BTreeMap::new(), downs: Downs::default() }
-    }
-
     fn looked(&mut self, context: &Context<'_>, entries: &[HostNeighbor], findings: &mut Findings) {
         let Some(ready) = context.ready else { return };
         let mut seen = Vec::new();
@@ -377,10 +373,6 @@ fn steps(context: &Context<'_>, address: IpAddr, ifname: &str, owner: &Owner) ->
 }
 
 impl Diagnosis for PodNeighborUnreachable {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         if event.link.as_deref().is_some_and(|link| link.netns == context.node.host_netns) {
             self.downs.note(event);
@@ -424,5 +416,5 @@ impl Diagnosis for PodNeighborUnreachable {
         Some(subject)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }

@@ -18,6 +18,7 @@ use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::pod_network::{SETTLE, netns_now, runs_since};
 use super::{
     CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, gateway_neighbor_lost, seconds,
+    start,
 };
 
 mod host_end;
@@ -41,7 +42,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Netlink,
     is_optional: false,
-    start: |thresholds| Box::new(PodRouteMissing::new(thresholds)),
+    start: start::<PodRouteMissing>,
 };
 
 thresholds! {
@@ -150,10 +151,6 @@ pub(super) struct PodRouteMissing {
 }
 
 impl PodRouteMissing {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), ..Self::default() }
-    }
-
     fn wake(&mut self, at: BootNs) {
         self.next = Some(self.next.map_or(at, |next| next.min(at)));
     }
@@ -433,10 +430,6 @@ fn looked_up(rule: &Rule) -> Option<IpAddr> {
 }
 
 impl Diagnosis for PodRouteMissing {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, _findings: &mut Findings) {
         if event.kind == Kind::RouteDeleted
             && let Some(route) = event.route.as_deref().filter(|route| route.netns == context.node.host_netns)
@@ -522,5 +515,5 @@ impl Diagnosis for PodRouteMissing {
         Some(subject)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }

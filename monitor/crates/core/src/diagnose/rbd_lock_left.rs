@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
 use super::finding::{Findings, IncidentObjects, Report};
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 use crate::node::rbd_locks::LockCall;
 
 /// As users filter and alert on it.
@@ -35,7 +35,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::None,
     is_optional: false,
-    start: |thresholds| Box::new(RbdLockLeft::new(thresholds)),
+    start: start::<RbdLockLeft>,
 };
 
 thresholds! {
@@ -62,7 +62,7 @@ struct Lock {
 }
 
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct RbdLockLeft {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -72,10 +72,6 @@ pub(super) struct RbdLockLeft {
 }
 
 impl RbdLockLeft {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), locks: BTreeMap::new(), next: None }
-    }
-
     fn called(&mut self, call: &LockCall, findings: &mut Findings) {
         let rbd = Rbd { snapshot: None, ..Rbd::from(&call.exec) };
         let subject = subject(&rbd);
@@ -190,10 +186,6 @@ fn steps(rbd: &Rbd, lock: &str) -> Vec<Advice> {
 }
 
 impl Diagnosis for RbdLockLeft {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, _context: &Context<'_>, _event: &Event, _findings: &mut Findings) {}
 
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
@@ -226,7 +218,7 @@ impl Diagnosis for RbdLockLeft {
         Some(subject)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }
 
 #[cfg(test)]

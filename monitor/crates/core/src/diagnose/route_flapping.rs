@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 use crate::node::tenant::is_by_itself;
 
 #[cfg(test)]
@@ -39,7 +39,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Netlink,
     is_optional: true,
-    start: |thresholds| Box::new(RouteFlapping::new(thresholds)),
+    start: start::<RouteFlapping>,
 };
 
 thresholds! {
@@ -92,7 +92,7 @@ impl Flap {
     }
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct RouteFlapping {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -101,10 +101,6 @@ pub(super) struct RouteFlapping {
 }
 
 impl RouteFlapping {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), flaps: BTreeMap::new(), timers: Timers::default() }
-    }
-
     fn window(&self) -> BootNs {
         seconds(self.thresholds.get(&WINDOW))
     }
@@ -355,10 +351,6 @@ fn thing(kind: Kind, event: &Event) -> Option<(NsInum, String, String, bool)> {
 }
 
 impl Diagnosis for RouteFlapping {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         if let Some(change) = change(context.node.host_netns, event) {
             self.note(context, event, change, findings);
@@ -406,5 +398,5 @@ impl Diagnosis for RouteFlapping {
         Some(subject)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }

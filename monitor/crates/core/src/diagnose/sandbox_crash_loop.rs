@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{Context, Diagnosis, IncidentKind, Incidents, ModelChange, SECOND, Watch, seconds};
+use super::{Context, Diagnosis, IncidentKind, Incidents, ModelChange, SECOND, Watch, seconds, start};
 use crate::node::containers::is_live;
 use crate::node::incarnations::current_sandbox;
 
@@ -32,7 +32,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Runtime,
     is_optional: false,
-    start: |thresholds| Box::new(SandboxCrashLoop::new(thresholds)),
+    start: start::<SandboxCrashLoop>,
 };
 
 /// Pods that are followed.
@@ -59,7 +59,7 @@ struct Sandboxes {
     reason: Option<String>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct SandboxCrashLoop {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -77,10 +77,6 @@ pub fn is_folded(incidents: &Incidents, facts: &ContainerFacts) -> bool {
 }
 
 impl SandboxCrashLoop {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), pods: BTreeMap::new(), timers: Timers::default() }
-    }
-
     fn made(&mut self, context: &Context<'_>, facts: &ContainerFacts, findings: &mut Findings) {
         let Some(pod) = facts.pod.as_ref().filter(|pod| pod.is_confirmed()) else { return };
         let subject = pod.uid.clone();
@@ -137,10 +133,6 @@ impl SandboxCrashLoop {
 }
 
 impl Diagnosis for SandboxCrashLoop {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, _findings: &mut Findings) {
         if !matches!(event.kind, Kind::ContainerCreated | Kind::ContainerStarted | Kind::ContainerExited) {
             return;
@@ -203,7 +195,7 @@ impl Diagnosis for SandboxCrashLoop {
         Some(subject)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }
 
 fn summary(target: &Target, known: &Sandboxes) -> String {

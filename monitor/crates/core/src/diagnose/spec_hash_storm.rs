@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds};
+use super::{Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "spec-hash-storm";
@@ -32,7 +32,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::None,
     is_optional: false,
-    start: |thresholds| Box::new(SpecHashStorm::new(thresholds)),
+    start: start::<SpecHashStorm>,
 };
 
 const PROGRAM: &str = "kubelet";
@@ -75,7 +75,7 @@ struct Storm {
     quiet_at: BootNs,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct SpecHashStorm {
     #[serde(skip)]
     thresholds: Thresholds,
@@ -85,10 +85,6 @@ pub(super) struct SpecHashStorm {
 }
 
 impl SpecHashStorm {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), recent: VecDeque::new(), storms: Vec::new() }
-    }
-
     /// Looks for a kubelet that was started before what is kept, and what that makes of it.
     fn judge(&mut self, context: &Context<'_>, findings: &mut Findings) {
         self.recent.retain(|one| context.now < one.kept.saturating_add(KEPT_FOR));
@@ -189,10 +185,6 @@ impl Storm {
 }
 
 impl Diagnosis for SpecHashStorm {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         let (Kind::ContainerRecreated, Some(recreation)) = (event.kind, &event.recreation) else { return };
         let pod = event.target.as_ref().and_then(|target| target.confirmed_pod());
@@ -246,7 +238,7 @@ impl Diagnosis for SpecHashStorm {
         Some(subject(component))
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }
 
 fn component(context: &Context<'_>, kubelet: &ComponentFacts) -> Component {

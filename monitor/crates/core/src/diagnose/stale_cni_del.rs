@@ -21,7 +21,7 @@ use super::flapping::is_own_doing;
 use super::timers::Timers;
 use super::{
     CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing,
-    gateway_neighbor_lost, ipam_drift, pod_route_missing, seconds,
+    gateway_neighbor_lost, ipam_drift, pod_route_missing, seconds, start,
 };
 use crate::node::cni::Sandbox;
 use crate::node::tenant::is_by_itself;
@@ -44,7 +44,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::Executions,
     is_optional: false,
-    start: |thresholds| Box::new(StaleCniDel::new(thresholds)),
+    start: start::<StaleCniDel>,
 };
 
 /// Incidents that come of it.
@@ -114,10 +114,6 @@ impl Deletions {
 }
 
 impl StaleCniDel {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), ..Self::default() }
-    }
-
     fn deleted(&mut self, context: &Context<'_>, event: &Event, cni: &Cni, findings: &mut Findings) {
         let (Some(id), Some(pod)) = (&cni.container_id, pod_of(cni)) else { return };
         let (failed, stale) = (cni.failed() == Some(true), cni.stale == Some(true));
@@ -362,10 +358,6 @@ impl Deletions {
 }
 
 impl Diagnosis for StaleCniDel {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         match (event.kind, &event.cni) {
             (Kind::CniFinished, Some(cni)) if cni.command == "DEL" => {
@@ -439,7 +431,7 @@ impl Diagnosis for StaleCniDel {
         Some(id)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }
 
 fn pod_of(cni: &Cni) -> Option<CniPod> {

@@ -21,7 +21,7 @@ use wording::sentence;
 
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, STARTUP_GRACE, Watch};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, STARTUP_GRACE, Watch, start};
 use crate::node::mounts::{BusyMount, MountKey};
 
 mod known;
@@ -50,7 +50,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     thresholds: THRESHOLDS,
     watched_by: Watch::None,
     is_optional: false,
-    start: |thresholds| Box::new(VolumeBusy::new(thresholds)),
+    start: start::<VolumeBusy>,
 };
 
 /// Mounts of one volume: one for each container with a sub-path of it.
@@ -85,10 +85,6 @@ pub(super) struct VolumeBusy {
 }
 
 impl VolumeBusy {
-    pub(super) fn new(thresholds: &Thresholds) -> Self {
-        Self { thresholds: thresholds.clone(), ..Self::default() }
-    }
-
     fn refused(&mut self, context: &Context<'_>, event: &Event, mount: &Mount, findings: &mut Findings) {
         let Some(volume) = &mount.volume else {
             return self.moved(context, event, mount, findings);
@@ -295,10 +291,6 @@ impl VolumeBusy {
 }
 
 impl Diagnosis for VolumeBusy {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         match (event.kind, &event.mount) {
             // No mount is the reason of that one.
@@ -408,7 +400,7 @@ impl Diagnosis for VolumeBusy {
         Some(subject)
     }
 
-    saved_without_thresholds!();
+    with_thresholds!();
 }
 
 fn subject(volume: &Volume) -> String {

@@ -372,7 +372,7 @@ fn what_finds_no_place_is_counted() {
     node.call(CniCommand::Del, OLD, 1);
     let failed = node.events.iter().rfind(|event| event.kind == Kind::CniFinished).unwrap().clone();
     let cni = failed.cni.as_deref().unwrap();
-    let mut diagnosis = StaleCniDel::new(&Thresholds::default());
+    let mut diagnosis = StaleCniDel::default();
     let model = crate::test_support::model::Model::default();
     let incidents = super::super::Incidents::default();
     let context = Context {
