@@ -35,9 +35,7 @@ pub fn gateway_health(node: &NodeView<'_>, key: NeighborKey) -> GatewayHealth {
         Health::Unresolved => GatewayHealth::Unanswered,
         Health::Unknown => GatewayHealth::Unknown,
         Health::Absent => {
-            let namespace = node.namespaces.get(key.netns);
-            let gateway = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));
-            match gateway.and_then(|gateway| gateway.static_lladdr.as_ref()) {
+            match node.gateway(key).and_then(|gateway| gateway.static_lladdr.as_ref()) {
                 Some(_) => GatewayHealth::Lost,
                 None => GatewayHealth::NotUsed,
             }

@@ -133,7 +133,7 @@ impl OrphanVeth {
         let node = context.node;
         // Before the runtimes have told their containers nobody knows who lives.
         let Some(ready) = context.ready else { return };
-        let Some(host) = node.namespaces.get(node.host_netns) else { return };
+        let Some(host) = node.host() else { return };
         self.former.retain(|ifindex, _| host.links.contains_key(ifindex));
         let gone = self.orphans.keys().filter(|ifindex| !host.links.contains_key(ifindex)).copied();
         for ifindex in gone.collect::<Vec<_>>() {
@@ -188,7 +188,7 @@ impl OrphanVeth {
     /// Has it looked for what keeps the namespaces of those that are due.
     fn look(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let due = self.orphans.iter_mut().filter(|(_, orphan)| orphan.look_at <= context.now);
-        let host = context.node.namespaces.get(context.node.host_netns);
+        let host = context.node.host();
         let links: Vec<VethLink> = due
             .take(BATCH)
             .map(|(ifindex, orphan)| {
@@ -208,7 +208,7 @@ impl OrphanVeth {
 
     fn looked(&mut self, context: &Context<'_>, ends: &[VethEnd], findings: &mut Findings) {
         let node = context.node;
-        let Some(host) = node.namespaces.get(node.host_netns) else { return };
+        let Some(host) = node.host() else { return };
         let mut living = Living::default();
         for end in ends.iter().filter(|end| end.present) {
             let Some(facts) = host.links.get(&end.ifindex) else { continue };

@@ -194,7 +194,7 @@ fn subject(pod: &Pod, address: IpAddr) -> String {
 
 /// The living pod whose address an entry is about: behind the veth device of the entry, or behind a port of its bridge.
 fn owner(node: &NodeView<'_>, entry: &HostNeighbor) -> Option<Owner> {
-    let host = node.namespaces.get(node.host_netns)?;
+    let host = node.host()?;
     let link = host.links.get(&entry.ifindex).filter(|_| is_of_pod(entry.address))?;
     let (end, netns) = match link.kind.as_deref()? {
         "veth" => (link, link.peer.as_ref()?.netns?),
@@ -234,8 +234,8 @@ fn report(
     down: Option<&Down>,
     subject: String,
 ) -> Report {
-    let host = context.node.namespaces.get(context.node.host_netns);
-    let ifname = host.and_then(|host| host.links.get(&entry.ifindex)).map_or("", |link| &link.ifname);
+    let link = context.node.link_at(context.node.host_netns, entry.ifindex);
+    let ifname = link.map_or("", |link| &link.ifname);
     // One packet that found nobody may be long ago, and the next would be answered.
     let is_tried = entry.used.saturating_add(RECENT) >= context.now;
     let confidence = if is_tried { Confidence::Certain } else { Confidence::Likely };

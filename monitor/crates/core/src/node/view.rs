@@ -15,6 +15,7 @@ use kevtmon_observation::{
 use super::cni::CniCalls;
 use super::components::Components;
 use super::containers::{Containers, is_live};
+use super::gateways::Gateway;
 use super::host_sysctls::HostSysctls;
 use super::ipam::Ipam;
 use super::kubelet::Kubelets;
@@ -92,9 +93,7 @@ impl NodeView<'_> {
     /// A link as events show it, without changes.
     #[must_use]
     pub fn link(&self, link: &LinkFacts) -> Link {
-        let name = |netns: NsInum, ifindex: u32| {
-            Some(self.namespaces.get(netns)?.links.get(&ifindex)?.ifname.clone())
-        };
+        let name = |netns, ifindex| Some(self.link_at(netns, ifindex)?.ifname.clone());
         Link {
             ifindex: link.ifindex,
             ifname: link.ifname.clone(),
@@ -291,6 +290,22 @@ impl Names for NodeView<'_> {
 }
 
 impl<'a> NodeView<'a> {
+    /// The network namespace of the host.
+    #[must_use]
+    pub fn host(&self) -> Option<&'a Namespace> {
+        self.namespaces.get(self.host_netns)
+    }
+
+    #[must_use]
+    pub fn link_at(&self, netns: NsInum, ifindex: u32) -> Option<&'a LinkFacts> {
+        self.namespaces.get(netns)?.links.get(&ifindex)
+    }
+
+    #[must_use]
+    pub fn gateway(&self, key: NeighborKey) -> Option<&'a Gateway> {
+        self.namespaces.get(key.netns)?.gateway(key.ifindex, key.address)
+    }
+
     /// The correct link-layer address of a gateway, where that is certain.
     #[must_use]
     pub fn gateway_lladdr(&self, key: NeighborKey) -> Option<&'a LlAddr> {
@@ -350,9 +365,9 @@ impl<'a> NodeView<'a> {
     /// The other end of a pair of any kind.
     #[must_use]
     pub fn other_end(&self, netns: NsInum, ifindex: u32) -> Option<&'a LinkFacts> {
-        let link = self.namespaces.get(netns)?.links.get(&ifindex)?;
+        let link = self.link_at(netns, ifindex)?;
         let peer = link.peer.as_ref()?;
-        let end = self.namespaces.get(peer.netns?)?.links.get(&peer.ifindex)?;
+        let end = self.link_at(peer.netns?, peer.ifindex)?;
         let leads_back = end.peer.as_ref().is_none_or(|back| back.ifindex == ifindex);
         (leads_back && end.kind == link.kind).then_some(end)
     }

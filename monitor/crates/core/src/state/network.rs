@@ -236,9 +236,8 @@ fn hop(link: &LinkFacts, rest: Vec<String>) -> Hop {
 }
 
 fn gateway(node: &NodeView<'_>, key: NeighborKey) -> Hop {
-    let namespace = node.namespaces.get(key.netns);
-    let link = namespace.and_then(|namespace| namespace.links.get(&key.ifindex));
-    let entry = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));
+    let link = node.link_at(key.netns, key.ifindex);
+    let entry = node.gateway(key);
     let lladdr = entry.and_then(|entry| entry.lladdr()).map(ToString::to_string).unwrap_or_default();
     let state = entry.and_then(|entry| entry.entry.as_ref()).map_or("", |(state, _)| state.name());
     let (mut facts, mut broken) = (Vec::new(), Vec::new());

@@ -107,8 +107,7 @@ impl BridgeMacs {
     /// By which change of a bridge an entry became outdated.
     pub(super) fn of_entry(&self, context: &Context<'_>, key: NeighborKey) -> Option<&MacChange> {
         let bridge = outdated(context.node, key)?;
-        let namespace = context.node.namespaces.get(key.netns)?;
-        let lladdr = namespace.gateway(key.ifindex, key.address)?.lladdr()?.to_string();
+        let lladdr = context.node.gateway(key)?.lladdr()?.to_string();
         let mut newest = self.changes.iter().rev();
         newest.find(|change| {
             (change.ifindex, &change.from) == (bridge.ifindex, &lladdr)
@@ -190,7 +189,7 @@ fn port_change(event: &Event, link: &Link) -> Option<PortChange> {
 
 /// The bridge of the host by whose address a gateway is reached, if the entry has another one.
 pub(super) fn outdated<'a>(node: &NodeView<'a>, key: NeighborKey) -> Option<&'a LinkFacts> {
-    let gateway = node.namespaces.get(key.netns)?.gateway(key.ifindex, key.address)?;
+    let gateway = node.gateway(key)?;
     let is_reached = health::is_of_own_port(node, key);
     let bridge = node.gateway_link(key).filter(|link| !is_reached && is_bridge_of_host(node, link))?;
     (gateway.lladdr()? != bridge.mac.as_ref()?).then_some(bridge)

@@ -325,8 +325,7 @@ impl Fault {
 
 /// Whether the entry was static by what the model knew of it last.
 pub(super) fn was_static(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    let gateway = node.namespaces.get(key.netns).and_then(|known| known.gateway(key.ifindex, key.address));
-    gateway.is_some_and(|gateway| gateway.static_lladdr.is_some() && !gateway.gone_before_start)
+    node.gateway(key).is_some_and(|gateway| gateway.static_lladdr.is_some() && !gateway.gone_before_start)
 }
 
 /// Whether an entry is gone of which the kernel did not show whether it was static.
@@ -347,9 +346,8 @@ pub(super) fn lladdr_after(entry: &Neighbor) -> Option<&str> {
 /// Whether the entry is still as it was set, which the model shows to be wrong.
 pub(super) fn is_set_wrong(node: &NodeView<'_>, entry: &Neighbor) -> bool {
     let key = key(entry);
-    let gateway = node.namespaces.get(key.netns).and_then(|known| known.gateway(key.ifindex, key.address));
     let is_as_set = |lladdr: &LlAddr| Some(lladdr.to_string().as_str()) == lladdr_after(entry);
-    gateway.and_then(Gateway::lladdr).is_some_and(is_as_set)
+    node.gateway(key).and_then(Gateway::lladdr).is_some_and(is_as_set)
         && health::health(node, key) == Health::Wrong
         && !health::is_former(node, key)
 }

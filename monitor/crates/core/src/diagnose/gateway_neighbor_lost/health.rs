@@ -33,11 +33,7 @@ pub(in crate::diagnose) enum Health {
 
 /// The state of a gateway's entry in the model.
 pub(in crate::diagnose) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
-    let Some(gateway) =
-        node.namespaces.get(key.netns).and_then(|namespace| namespace.gateway(key.ifindex, key.address))
-    else {
-        return Health::Unknown;
-    };
+    let Some(gateway) = node.gateway(key) else { return Health::Unknown };
     let is_unconnected = node.unconnected_gateway(key).is_some();
     let expected = node.gateway_lladdr(key);
     let is_other = expected.zip(gateway.lladdr()).is_some_and(|(expected, lladdr)| expected != lladdr)
@@ -67,8 +63,7 @@ pub(in crate::diagnose) fn health(node: &NodeView<'_>, key: NeighborKey) -> Heal
 /// Whether an entry has the address of the host's end of the pair. A bridge takes what comes by the very port whose address it is
 /// to, whatever its own address is (`eth_type_trans`, net/ethernet/eth.c).
 pub(super) fn is_of_own_port(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    let gateway = node.namespaces.get(key.netns).and_then(|known| known.gateway(key.ifindex, key.address));
-    let lladdr = gateway.and_then(|gateway| gateway.lladdr());
+    let lladdr = node.gateway(key).and_then(|gateway| gateway.lladdr());
     let end = node.host_end(key.netns, key.ifindex).and_then(|end| end.mac.as_ref());
     end.is_some_and(|end| Some(end) == lladdr)
 }
@@ -101,10 +96,7 @@ pub(super) fn is_left(node: &NodeView<'_>, key: NeighborKey) -> bool {
 
 /// Whether the entry is known by a change that a hook told after this time, not by a snapshot that may be older.
 pub(super) fn was_told_since(node: &NodeView<'_>, key: NeighborKey, at: BootNs) -> bool {
-    node.namespaces
-        .get(key.netns)
-        .and_then(|namespace| namespace.gateway(key.ifindex, key.address))
-        .is_some_and(|gateway| gateway.changed_since(at.saturating_add(1)))
+    node.gateway(key).is_some_and(|gateway| gateway.changed_since(at.saturating_add(1)))
 }
 
 /// Whether a snapshot came then or later.

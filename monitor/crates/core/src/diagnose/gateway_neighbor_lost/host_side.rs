@@ -110,7 +110,7 @@ impl Explanation {
     pub(super) fn host_cause(&self, node: &NodeView<'_>) -> Option<HostCause> {
         let Cause { act, netns, ifindex } = self.cause.filter(|cause| cause.netns == node.host_netns)?;
         let bridge = || {
-            let link = node.namespaces.get(netns)?.links.get(&ifindex)?;
+            let link = node.link_at(netns, ifindex)?;
             (link.kind.as_deref() == Some("bridge")).then_some(link)
         };
         let (change, link) = match act {
@@ -319,9 +319,7 @@ impl LinkChanges {
 
     /// Says in a fault who took the interface of the entry.
     fn explain_loss(&self, context: &Context<'_>, key: NeighborKey, fault: &mut Fault) {
-        let namespace = context.node.namespaces.get(key.netns);
-        let link = namespace.and_then(|namespace| namespace.links.get(&key.ifindex));
-        let acts: &[Act] = match link {
+        let acts: &[Act] = match context.node.link_at(key.netns, key.ifindex) {
             None => &[Act::Deleted, Act::Moved],
             Some(link) if link.flags & iff::UP == 0 => &[Act::Down],
             Some(_) => return,
@@ -344,11 +342,7 @@ impl LinkChanges {
 impl GatewayNeighborLost {
     /// Says in a fault that no event of its entry tells of, what is known of the host's side and of the interface.
     pub(super) fn explain(&self, context: &Context<'_>, key: NeighborKey, fault: &mut Fault) {
-        let went_with_link = || {
-            let namespace = context.node.namespaces.get(key.netns);
-            let gateway = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));
-            gateway.is_some_and(|gateway| gateway.went_with_link)
-        };
+        let went_with_link = || context.node.gateway(key).is_some_and(|gateway| gateway.went_with_link);
         match fault.reason {
             FaultReason::Failed => {
                 let found = self.changes.silence(context, key, fault);
@@ -410,7 +404,7 @@ pub(super) fn host_fault<'a>(node: &NodeView<'a>, key: NeighborKey) -> Option<Ho
     if end.flags & iff::UP == 0 {
         return Some(HostFault::Down(end));
     }
-    let host = node.namespaces.get(node.host_netns)?;
+    let host = node.host()?;
     if let Some(master) = end.master {
         let master = host.links.get(&master)?;
         let is_down = master.kind.as_deref() == Some("bridge") && master.flags & iff::UP == 0;
@@ -444,7 +438,7 @@ fn has_way(host: &Namespace, end: &LinkFacts, address: IpAddr) -> bool {
 
 /// Whether the host answers for others by the ends of other pods of the same plugin: then that is how their gateways answer.
 fn others_answer(node: &NodeView<'_>, end: &LinkFacts) -> bool {
-    let Some(host) = node.namespaces.get(node.host_netns) else { return false };
+    let Some(host) = node.host() else { return false };
     let is_alike = |link: &&LinkFacts| {
         link.kind == end.kind && link.ifindex != end.ifindex && prefix(&link.ifname) == prefix(&end.ifname)
     };

@@ -25,11 +25,7 @@ impl Fault {
     }
 
     pub(super) fn recheck(&self, context: &Context<'_>, key: NeighborKey) -> Recheck {
-        let gateway = context
-            .node
-            .namespaces
-            .get(key.netns)
-            .and_then(|namespace| namespace.gateway(key.ifindex, key.address));
+        let gateway = context.node.gateway(key);
         if health::is_former(context.node, key) {
             return Recheck::Resolved;
         }
@@ -88,7 +84,7 @@ impl Fault {
         context: &Context<'_>,
         key: NeighborKey,
     ) -> Option<(FaultReason, Option<String>)> {
-        let gateway = context.node.namespaces.get(key.netns)?.gateway(key.ifindex, key.address)?;
+        let gateway = context.node.gateway(key)?;
         match (self.reason, health::health(context.node, key)) {
             (FaultReason::Missing | FaultReason::Failed, Health::Wrong) => {
                 Some((FaultReason::WrongLladdr, Some(mismatch(context.node, key, gateway))))

@@ -262,8 +262,7 @@ impl GatewayNeighborLost {
             return self.lost(context, key, fault, findings);
         }
         // A pod that is being set up may have it for a moment.
-        let namespace = context.node.namespaces.get(key.netns);
-        let gateway = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));
+        let gateway = context.node.gateway(key);
         let due = gateway.map_or(context.now, |gateway| self.confirmed(context, key.netns, gateway));
         self.suspect(context, key, Fault { phase: FaultPhase::Suspected { due }, ..fault }, findings);
     }
@@ -357,10 +356,7 @@ impl GatewayNeighborLost {
     /// in setup.
     pub(super) fn failed_due(&self, context: &Context<'_>, key: NeighborKey, owner: &GatewayOwner) -> BootNs {
         let due = context.now + seconds(self.thresholds.get(&LEARNED_GATEWAY_FAILED));
-        let namespace = context.node.namespaces.get(key.netns);
-        let worked = namespace
-            .and_then(|namespace| namespace.gateway(key.ifindex, key.address))
-            .is_some_and(|gateway| gateway.worked);
+        let worked = context.node.gateway(key).is_some_and(|gateway| gateway.worked);
         let started = context.node.containers.started(&owner.id);
         match started.filter(|_| !worked) {
             Some(started) => due.max(started + seconds(self.thresholds.get(&GATEWAY_YOUNG_POD))),
@@ -446,9 +442,7 @@ fn repeat_of(fault: &Fault, key: NeighborKey, severity: Option<Severity>) -> Rep
 
 /// The entry as the model shows it.
 pub(super) fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor {
-    let namespace = node.namespaces.get(key.netns);
-    let gateway = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));
-    let link = namespace.and_then(|namespace| namespace.links.get(&key.ifindex));
+    let gateway = node.gateway(key);
     let lladdr = gateway.and_then(|gateway| gateway.lladdr().or(gateway.static_lladdr.as_ref()));
     let state = gateway.and_then(|gateway| gateway.entry.as_ref());
     Neighbor {
@@ -456,7 +450,8 @@ pub(super) fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) 
         lladdr: lladdr.map(ToString::to_string),
         new_lladdr: None,
         ifindex: key.ifindex,
-        ifname: link
+        ifname: node
+            .link_at(key.netns, key.ifindex)
             .map(|link| link.ifname.clone())
             .or_else(|| gateway.map(|gateway| gateway.ifname.clone()))
             .unwrap_or_default(),

@@ -23,7 +23,8 @@ pub(super) fn advice_for(
     target: &Target,
 ) -> Vec<Advice> {
     let mut steps = Vec::new();
-    if let (Some(link), Some(inside)) = (link(context.node, key), InNetns::of(context, key.netns, target)) {
+    let link = context.node.link_at(key.netns, key.ifindex);
+    if let Some((link, inside)) = link.zip(InNetns::of(context, key.netns, target)) {
         let look = ["neigh", "show", "dev", &link.ifname];
         let text = match is_route_gone(context.node, key, link) {
             true => {
@@ -180,11 +181,6 @@ fn has_older_sandbox(node: &NodeView<'_>, pod: &Pod, container: Option<&Containe
     )
 }
 
-/// The interface of the entry, if it still exists.
-fn link<'a>(node: &NodeView<'a>, key: NeighborKey) -> Option<&'a LinkFacts> {
-    node.namespaces.get(key.netns)?.links.get(&key.ifindex)
-}
-
 /// Whether packets pass it: it was set up, and so was its other end.
 fn is_up(link: &LinkFacts) -> bool {
     let flags = iff::UP | iff::LOWER_UP;
@@ -194,7 +190,8 @@ fn is_up(link: &LinkFacts) -> bool {
 /// The address of an entry that would work: where both ends of the pair and the bridge are up, the route is in use, and
 /// the host answers by this address.
 fn replaceable<'a>(node: &NodeView<'a>, fault: &Fault, key: NeighborKey) -> Option<&'a LlAddr> {
-    let own = link(node, key).filter(|link| is_up(link) && fault.reason != FaultReason::Failed);
+    let own = node.link_at(key.netns, key.ifindex);
+    let own = own.filter(|link| is_up(link) && fault.reason != FaultReason::Failed);
     let other = node.host_end(key.netns, key.ifindex).filter(|end| is_up(end));
     own.and(other).filter(|_| is_in_use(node, key))?;
     node.gateway_link(key).filter(|link| is_up(link))?.mac.as_ref()
@@ -209,11 +206,10 @@ fn is_in_use(node: &NodeView<'_>, key: NeighborKey) -> bool {
 /// Whether the route that led to the gateway is known to have gone with the interface, which is up again.
 fn is_route_gone(node: &NodeView<'_>, key: NeighborKey, link: &LinkFacts) -> bool {
     let Some(namespace) = node.namespaces.get(key.netns) else { return false };
-    let gateway = namespace.gateway(key.ifindex, key.address);
     let leads_there =
         |route: &RouteFacts| (route.ifindex, route.gateway) == (Some(key.ifindex), Some(key.address));
     link.flags & iff::UP != 0
-        && gateway.is_some_and(|gateway| gateway.went_with_link)
+        && node.gateway(key).is_some_and(|gateway| gateway.went_with_link)
         && !namespace.is_doubted()
         && !namespace.is_dead_gateway(key.ifindex, key.address)
         && !namespace.may_have_been_deleted(key.ifindex, key.address)
@@ -229,7 +225,7 @@ pub(super) fn ruled_out(
     let is_blamed =
         |link: &LinkFacts, acts: &[Act]| explanation.is_some_and(|known| known.blames(link, acts));
     let is_fine = |link: &LinkFacts| is_up(link) && !is_blamed(link, &[Act::Down]);
-    let Some(link) = link(node, key) else { return Vec::new() };
+    let Some(link) = node.link_at(key.netns, key.ifindex) else { return Vec::new() };
     let ifname = name(&link.ifname);
     let mut healthy = Vec::new();
     if is_fine(link) {
@@ -260,9 +256,7 @@ pub(super) fn ruled_out(
     if gateway.ifindex != end.ifindex && is_fine(gateway) {
         healthy.push(format!("the bridge {} is up", name(&gateway.ifname)));
     }
-    let namespace = node.namespaces.get(key.netns);
-    let former =
-        namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address)?.static_lladdr.as_ref());
+    let former = node.gateway(key).and_then(|gateway| gateway.static_lladdr.as_ref());
     if let Some(former) = former.filter(|former| gateway.mac.as_ref() == Some(former)) {
         healthy.push(format!("{} still has the MAC address {former} of the entry", name(&gateway.ifname)));
     }

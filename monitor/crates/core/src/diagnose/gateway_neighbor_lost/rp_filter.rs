@@ -219,8 +219,7 @@ fn way(node: &NodeView<'_>, address: IpAddr, found: FoundRoute) -> String {
     let (FoundRoute::By { ifindex } | FoundRoute::Default { ifindex }) = found else {
         return format!("the host has no usable route to {address}");
     };
-    let link = node.namespaces.get(node.host_netns).and_then(|host| host.links.get(&ifindex));
-    match link {
+    match node.link_at(node.host_netns, ifindex) {
         Some(link) => format!("the host routes {address} by {}", name(&link.ifname)),
         None => format!("the host routes {address} by interface {ifindex}"),
     }

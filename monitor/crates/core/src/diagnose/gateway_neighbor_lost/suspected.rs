@@ -64,10 +64,8 @@ impl GatewayNeighborLost {
     /// Why it may turn out to be none.
     fn reason(&self, context: &Context<'_>, fault: &Fault, key: NeighborKey) -> &'static str {
         let cause = fault.objects.neighbor.as_ref().map_or("", |entry| entry.cause.as_str());
-        let namespace = context.node.namespaces.get(key.netns);
-        let gateway = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));
         let with_interface = ["link-deleted", "link-down", "last-address-removed"].contains(&cause)
-            || gateway.is_some_and(|gateway| gateway.went_with_link);
+            || context.node.gateway(key).is_some_and(|gateway| gateway.went_with_link);
         match fault.reason {
             FaultReason::Failed => "an answer may still come",
             _ if with_interface && is_replaceable(context.node, key) => {

@@ -19,7 +19,6 @@ use super::{SECOND, key};
 use crate::diagnose::advice::advice;
 use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use crate::diagnose::{Context, STARTUP_GRACE};
-use crate::node::namespaces::Namespace;
 use crate::node::tunnels::{Hop, Tunnels};
 
 /// What belongs to a deletion is done by then: the route is deleted, or the entry set again. Longer than a namespace is read.
@@ -154,7 +153,7 @@ impl LostHops {
 
     /// The host's namespace was read.
     pub(super) fn read(&mut self, context: &Context<'_>, critical_after: BootNs, findings: &mut Findings) {
-        let Some(host) = host(context) else { return };
+        let Some(host) = context.node.host() else { return };
         for hop in self.hops() {
             self.recheck(context, hop, None, findings);
             let Some(lost) = self.lost.get_mut(&hop) else { continue };
@@ -195,7 +194,7 @@ impl LostHops {
     }
 
     fn recheck(&mut self, context: &Context<'_>, hop: Hop, evidence: Option<u64>, findings: &mut Findings) {
-        let Some(host) = host(context).filter(|_| self.lost.contains_key(&hop)) else { return };
+        let Some(host) = context.node.host().filter(|_| self.lost.contains_key(&hop)) else { return };
         let reason = match State::of(host.tunnels(), hop) {
             State::Unused => CloseReason::SubjectGone,
             State::Reached => CloseReason::Resolved,
@@ -331,14 +330,10 @@ impl LostHop {
     }
 }
 
-fn host<'a>(context: &Context<'a>) -> Option<&'a Namespace> {
-    context.node.namespaces.get(context.node.host_netns)
-}
-
 /// Whether an event is one of the entry of a next hop by a tunnel of the host, or of one that has lost it.
 pub(super) fn is_of_tunnel(context: &Context<'_>, entry: &Neighbor) -> bool {
     entry.netns == context.node.host_netns
-        && host(context).is_some_and(|host| host.tunnels().is_hop(hop(entry)))
+        && context.node.host().is_some_and(|host| host.tunnels().is_hop(hop(entry)))
 }
 
 fn hop(entry: &Neighbor) -> Hop {

@@ -54,7 +54,7 @@ pub(super) fn subject(uid: &str, address: IpAddr) -> String {
 }
 
 pub(super) fn pods(node: &NodeView<'_>) -> Vec<RoutedPod> {
-    let Some(host) = node.namespaces.get(node.host_netns) else { return Vec::new() };
+    let Some(host) = node.host() else { return Vec::new() };
     let others = || node.namespaces.all().filter(|(netns, _)| *netns != node.host_netns);
     // Of an address that several have, the route leads to one of them.
     let mut places: BTreeMap<IpAddr, BTreeSet<NsInum>> = BTreeMap::new();

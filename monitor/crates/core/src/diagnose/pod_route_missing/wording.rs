@@ -24,8 +24,7 @@ pub(super) fn summary(node: &NodeView<'_>, missing: &Missing, pod: &RoutedPod) -
         FoundRoute::Discards => ": a blackhole route discards packets".to_owned(),
         FoundRoute::Refuses => ": a route refuses packets".to_owned(),
         FoundRoute::Default { ifindex } => {
-            let host = node.namespaces.get(node.host_netns);
-            let link = host.and_then(|host| host.links.get(&ifindex));
+            let link = node.link_at(node.host_netns, ifindex);
             let by =
                 link.map_or_else(|| format!("interface {ifindex}"), |link| name(&link.ifname).into_owned());
             format!(": packets take the default route by {by}")
