@@ -50,25 +50,16 @@ impl GatewayNeighborLost {
             return;
         }
         let due = self.failed_due(context, key, &owner);
+        let objects = IncidentObjects { actor: None, ..IncidentObjects::of(event) };
         let fault = Fault {
-            owner,
-            ifname: event.neighbor.as_ref().map(|entry| entry.ifname.clone()).unwrap_or_default(),
-            reason: FaultReason::Failed,
             confidence: match may_be_harmless(context.node, key) {
                 true => Confidence::Likely,
                 false => Confidence::Certain,
             },
-            what_happened: String::new(),
             phase: FaultPhase::Suspected { due },
-            first: event.at,
-            last: event.at,
             evidence: vec![event.seq],
-            objects: IncidentObjects { actor: None, ..IncidentObjects::of(event) },
-            found_at_start: false,
-            recovered: false,
             learned: true,
-            gone_since: None,
-            explanation: None,
+            ..Fault::new(owner, FaultReason::Failed, objects, event.at)
         };
         self.suspect(context, key, fault, findings);
     }

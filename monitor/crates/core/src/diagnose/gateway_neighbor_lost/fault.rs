@@ -147,6 +147,32 @@ pub(super) struct Fault {
 }
 
 impl Fault {
+    /// One that is open, and was observed then. `objects` have the entry.
+    pub(super) fn new(
+        owner: GatewayOwner,
+        reason: FaultReason,
+        objects: IncidentObjects,
+        at: BootNs,
+    ) -> Self {
+        Self {
+            owner,
+            ifname: objects.neighbor.as_ref().map(|entry| entry.ifname.clone()).unwrap_or_default(),
+            reason,
+            confidence: Confidence::Certain,
+            what_happened: String::new(),
+            phase: FaultPhase::Open,
+            first: at,
+            last: at,
+            evidence: Vec::new(),
+            objects,
+            found_at_start: false,
+            recovered: false,
+            learned: false,
+            gone_since: None,
+            explanation: None,
+        }
+    }
+
     /// Whose incident it is, or would be.
     pub(super) fn account(&self) -> Option<Cow<'_, str>> {
         self.objects.target.as_deref().map(of_target)
@@ -188,21 +214,11 @@ impl Fault {
             entry.gateway = Some(true);
         }
         Self {
-            owner,
-            ifname: neighbor.map(|entry| entry.ifname.clone()).unwrap_or_default(),
-            reason,
             confidence: if is_doubted { Confidence::Likely } else { Confidence::Certain },
             what_happened: wording::what_happened(event),
-            phase: FaultPhase::Open,
-            first: event.at,
-            last: event.at,
             evidence: vec![event.seq],
-            objects,
-            found_at_start: false,
-            recovered: false,
             learned: is_set && neighbor.is_some_and(|entry| entry.new_state.as_deref() != Some(PERMANENT)),
-            gone_since: None,
-            explanation: None,
+            ..Self::new(owner, reason, objects, event.at)
         }
     }
 
@@ -298,22 +314,12 @@ impl Fault {
         let first = context.clock.boot_ns(&incident.first_seen).unwrap_or_default();
         let is_learned = neighbor.reason.as_deref() == Some(FaultReason::WrongLladdr.name())
             && neighbor.state.as_deref().is_some_and(|state| LEARNED.contains(&state));
+        let reason = FaultReason::of(neighbor.reason.as_deref());
         let mut fault = Self {
-            owner,
-            ifname: neighbor.ifname.clone(),
-            reason: FaultReason::of(neighbor.reason.as_deref()),
             confidence: incident.confidence,
             what_happened: wording::what_happened(event),
-            phase: FaultPhase::Open,
-            first,
-            last: first,
-            evidence: Vec::new(),
-            objects: IncidentObjects::of(event),
-            found_at_start: false,
-            recovered: false,
             learned: is_learned,
-            gone_since: None,
-            explanation: None,
+            ..Self::new(owner, reason, IncidentObjects::of(event), first)
         };
         let text = incident.summary.strip_prefix(&wording::summary(&fault, key(neighbor)));
         fault.explanation = text

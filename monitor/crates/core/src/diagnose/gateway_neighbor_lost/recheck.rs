@@ -149,14 +149,8 @@ impl GatewayNeighborLost {
             }
             match health::health(context.node, key) {
                 Health::Wrong => {
-                    let what_happened = mismatch(context.node, key, gateway);
-                    let found = DetectedFault {
-                        reason: FaultReason::WrongLladdr,
-                        confidence: Confidence::Likely,
-                        what_happened,
-                        was_fine: false,
-                        learned: false,
-                    };
+                    let what = mismatch(context.node, key, gateway);
+                    let found = DetectedFault::new(FaultReason::WrongLladdr, Confidence::Likely, what);
                     self.found(context, key, found, self.confirmed(context, netns, gateway), findings);
                 }
                 Health::Absent | Health::Unresolved if gateway.static_lladdr.is_some() => {
@@ -169,41 +163,29 @@ impl GatewayNeighborLost {
                         self.lost(context, key, loss, findings);
                         continue;
                     }
-                    let what_happened = match gateway.gone_before_start {
+                    let what = match gateway.gone_before_start {
                         true => "was removed while nothing was watching".to_owned(),
                         false => self.unseen_removal(context, netns),
                     };
                     let found = DetectedFault {
-                        reason: FaultReason::Missing,
-                        confidence: Confidence::Certain,
-                        what_happened,
                         was_fine: !gateway.gone_before_start,
-                        learned: false,
+                        ..DetectedFault::new(FaultReason::Missing, Confidence::Certain, what)
                     };
                     self.found(context, key, found, self.confirmed(context, netns, gateway), findings);
                 }
                 Health::Absent if gateway.went_with_link => {
-                    let what_happened = "is gone together with the interface or its address".to_owned();
+                    let what = "is gone together with the interface or its address".to_owned();
                     let found = DetectedFault {
-                        reason: FaultReason::Missing,
-                        confidence: Confidence::Certain,
-                        what_happened,
                         was_fine: !gateway.gone_before_start,
                         learned: gateway.static_lladdr.is_none(),
+                        ..DetectedFault::new(FaultReason::Missing, Confidence::Certain, what)
                     };
                     self.found(context, key, found, self.confirmed(context, netns, gateway), findings);
                 }
                 Health::Unresolved => {
                     let Some((owner, _)) = live_owner(context.node, netns) else { return };
                     let due = self.failed_due(context, key, &owner);
-                    let what_happened = String::new();
-                    let found = DetectedFault {
-                        reason: FaultReason::Failed,
-                        confidence: Confidence::Certain,
-                        what_happened,
-                        was_fine: false,
-                        learned: false,
-                    };
+                    let found = DetectedFault::new(FaultReason::Failed, Confidence::Certain, String::new());
                     self.found(context, key, found, due, findings);
                 }
                 Health::Learned => self.detect_outdated(context, key, gateway, findings),
@@ -221,12 +203,11 @@ impl GatewayNeighborLost {
         findings: &mut Findings,
     ) {
         let Some(since) = self.bridges.of_entry(context, key).map(|change| change.at) else { return };
+        let what = mismatch(context.node, key, gateway);
         let found = DetectedFault {
-            reason: FaultReason::WrongLladdr,
-            confidence: Confidence::Likely,
-            what_happened: mismatch(context.node, key, gateway),
             was_fine: true,
             learned: true,
+            ..DetectedFault::new(FaultReason::WrongLladdr, Confidence::Likely, what)
         };
         let passed = context.now.saturating_sub(since);
         let due = self.confirmed(context, key.netns, gateway).saturating_sub(passed).max(context.now);
@@ -276,18 +257,12 @@ impl GatewayNeighborLost {
             if self.faults.contains_key(&key) {
                 continue;
             }
-            let what_happened = format!(
+            let what = format!(
                 "is missing, though {with_static} of {total} pods with a {prefix} interface have one"
             );
             let grace_period_end = self.grace_period_end(context.node, key.netns);
             let due = grace_period_end.max(context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM)));
-            let found = DetectedFault {
-                reason: FaultReason::Missing,
-                confidence: Confidence::Likely,
-                what_happened,
-                was_fine: false,
-                learned: false,
-            };
+            let found = DetectedFault::new(FaultReason::Missing, Confidence::Likely, what);
             self.found(context, key, found, due, findings);
         }
     }
@@ -386,28 +361,18 @@ impl GatewayNeighborLost {
             neighbor: Some(Box::new(entry(context.node, key, found.reason))),
             ..IncidentObjects::default()
         };
-        let ifname = objects.neighbor.as_ref().map(|entry| entry.ifname.clone()).unwrap_or_default();
         let fault = Fault {
-            owner,
-            ifname,
-            reason: found.reason,
             confidence: match may_be_harmless(context.node, key) {
                 true => found.confidence.min(Confidence::Likely),
                 false => found.confidence,
             },
             what_happened: found.what_happened,
             phase: FaultPhase::Suspected { due },
-            first: context.now,
-            last: context.now,
-            evidence: Vec::new(),
-            objects,
             // The first check of all namespaces takes a moment.
             found_at_start: !found.was_fine
                 && context.ready.is_none_or(|ready| context.now <= ready + 2 * SECOND),
-            recovered: false,
             learned: found.learned,
-            gone_since: None,
-            explanation: None,
+            ..Fault::new(owner, found.reason, objects, context.now)
         };
         self.suspect(context, key, fault, findings);
     }
@@ -422,6 +387,12 @@ struct DetectedFault {
     was_fine: bool,
     /// Whether the entry was not static.
     learned: bool,
+}
+
+impl DetectedFault {
+    fn new(reason: FaultReason, confidence: Confidence, what_happened: String) -> Self {
+        Self { reason, confidence, what_happened, was_fine: false, learned: false }
+    }
 }
 
 /// The owner of a namespace in which a process lives.
