@@ -41,6 +41,7 @@ use crate::node::tenant::{Accounts, Budget, budget, tenant};
 pub mod diagnose;
 pub mod node;
 
+mod bounded;
 mod cni;
 mod component;
 mod container;

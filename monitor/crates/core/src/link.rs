@@ -107,10 +107,7 @@ impl Core {
         self.namespaces.remove(netns);
         self.link_acts.forget_namespace(netns);
         self.ended_netns.retain(|(ended, _)| ended.saturating_add(ENDED_NS) >= at);
-        self.ended_netns.push_back((at, netns));
-        if self.ended_netns.len() > ENDED_MAX {
-            self.ended_netns.pop_front();
-        }
+        crate::bounded::push(&mut self.ended_netns, ENDED_MAX, (at, netns));
         self.diagnose(at, &ModelChange::NetnsGone(netns));
     }
 

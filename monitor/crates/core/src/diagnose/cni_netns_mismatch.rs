@@ -293,10 +293,7 @@ impl Diagnosis for CniNetnsMismatch {
                 self.affected(context, &id, act, findings);
             } else {
                 // Where the call was made is not known yet.
-                if self.acts.len() >= ACTS_MAX {
-                    self.acts.pop_front();
-                }
-                self.acts.push_back(act);
+                crate::bounded::push(&mut self.acts, ACTS_MAX, act);
             }
         }
         self.review(context, link.netns, false, findings);

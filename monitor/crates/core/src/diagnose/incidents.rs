@@ -345,11 +345,7 @@ impl Incidents {
 
     pub(super) fn note_change(&mut self, id: IncidentId) {
         self.changes = self.changes.wrapping_add(1);
-        let changed = &mut self.changed.0;
-        if changed.len() >= CHANGED_MAX {
-            changed.pop_front();
-        }
-        changed.push_back(id);
+        crate::bounded::push(&mut self.changed.0, CHANGED_MAX, id);
     }
 
     /// All open incidents with their ids.
@@ -386,10 +382,7 @@ impl Incidents {
 
     pub(super) fn close(&mut self, id: IncidentId) -> Option<OpenIncident> {
         let open = self.open.remove(&id)?;
-        if self.closed.len() >= CLOSED_MAX {
-            self.closed.pop_front();
-        }
-        self.closed.push_back(id);
+        crate::bounded::push(&mut self.closed, CLOSED_MAX, id);
         self.note_episode(id, open.incident.episode);
         Some(open)
     }
@@ -398,10 +391,7 @@ impl Incidents {
     pub(super) fn note_episode(&mut self, id: IncidentId, episode: u32) {
         let known = self.episodes.iter().position(|(known, _)| *known == id);
         let earlier = known.and_then(|at| self.episodes.remove(at)).map_or(0, |(_, episode)| episode);
-        if self.episodes.len() >= EPISODES_MAX {
-            self.episodes.pop_front();
-        }
-        self.episodes.push_back((id, episode.max(earlier)));
+        crate::bounded::push(&mut self.episodes, EPISODES_MAX, (id, episode.max(earlier)));
     }
 
     /// The episode that begins if an incident opens now.

@@ -81,10 +81,7 @@ impl KubeletCrashLoop {
         }
         let known = self.loops.entry(subject.clone()).or_default();
         known.exits.retain(|(at, _)| event.at.saturating_sub(*at) <= WINDOW);
-        if known.exits.len() >= EXITS_MAX {
-            known.exits.pop_front();
-        }
-        known.exits.push_back((event.at, event.seq));
+        crate::bounded::push(&mut known.exits, EXITS_MAX, (event.at, event.seq));
         self.timers.set(&subject, context.now.saturating_add(STABLE));
         let needed = usize::try_from(self.thresholds.get(&EXITS)).unwrap_or(usize::MAX);
         if !known.is_open && known.exits.len() < needed.max(1) {

@@ -260,13 +260,10 @@ impl Conditions for MountLeak {
         if !is_of_somebody || !context.node.kubelets.mounts_in(mount.mntns) {
             return Look::No;
         }
-        if self.calls.len() >= CALLS_MAX {
-            self.calls.pop_front();
-        }
         let refused = event.kind == Kind::MountBusy;
         let of = mount.identity.as_ref().map(|identity| (identity.device.clone(), identity.root.clone()));
         let (path, at, seq) = (mount.path.clone(), context.now, event.seq);
-        self.calls.push_back(Call { path, at, seq, refused, of });
+        crate::bounded::push(&mut self.calls, CALLS_MAX, Call { path, at, seq, refused, of });
         findings.request(Request::MountCopies);
         Look::No
     }

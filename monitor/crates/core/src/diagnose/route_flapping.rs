@@ -145,11 +145,9 @@ impl RouteFlapping {
             return;
         }
         flap.cycles.retain(|cycle| cycle.removed.saturating_add(window) >= event.at);
-        if flap.cycles.len() >= TIMES_MAX {
-            flap.cycles.pop_front();
-        }
         let (restored, restored_by, events) = (event.at, event.actor.clone(), [seq, event.seq]);
-        flap.cycles.push_back(Cycle { removed, restored, removed_by, restored_by, events });
+        let cycle = Cycle { removed, restored, removed_by, restored_by, events };
+        crate::bounded::push(&mut flap.cycles, TIMES_MAX, cycle);
         if flap.is_open {
             self.timers.set(&subject, context.now.saturating_add(window));
             let (evidence, count) = (Some(event.seq), Count::More(1));

@@ -88,10 +88,7 @@ impl SandboxCrashLoop {
         let known = self.pods.entry(subject.clone()).or_default();
         (known.namespace, known.name) = (pod.namespace.clone(), pod.name.clone());
         known.made.retain(|at| context.now.saturating_sub(*at) <= window);
-        if known.made.len() >= needed {
-            known.made.pop_front();
-        }
-        known.made.push_back(context.now);
+        crate::bounded::push(&mut known.made, needed, context.now);
         let quiet = if known.is_open { QUIET } else { window };
         self.timers.set(&subject, context.now.saturating_add(quiet));
         if known.is_open {
@@ -143,10 +140,7 @@ impl Diagnosis for SandboxCrashLoop {
             return;
         };
         if let Some(known) = self.pods.get_mut(&pod.uid) {
-            if known.evidence.len() >= EVIDENCE_MAX {
-                known.evidence.pop_front();
-            }
-            known.evidence.push_back(event.seq);
+            crate::bounded::push(&mut known.evidence, EVIDENCE_MAX, event.seq);
         }
     }
 

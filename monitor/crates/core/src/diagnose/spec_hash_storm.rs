@@ -191,16 +191,14 @@ impl Diagnosis for SpecHashStorm {
         let is_one =
             recreation.reason == RecreationReason::SpecHashChanged && recreation.same_sandbox == Some(true);
         let Some(pod) = pod.filter(|_| is_one) else { return };
-        if self.recent.len() >= KEPT_MAX {
-            self.recent.pop_front();
-        }
-        self.recent.push_back(Recreated {
+        let one = Recreated {
             at: event.at,
             kept: context.now,
             seq: event.seq,
             pod_uid: pod.uid.clone(),
             found_at_start: recreation.found_at_start,
-        });
+        };
+        crate::bounded::push(&mut self.recent, KEPT_MAX, one);
         self.judge(context, findings);
     }
 

@@ -86,10 +86,8 @@ impl RefusedMounts {
         let known = known.and_then(|index| self.places.remove(index));
         let recent = known.filter(|place| at < place.last.saturating_add(SCAN_RETENTION_NS));
         let attempts = recent.map_or(1, |place| place.attempts + 1);
-        if self.places.len() >= PLACES_MAX {
-            self.places.pop_front();
-        }
-        self.places.push_back(Place { key: key.clone(), source, is_remount, attempts, last: at });
+        let place = Place { key: key.clone(), source, is_remount, attempts, last: at };
+        crate::bounded::push(&mut self.places, PLACES_MAX, place);
         attempts
     }
 }

@@ -259,10 +259,7 @@ impl CniCalls {
     /// Notes how a call ended; `stale`: whether [it is known to be](super::view::NodeView::is_stale).
     pub fn note_end(&mut self, at: BootNs, call: &Call, failed: bool, stale: bool) {
         if call.netns.is_none() && call.first.netns.is_some() {
-            if self.unanswered.len() >= UNANSWERED_MAX {
-                self.unanswered.pop_front();
-            }
-            self.unanswered.push_back(call.clone());
+            crate::bounded::push(&mut self.unanswered, UNANSWERED_MAX, call.clone());
         }
         let Some(id) = &call.first.container_id else { return };
         let sandbox = self.sandbox(at, id);

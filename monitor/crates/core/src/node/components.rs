@@ -52,10 +52,7 @@ impl Components {
         let key = (exit.tgid, exit.started_ns);
         let index = self.running.iter().position(|known| known.key() == key)?;
         let facts = self.running.remove(index);
-        if self.ended.len() >= ENDED_MAX {
-            self.ended.pop_front();
-        }
-        self.ended.push_back(Ended { facts: facts.clone(), at });
+        crate::bounded::push(&mut self.ended, ENDED_MAX, Ended { facts: facts.clone(), at });
         Some(facts)
     }
 

@@ -38,10 +38,7 @@ impl LinkActs {
             let oldest = self.addressed.iter().position(of_it);
             oldest.and_then(|oldest| self.addressed.remove(oldest));
         }
-        if self.addressed.len() >= ACTS_MAX {
-            self.addressed.pop_front();
-        }
-        self.addressed.push_back((at, act));
+        crate::bounded::push(&mut self.addressed, ACTS_MAX, (at, act));
     }
 
     /// Who gave an interface this hardware address before `at`, if one program did.

@@ -83,10 +83,7 @@ impl BridgeMacs {
         if let Some(change) = self.changes.iter_mut().rev().find(|change| port.explains(change)) {
             change.take(&port);
         }
-        if self.ports.len() >= PORTS_MAX {
-            self.ports.pop_front();
-        }
-        self.ports.push_back(port);
+        crate::bounded::push(&mut self.ports, PORTS_MAX, port);
         None
     }
 
@@ -97,10 +94,7 @@ impl BridgeMacs {
         for port in self.ports.iter().filter(|port| port.explains(&change)).cloned().collect::<Vec<_>>() {
             change.take(&port);
         }
-        if self.changes.len() >= CHANGES_MAX {
-            self.changes.pop_front();
-        }
-        self.changes.push_back(change);
+        crate::bounded::push(&mut self.changes, CHANGES_MAX, change);
         Some(ifindex)
     }
 

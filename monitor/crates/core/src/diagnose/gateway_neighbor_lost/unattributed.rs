@@ -35,16 +35,10 @@ impl GatewayNeighborLost {
         {
             return;
         }
-        if self.unattributed.len() >= UNATTRIBUTED_MAX {
-            self.unattributed.pop_front();
-        }
         // Whether a process lives there by now.
         self.rereads.schedule(netns, context.now + REREAD_INTERVAL);
-        self.unattributed.push_back(UnattributedEvent {
-            since: context.now,
-            at: event.at,
-            event: event.clone(),
-        });
+        let one = UnattributedEvent { since: context.now, at: event.at, event: event.clone() };
+        crate::bounded::push(&mut self.unattributed, UNATTRIBUTED_MAX, one);
     }
 
     /// Attributes kept events to containers that have become known.
