@@ -90,7 +90,6 @@ impl Core {
         self.diagnose(at, &ModelChange::CniFinished(call, seq));
     }
 
-    /// Reports calls that were given up, if that is due.
     pub(super) fn tell_given_up_calls(&mut self, now: BootNs, all: bool) {
         let Some(GivenUp { count, from, until }) = self.cni.take_given_up(now, all) else { return };
         let plural = if count == 1 { "" } else { "s" };

@@ -145,7 +145,6 @@ fn is_first_run(transition: &Transition) -> bool {
         && transition.to.is_some_and(|to| to != ContainerState::Created)
 }
 
-/// How a container ended, as far as its runtime tells.
 fn ended(exit: ContainerExit) -> String {
     let code = exit.code.map(|code| format!(" with code {code}")).unwrap_or_default();
     match exit.oom_killed {

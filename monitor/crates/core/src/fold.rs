@@ -108,7 +108,6 @@ impl Folding {
         false
     }
 
-    /// When [`Self::take_due`] has something.
     pub(super) fn deadline(&self) -> Option<BootNs> {
         self.due
     }

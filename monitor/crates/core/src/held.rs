@@ -145,7 +145,6 @@ pub struct Held {
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct HeldMount {
-    /// Where it is mounted.
     pub path: String,
     pub fstype: String,
     pub source: String,

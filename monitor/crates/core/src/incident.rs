@@ -14,7 +14,6 @@ impl Core {
         self.engine.incidents().iter().map(move |open| (open.incident(clock), open.objects()))
     }
 
-    /// Number of findings that were discarded because too many incidents are open.
     #[must_use]
     pub fn incidents_discarded(&self) -> u64 {
         self.engine.discarded()
@@ -45,7 +44,6 @@ impl Core {
         engine.event(&node, event.at, event);
     }
 
-    /// Passes a change of the model to the diagnoses that is no event.
     pub(super) fn diagnose(&mut self, at: BootNs, change: &ModelChange<'_>) {
         let (engine, node) = self.engine_and_node();
         engine.change(&node, at, change);
@@ -64,7 +62,6 @@ impl Core {
         self.emit_incidents();
     }
 
-    /// Emits incident events and sends requests of the diagnoses.
     pub(super) fn emit_incidents(&mut self) {
         for change in self.engine.take_changes() {
             let event = self.event(change.at, change.kind, change.severity(), change.message());

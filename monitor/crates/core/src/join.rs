@@ -86,7 +86,6 @@ impl Core {
         self.node().target_of(facts)
     }
 
-    /// A read-only view of the model.
     pub(super) fn node(&self) -> NodeView<'_> {
         NodeView {
             containers: &self.containers,
@@ -107,7 +106,6 @@ impl Core {
         }
     }
 
-    /// A holder of a mount, with its container and pod.
     pub(super) fn mount_holder(&self, at: BootNs, holder: Holder) -> MountHolder {
         let owner = self.node().owner(holder.cgroup.as_deref());
         let serves = held::serves(&self.kubelets, at, &holder, |uid| self.node().pod_of(uid));

@@ -96,16 +96,12 @@ pub struct Resume {
     pub kept: Kept,
 }
 
-/// Output of the core.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Output {
-    /// An event for the sinks.
     Event(Box<Event>),
-    /// A request to the sources.
     Request(Request),
 }
 
-/// The stage that joins observations with the model.
 #[derive(Debug)]
 pub struct Core {
     settings: Settings,
@@ -159,7 +155,6 @@ pub struct Core {
     output: VecDeque<Output>,
 }
 
-/// Numbers of objects in the model, exported as gauges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelGauges {
     /// Containers by runtime and state.
@@ -263,7 +258,6 @@ impl Core {
         }
     }
 
-    /// Removes and returns the output since the last call.
     pub fn take_output(&mut self) -> impl Iterator<Item = Output> + '_ {
         self.output.drain(..)
     }
@@ -289,7 +283,6 @@ impl Core {
         deadlines.into_iter().flatten().min()
     }
 
-    /// What the next run is to know.
     #[must_use]
     pub fn kept(&self) -> Kept {
         Kept { gateways: self.known_gateways(), rbd_users: self.rbd.last_users() }
@@ -355,7 +348,6 @@ impl Core {
         self.ready
     }
 
-    /// Numbers of objects in the model.
     #[must_use]
     pub fn gauges(&self) -> ModelGauges {
         ModelGauges {

@@ -17,7 +17,6 @@ pub(super) const ENDED_NS: u64 = 2_000_000_000;
 const LINK_HOOK: &str = "hook.link";
 /// After such a change nothing passes any more, or no pod finds its gateway.
 const CUTTING: [&str; 3] = ["down", "forwarding-off", "proxy-arp-off"];
-/// Namespaces that ended of late.
 const ENDED_MAX: usize = 256;
 /// What is said of links where only the difference is known: what moves them from one namespace to another was not heard.
 const GONE: &str = "gone: it was deleted or moved, unseen";
@@ -155,7 +154,6 @@ impl Core {
         }
     }
 
-    /// Who did it, if that is known.
     fn link_actor(&mut self, at: BootNs, link: &LinkFacts, op: LinkOp) -> Option<Actor> {
         let cookie = self.namespaces.cookie(link.netns);
         let Some((task, confidence)) = self.link_acts.take(at, link.netns, cookie, link.ifindex, op) else {

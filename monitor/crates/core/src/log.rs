@@ -8,12 +8,10 @@ use kevtmon_types::escape::Escaped;
 use super::Core;
 use crate::diagnose::{ModelChange, OpenIncident};
 
-/// Incidents that one line is quoted for.
 const QUOTED_FOR_MAX: usize = 4;
 /// Where only the time tells that a line may belong to an incident, that was seen so long ago at most.
 const TOGETHER_NS: BootNs = 60 * 1_000_000_000;
 
-/// An incident that a line is quoted for.
 struct Quoted {
     id: String,
     kind: String,

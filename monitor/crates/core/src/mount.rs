@@ -63,7 +63,6 @@ const SCAN_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
 const OLD_HOLDERS_MAX: usize = 8;
 /// Scans under way for one account that is not the host's, so that it delays nobody's.
 const SCANS_MAX: usize = 2;
-/// How often what is old is forgotten.
 const EXPIRY_INTERVAL_NS: u64 = 1_000_000_000;
 /// Marks the ids of requests other than for holders.
 const QUESTION: u64 = 1 << 48;
@@ -105,7 +104,6 @@ pub(super) struct HolderScans {
     /// be looked up again.
     suspected: BTreeMap<BusyId, (BootNs, bool)>,
     allowances: Allowances,
-    /// When what is old is to be forgotten next.
     next_expiry: BootNs,
     /// Refused attempts that had no event of their own.
     ignored: u64,
@@ -147,7 +145,6 @@ struct QueuedUmount {
     awaits: Option<Awaited>,
 }
 
-/// What an unmount awaits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Awaited {
     id: u64,
@@ -249,7 +246,6 @@ impl HolderScans {
         QUESTION | self.last_question
     }
 
-    /// How many unmounts wait.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.queue.len()

@@ -32,7 +32,6 @@ const PENDING_MAX: usize = 1024;
 /// Length of most messages, in bytes.
 const MESSAGE: usize = 192;
 
-/// An answer that an event awaits.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Awaited {
@@ -44,7 +43,6 @@ pub(super) enum Awaited {
     Process(u32),
 }
 
-/// A change whose event is held back.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct PendingChange {
@@ -57,7 +55,6 @@ pub(super) struct PendingChange {
     task: Option<Box<TaskFacts>>,
 }
 
-/// Progress of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RequestState {
@@ -65,7 +62,6 @@ enum RequestState {
     Answered,
 }
 
-/// What has been requested for a change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Requested {
     /// Not requested, but known when the change was observed: the namespace of the peer that took the link along.
@@ -452,7 +448,6 @@ fn neighbor(change: &NeighborChange, cause: NeighborCause, gateway: Option<bool>
     }
 }
 
-/// Whether the entry itself was changed by request.
 fn is_by_request(change: &NeighborChange) -> bool {
     change.cause == NeighborCause::Admin
 }

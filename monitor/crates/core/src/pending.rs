@@ -39,7 +39,6 @@ impl<K: Eq + Hash + Clone, T> Pending<K, T> {
         self.entries.insert(self.arrived, Entry { deadline, awaited, fact });
     }
 
-    /// Number of pending facts.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -49,12 +48,10 @@ impl<K: Eq + Hash + Clone, T> Pending<K, T> {
         self.by_answer.contains_key(awaited)
     }
 
-    /// Whether a fact that matches is pending.
     pub(super) fn has(&self, matches: impl Fn(&T) -> bool) -> bool {
         self.entries.values().any(|entry| matches(&entry.fact))
     }
 
-    /// Removes and returns the facts that awaited this answer.
     pub(super) fn take_answered(&mut self, answer: &K) -> Vec<T> {
         let answered = self.by_answer.remove(answer).unwrap_or_default();
         answered.into_iter().filter_map(|arrived| self.take(arrived)).collect()

@@ -25,7 +25,6 @@ impl Core {
         }
     }
 
-    /// Who did this, if that is known.
     pub(super) fn route_actor(&mut self, at: BootNs, netns: NsInum, op: &RouteOp) -> Option<Actor> {
         self.link_acts.routes.set_told(at);
         let cookie = self.namespaces.cookie(netns);

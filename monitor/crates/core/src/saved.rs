@@ -265,7 +265,6 @@ impl Core {
         })
     }
 
-    /// The settings in effect.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings

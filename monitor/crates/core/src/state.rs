@@ -25,15 +25,12 @@ pub struct NodeState {
     /// Time of the snapshot, RFC 3339.
     pub time: String,
     pub node: String,
-    /// Identity of this boot.
     pub boot_id: String,
-    /// Version of the program.
     pub version: String,
     /// Sequence number of the newest event.
     pub seq: u64,
     /// Whether every source has reported its status.
     pub ready: bool,
-    /// The host's network namespace.
     pub host_netns: NsInum,
     /// Sources and hooks, by name.
     pub sources: Vec<SourceStatus>,
@@ -139,9 +136,7 @@ pub struct NetnsStatus {
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryStatus {
-    /// Address of the gateway.
     pub address: IpAddr,
-    /// Index of the interface.
     pub ifindex: u32,
     /// As `ip neighbor` calls it, in lower case; absent where there is no entry.
     pub state: Option<String>,
@@ -155,7 +150,6 @@ pub struct RouteStatus {
     /// `default`, or a half of it: `0.0.0.0/1`.
     pub destination: String,
     pub gateway: Option<IpAddr>,
-    /// Index of the interface.
     pub ifindex: Option<u32>,
     /// Table: 254 is the main one.
     pub table: u32,
@@ -248,7 +242,6 @@ impl Core {
         }
     }
 
-    /// A link in the event schema, without changes.
     pub(super) fn link_state(&self, link: &LinkFacts) -> Link {
         self.node().link(link)
     }

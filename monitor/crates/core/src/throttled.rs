@@ -90,7 +90,6 @@ impl Core {
 }
 
 impl Core {
-    /// Reports for which namespaces there was no room, if that is due.
     pub(super) fn tell_refused(&mut self, now: BootNs, all: bool) {
         for refused in self.quota.take_due(now, all) {
             self.emit_refused(now, &refused);

@@ -24,7 +24,6 @@ pub(super) fn advice<S: AsRef<str>>(form: &'static Form, text: &str, command: &[
     }
 }
 
-/// Whether incidents of a kind offer these steps.
 pub(super) fn is_offered(kind: &str, steps: &[Advice]) -> bool {
     let forms = |step: &Advice| form::ALL.iter().find(|form| form.name == step.form);
     steps.iter().all(|step| forms(step).is_some_and(|form| form.kinds.contains(&kind)))
@@ -69,7 +68,6 @@ impl InNetns {
         Some(Self(NamedProcess { pid: container.or(owner)?, seen_ns: context.now.to_string(), links }))
     }
 
-    /// What `ip` does there with these words.
     pub(super) fn advice(&self, form: &'static Form, text: &str, words: &[&str]) -> Advice {
         let NamedProcess { pid, .. } = &self.0;
         let pid_text = pid.to_string();
@@ -77,7 +75,6 @@ impl InNetns {
         Advice { process: Some(self.0.clone()), ..advice(form, text, &command) }
     }
 
-    /// Sets an interface up there.
     pub(super) fn set_up(&self, ifname: &str, text: &str) -> Advice {
         self.advice(form::SET_UP_INSIDE, text, &["link", "set", "dev", ifname, "up"])
     }

@@ -20,7 +20,6 @@ use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, seco
 use crate::node::cni::Call;
 use crate::node::containers::is_live;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "cni-netns-mismatch";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -61,7 +60,6 @@ pub(super) struct CniNetnsMismatch {
 struct Mismatch {
     /// The last such call, which may not have ended yet.
     call: u64,
-    /// Where it was made.
     netns: NsInum,
     /// What is said of it, but for the harm.
     said: String,
@@ -72,7 +70,6 @@ struct Mismatch {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Act {
     call: u64,
-    /// Number of its event.
     seq: u64,
     netns: NsInum,
     ifindex: u32,

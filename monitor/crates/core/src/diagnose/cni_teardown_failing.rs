@@ -13,7 +13,6 @@ use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, SECOND, Watch, seconds, start};
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "cni-teardown-failing";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

@@ -17,7 +17,6 @@ use super::finding::{Findings, IncidentKey, Report};
 use super::pod_network::SETTLE;
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, seconds};
 
-/// A kind of incident that is found by state.
 pub(super) trait Conditions: Debug + Default + Send + Serialize + DeserializeOwned + 'static {
     const SPEC: &'static IncidentKind;
     /// For how long a condition holds before it is told.
@@ -27,12 +26,10 @@ pub(super) trait Conditions: Debug + Default + Send + Serialize + DeserializeOwn
     /// What it keeps of each condition.
     type Memory: Debug + Clone + Default + PartialEq + Send + Serialize + DeserializeOwned;
 
-    /// An event was emitted.
     fn event(&mut self, _seen: &Seen<'_, Self::Memory>, _event: &Event, _findings: &mut Findings) -> Look {
         Look::No
     }
 
-    /// Something changed that is no event.
     fn change(
         &mut self,
         seen: &Seen<'_, Self::Memory>,
@@ -66,10 +63,8 @@ pub(super) trait Conditions: Debug + Default + Send + Serialize + DeserializeOwn
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<(String, Self::Memory)>;
 }
 
-/// When to look at the conditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
-    /// Nothing that matters has changed.
     No,
     /// In a moment: many changes come together.
     Soon,
@@ -81,17 +76,14 @@ impl Look {
         if matters { Self::Soon } else { Self::No }
     }
 
-    /// At once, if it matters.
     pub(super) fn now_if(matters: bool) -> Self {
         if matters { Self::Now } else { Self::No }
     }
 }
 
-/// What a kind can read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen<'a, M> {
     pub(super) context: &'a Context<'a>,
-    /// For how long a condition holds before it is told.
     pub(super) hold: BootNs,
     known: &'a BTreeMap<String, Known<M>>,
 }
@@ -101,12 +93,10 @@ impl<M> Seen<'_, M> {
         self.known.get(subject).is_some_and(|known| known.told.is_some())
     }
 
-    /// What is kept of a condition.
     pub(super) fn memory(&self, subject: &str) -> Option<&M> {
         self.known.get(subject).map(|known| &known.memory)
     }
 
-    /// What is kept of all of them.
     pub(super) fn memories(&self) -> impl Iterator<Item = &M> {
         self.known.values().map(|known| &known.memory)
     }
@@ -127,7 +117,6 @@ pub(super) struct Condition<M> {
     pub(super) since: Option<BootNs>,
     /// For how long it holds before it is told, if not for the time of the kind.
     pub(super) hold: Option<BootNs>,
-    /// It is not told before.
     pub(super) not_before: BootNs,
     pub(super) memory: M,
 }
@@ -145,7 +134,6 @@ impl<M: Default> Condition<M> {
     }
 }
 
-/// A condition that was found.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Known<M> {
@@ -186,7 +174,6 @@ struct ByState<K: Conditions> {
     next: Option<BootNs>,
 }
 
-/// The diagnosis of a kind that is found by state.
 pub(super) fn start<K: Conditions>(thresholds: &Thresholds) -> Box<dyn Diagnosis> {
     let hold = seconds(thresholds.get(K::HOLD));
     Box::new(ByState::<K> { hold, kind: K::default(), known: BTreeMap::new(), next: None })
@@ -219,7 +206,6 @@ impl<K: Conditions> ByState<K> {
         self.kind.settle(&seen, findings).into_iter().for_each(|at| self.wake(at));
     }
 
-    /// Ends what holds no more.
     fn end_others(
         &mut self,
         context: &Context<'_>,

@@ -27,7 +27,6 @@ mod obstacle;
 mod refusal;
 mod wording;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "container-undeletable";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -133,7 +132,6 @@ pub(super) struct ContainerUndeletable {
 }
 
 impl ContainerUndeletable {
-    /// The removal of something of a container was refused.
     fn refused(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         let Some(mount) = event.mount.as_deref() else { return };
         let of_runtime = event.actor.as_deref().is_some_and(|actor| refusal::is_runtime(context.node, actor));
@@ -176,7 +174,6 @@ impl ContainerUndeletable {
         true
     }
 
-    /// Looks at all containers.
     fn check_all(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let is_ending = |facts: &&ContainerFacts| of_state(facts.state) > Removal::Refused;
         let ending = context.node.containers.present().filter(is_ending).map(|facts| &facts.id);
@@ -211,7 +208,6 @@ impl ContainerUndeletable {
         }
     }
 
-    /// It was looked at.
     fn looked(&mut self, context: &Context<'_>, look: &FoundObstacle, findings: &mut Findings) {
         let obstructed =
             self.victims.get_mut(&look.container).and_then(|victim| victim.obstructed.as_deref_mut());
@@ -235,7 +231,6 @@ impl ContainerUndeletable {
         }
     }
 
-    /// Its time has come.
     fn due(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
         let Some(victim) = self.victims.get(id) else { return };
         let node = context.node;
@@ -470,7 +465,6 @@ fn of_state(state: ContainerState) -> Removal {
     }
 }
 
-/// Whether a container ran and does no more, as its runtime tells.
 fn has_ended(state: ContainerState) -> bool {
     matches!(state, ContainerState::Exited | ContainerState::Dead | ContainerState::Removing)
 }

@@ -27,7 +27,6 @@ use crate::node::view::NodeView;
 #[cfg(test)]
 mod tests;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "duplicate-pod-ip";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

@@ -25,28 +25,22 @@ use crate::node::view::NodeView;
 pub struct IncidentChange {
     /// `incident.opened`, `incident.updated` or `incident.closed`.
     pub kind: Kind,
-    /// Time of the change.
     pub at: BootNs,
     /// The incident after the change.
     pub incident: Incident,
-    /// The objects of its event.
     pub objects: IncidentObjects,
 }
 
-/// Why a saved state could not be restored.
 #[derive(Debug, Error)]
 pub enum RestoreError {
-    /// A diagnosis cannot read its saved state.
     #[error("cannot read the saved state of diagnosis {kind}")]
     Diagnosis {
-        /// Kind of its incidents.
         kind: &'static str,
         #[source]
         source: serde_json::Error,
     },
 }
 
-/// The saved state of an engine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
     now: BootNs,
@@ -59,7 +53,6 @@ pub struct Saved {
     diagnoses: BTreeMap<String, Value>,
 }
 
-/// All diagnoses and the incidents that they found.
 #[derive(Debug)]
 pub struct Engine {
     diagnoses: Vec<Box<dyn Diagnosis>>,
@@ -79,7 +72,6 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine without incidents.
     #[must_use]
     pub fn new(diagnoses: Vec<Box<dyn Diagnosis>>, node: &str, boot_id: &str) -> Self {
         Self {
@@ -147,7 +139,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Sets the offset of the wall clock.
     pub fn set_clock(&mut self, clock: WallClock) {
         self.clock = clock;
     }
@@ -192,12 +183,10 @@ impl Engine {
         }
     }
 
-    /// Passes an event to the diagnoses.
     pub fn event(&mut self, node: &NodeView<'_>, at: BootNs, event: &Event) {
         self.run(node, at, |diagnosis, context, findings| diagnosis.event(context, event, findings));
     }
 
-    /// Passes a change of the model to the diagnoses that is no event.
     pub fn change(&mut self, node: &NodeView<'_>, at: BootNs, change: &ModelChange<'_>) {
         if *change == ModelChange::Ready {
             self.ready.get_or_insert(at);
@@ -214,7 +203,6 @@ impl Engine {
         self.ready
     }
 
-    /// Lets the diagnoses act on elapsed time.
     pub fn tick(&mut self, node: &NodeView<'_>, at: BootNs) {
         self.run(node, at, |diagnosis, context, findings| diagnosis.tick(context, findings));
         while let Some(id) = self.flapping.take_due(self.now) {
@@ -222,19 +210,16 @@ impl Engine {
         }
     }
 
-    /// When the next tick is due at the latest.
     #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
         let deadlines = self.diagnoses.iter().filter_map(|diagnosis| diagnosis.deadline());
         deadlines.chain(self.flapping.deadline()).min()
     }
 
-    /// Removes and returns the changes of incidents since the last call.
     pub fn take_changes(&mut self) -> Vec<IncidentChange> {
         std::mem::take(&mut self.changes)
     }
 
-    /// Removes and returns the requests since the last call.
     pub fn take_requests(&mut self) -> Vec<Request> {
         std::mem::take(&mut self.requests)
     }
@@ -247,13 +232,11 @@ impl Engine {
         self.diagnoses.iter().flat_map(|diagnosis| diagnosis.suspected(&context)).collect()
     }
 
-    /// The open incidents that are over for the moment.
     #[must_use]
     pub fn quiet_periods(&self) -> Vec<QuietPeriod> {
         self.flapping.quiet_periods(self.clock)
     }
 
-    /// How often the open incidents have been seen by now.
     #[must_use]
     pub fn recounts(&self) -> Vec<Recount> {
         self.incidents.iter().filter_map(|open| open.recount(self.clock)).collect()
@@ -452,7 +435,6 @@ impl IncidentChange {
         }
     }
 
-    /// Message of its event.
     #[must_use]
     pub fn message(&self) -> String {
         self.incident.message()

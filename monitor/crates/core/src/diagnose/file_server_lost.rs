@@ -24,7 +24,6 @@ use crate::node::fuse_mounts::ServerEnd;
 #[cfg(test)]
 mod tests;
 
-/// As users filter and alert on it.
 pub const KIND: &str = "file-server-lost";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -210,7 +209,6 @@ impl UnservedMount {
         }
     }
 
-    /// Who has ended the server.
     fn actor(&self) -> Option<Shared<Actor>> {
         let end = self.end.as_ref()?;
         let actor = end.sender.clone()?;

@@ -35,11 +35,8 @@ pub struct Report {
     pub ruled_out: Option<Vec<String>>,
     /// Next steps; `None` keeps those of the open incident.
     pub advice: Option<Vec<Advice>>,
-    /// The objects of its events.
     pub objects: IncidentObjects,
-    /// When it was first observed.
     pub first: BootNs,
-    /// When it was last observed.
     pub last: BootNs,
     /// Sequence numbers of the events that show it.
     pub evidence: Vec<u64>,
@@ -83,16 +80,13 @@ impl Report {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repeat {
     pub subject: String,
-    /// When it was observed.
     pub last: BootNs,
-    /// The event that shows it.
     pub evidence: Option<u64>,
     pub count: Count,
     /// New severity, if it is higher.
     pub severity: Option<Severity>,
 }
 
-/// A finding of a diagnosis.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Finding {
     /// Opens or updates an incident.
@@ -101,9 +95,7 @@ pub enum Finding {
     Repeat(Repeat),
     Close {
         subject: String,
-        /// Why it is closed.
         reason: CloseReason,
-        /// The event that shows it.
         evidence: Option<u64>,
         /// Its summary and objects from now on, where they change with it.
         last: Option<Box<(String, IncidentObjects)>>,
@@ -111,15 +103,12 @@ pub enum Finding {
     /// Replaces the summary of an open incident.
     Restate {
         subject: String,
-        /// One sentence with actor and target.
         summary: String,
     },
     /// Brings the time in the summary of an open incident up to date, and how sure it is, which may be less than before.
     Renew {
         subject: String,
-        /// One sentence with actor and target.
         summary: String,
-        /// How sure it is.
         confidence: Confidence,
     },
     /// Links a cause that was not known when the effect opened.
@@ -138,7 +127,6 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// The next steps that it brings.
     pub(super) fn advice(&self) -> &[Advice] {
         match self {
             Self::Report(report) => report.advice.as_deref().unwrap_or_default(),
@@ -148,19 +136,16 @@ impl Finding {
     }
 }
 
-/// Collects the findings of a diagnosis.
 #[derive(Debug, Default)]
 pub struct Findings {
     pub(super) items: Vec<Finding>,
 }
 
 impl Findings {
-    /// Opens or updates an incident.
     pub fn report(&mut self, report: Report) {
         self.items.push(Finding::Report(Box::new(report)));
     }
 
-    /// Updates an open incident.
     pub fn repeat(&mut self, repeat: Repeat) {
         self.items.push(Finding::Repeat(repeat));
     }
@@ -169,7 +154,6 @@ impl Findings {
         self.items.push(Finding::Close { subject, reason, evidence, last: None });
     }
 
-    /// Closes an incident, with what is known of it in the end.
     pub fn close_with(
         &mut self,
         subject: String,
@@ -182,12 +166,10 @@ impl Findings {
         self.items.push(Finding::Close { subject, reason, evidence, last });
     }
 
-    /// Replaces the summary of an open incident.
     pub fn restate(&mut self, subject: String, summary: String) {
         self.items.push(Finding::Restate { subject, summary });
     }
 
-    /// Brings the time in the summary of an open incident up to date, and how sure it is.
     pub fn renew(&mut self, subject: String, summary: String, confidence: Confidence) {
         self.items.push(Finding::Renew { subject, summary, confidence });
     }
@@ -202,12 +184,10 @@ impl Findings {
         self.items.push(Finding::Advise { subject, ruled_out, advice });
     }
 
-    /// Requests what only I/O can find out.
     pub fn request(&mut self, request: Request) {
         self.items.push(Finding::Request(request));
     }
 
-    /// Counts a fault that is discarded because a limit was reached.
     pub fn discard(&mut self) {
         self.items.push(Finding::Discarded);
     }

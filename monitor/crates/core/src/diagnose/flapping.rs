@@ -53,19 +53,16 @@ impl Flapping {
         self.held.remove(&id).is_some()
     }
 
-    /// Removes and returns an incident whose end has lasted.
     pub(super) fn take_due(&mut self, now: BootNs) -> Option<IncidentId> {
         let id = self.held.iter().find(|(_, due)| **due <= now).map(|(id, _)| *id)?;
         self.held.remove(&id);
         Some(id)
     }
 
-    /// Removes and returns all whose end is not told yet.
     pub(super) fn take_all(&mut self) -> Vec<IncidentId> {
         std::mem::take(&mut self.held).into_keys().collect()
     }
 
-    /// The incidents whose end is not told yet.
     pub(super) fn quiet_periods(&self, clock: WallClock) -> Vec<QuietPeriod> {
         let quiet_period = |(id, due): (&IncidentId, &BootNs)| QuietPeriod {
             id: id.text(),
@@ -74,7 +71,6 @@ impl Flapping {
         self.held.iter().map(quiet_period).collect()
     }
 
-    /// When [`Self::take_due`] has something.
     pub(super) fn deadline(&self) -> Option<BootNs> {
         self.held.values().min().copied()
     }

@@ -5,7 +5,6 @@ use kevtmon_observation::NeighborKey;
 use super::gateway_neighbor_lost::health::{Health, health};
 use crate::node::view::NodeView;
 
-/// The state of a gateway's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GatewayHealth {
     /// It has the address by which the host is reached.
@@ -20,7 +19,6 @@ pub enum GatewayHealth {
     Lost,
     /// There is none, and no static one was seen.
     NotUsed,
-    /// The gateway is not known.
     Unknown,
 }
 

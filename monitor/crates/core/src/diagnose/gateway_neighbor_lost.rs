@@ -49,7 +49,6 @@ use tunnels::{LostHops, is_of_tunnel};
 use unattributed::UnattributedEvent;
 use undecided::Undecided;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "gateway-neighbor-lost";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -154,7 +153,6 @@ impl GatewayNeighborLost {
         seconds(self.thresholds.get(&GATEWAY_CRITICAL))
     }
 
-    /// An event of a gateway's entry.
     fn neighbor(
         &mut self,
         context: &Context<'_>,

@@ -86,12 +86,10 @@ impl OpenIncident {
         open
     }
 
-    /// An open incident of the previous run of the daemon.
     pub(super) fn resumed(incident: Incident, subject: String, objects: IncidentObjects) -> Self {
         Self { incident, subject, objects, last: None, summaries: 0 }
     }
 
-    /// What is affected; unique within the kind.
     #[must_use]
     pub fn subject(&self) -> &str {
         &self.subject
@@ -107,13 +105,11 @@ impl OpenIncident {
         self.incident.severity
     }
 
-    /// How sure it is.
     #[must_use]
     pub fn confidence(&self) -> Confidence {
         self.incident.confidence
     }
 
-    /// What was done to the node, where that is likely why.
     #[must_use]
     pub fn host_cause(&self) -> Option<&HostCause> {
         self.incident.host_cause.as_ref()
@@ -125,7 +121,6 @@ impl OpenIncident {
         &self.incident.first_seen
     }
 
-    /// The newest objects of its events.
     #[must_use]
     pub fn objects(&self) -> &IncidentObjects {
         &self.objects
@@ -297,7 +292,6 @@ fn capped(severity: Severity, objects: &IncidentObjects) -> Severity {
     }
 }
 
-/// The open incidents, and the ids of recently closed ones.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Incidents {
     pub(super) open: BTreeMap<IncidentId, OpenIncident>,
@@ -329,7 +323,6 @@ impl fmt::Debug for Changed {
 }
 
 impl Incidents {
-    /// How often an incident has opened, changed or closed so far.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes
@@ -348,7 +341,6 @@ impl Incidents {
         crate::bounded::push(&mut self.changed.0, CHANGED_MAX, id);
     }
 
-    /// All open incidents with their ids.
     pub(super) fn by_id(&self) -> impl Iterator<Item = (IncidentId, &OpenIncident)> {
         self.open.iter().map(|(id, open)| (*id, open))
     }
@@ -357,7 +349,6 @@ impl Incidents {
         self.open.get(&id)
     }
 
-    /// All open incidents, by id.
     pub fn iter(&self) -> impl Iterator<Item = &OpenIncident> {
         self.open.values()
     }
@@ -394,7 +385,6 @@ impl Incidents {
         crate::bounded::push(&mut self.episodes, EPISODES_MAX, (id, episode.max(earlier)));
     }
 
-    /// The episode that begins if an incident opens now.
     pub(super) fn next_episode(&self, id: IncidentId) -> u32 {
         let last = self.episodes.iter().find(|(known, _)| *known == id);
         last.map_or(1, |(_, episode)| episode.saturating_add(1))

@@ -27,7 +27,6 @@ use crate::node::cni::Call;
 
 mod found;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "ipam-drift";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

@@ -26,7 +26,6 @@ pub struct IncidentKind {
     /// Whether there is no series before the first one: few nodes have such a one, or it takes a source that is off unless the
     /// configuration names it.
     pub is_optional: bool,
-    /// Makes the diagnosis that finds it.
     pub(super) start: fn(&Thresholds) -> Box<dyn Diagnosis>,
 }
 
@@ -38,7 +37,6 @@ pub enum Watch {
     Executions,
     /// The runtime of its container.
     Runtime,
-    /// None alone.
     None,
 }
 

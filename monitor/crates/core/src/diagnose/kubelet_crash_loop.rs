@@ -14,7 +14,6 @@ use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::timers::Timers;
 use super::{Context, Diagnosis, IncidentKind, SECOND, Watch, orphan_container, start};
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "kubelet-crash-loop";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

@@ -170,7 +170,6 @@ fn start<D: Diagnosis + Default + 'static>(thresholds: &Thresholds) -> Box<dyn D
     Box::new(diagnosis)
 }
 
-/// Finds one kind of incident.
 pub trait Diagnosis: Debug + Send {
     /// The kind of its incidents, as users filter and alert on it.
     fn kind(&self) -> &'static str;
@@ -196,7 +195,6 @@ pub trait Diagnosis: Debug + Send {
         Vec::new()
     }
 
-    /// When the next tick is due.
     fn deadline(&self) -> Option<BootNs> {
         None
     }
@@ -218,12 +216,10 @@ pub trait Diagnosis: Debug + Send {
     fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error>;
 }
 
-/// What a diagnosis can read.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
     /// Current time; never goes back.
     pub now: BootNs,
-    /// Converts the times of events.
     pub clock: WallClock,
     pub node: &'a NodeView<'a>,
     pub incidents: &'a Incidents,
@@ -238,7 +234,6 @@ pub enum ModelChange<'a> {
     Netns(NsInum),
     /// The entry of a gateway in a network namespace was resolved, which is no event.
     Resolved(NsInum),
-    /// A network namespace was destroyed.
     NetnsGone(NsInum),
     /// An interface of a network namespace got or lost an address.
     Addresses(NsInum),
@@ -254,7 +249,6 @@ pub enum ModelChange<'a> {
     NeighborCreator { creator: &'a NeighborCreator, actor: &'a Shared<Actor> },
     /// The kernel was asked by which routes the host reaches addresses of pods.
     PodRoutes {
-        /// The id of the request.
         id: u64,
         /// Those to which the route does not lead by their interfaces.
         elsewhere: &'a [PodRoute],
@@ -262,7 +256,6 @@ pub enum ModelChange<'a> {
     /// A route of the host to one address alone was added or deleted.
     HostRoute {
         address: IpAddr,
-        /// Whether it was added.
         is_there: bool,
     },
     /// A routing rule of the host was added or deleted.
@@ -335,7 +328,6 @@ pub enum ModelChange<'a> {
     /// An unmount of the path of a busy mount succeeded, and whether that very mount is gone is not known.
     UmountUndetermined {
         mount: &'a BusyMount,
-        /// Why not.
         reason: &'a str,
     },
     /// A busy mount is gone, and how was not observed.

@@ -21,7 +21,6 @@ use crate::node::tenant;
 mod steps;
 mod wording;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "mount-leak";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

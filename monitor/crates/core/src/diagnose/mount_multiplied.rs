@@ -20,7 +20,6 @@ use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
 #[cfg(test)]
 mod tests;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "mount-multiplied";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

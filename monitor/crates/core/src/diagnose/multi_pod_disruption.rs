@@ -28,7 +28,6 @@ mod effects;
 #[cfg(test)]
 mod tests;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "multi-pod-disruption";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

@@ -22,7 +22,6 @@ use super::gateway_neighbor_lost::health::live_target;
 use super::rereads::RereadSchedule;
 use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "neighbor-table-full";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -58,7 +57,6 @@ const CREATED_WITHIN: BootNs = 60 * SECOND;
 const LIMIT_MAX: u64 = 1 << 20;
 /// Those who make entries of which it is remembered.
 const CREATORS_MAX: usize = 64;
-/// Namespaces that are reported.
 const NAMESPACES_MAX: usize = 5;
 
 #[serde_with::skip_serializing_none]

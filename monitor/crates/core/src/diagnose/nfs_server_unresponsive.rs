@@ -24,7 +24,6 @@ use super::{
 #[cfg(test)]
 mod tests;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "nfs-server-unresponsive";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -57,7 +56,6 @@ const SERVERS_MAX: usize = 64;
 /// Mounts that an incident lists.
 const MOUNTS_MAX: usize = 16;
 
-/// A server that does not respond.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Silent {

@@ -27,7 +27,6 @@ use crate::node::view::{NodeView, RuntimeAvailability};
 mod kubelet;
 mod wording;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "orphan-container";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -69,7 +68,6 @@ struct Orphan {
     checkpoint: Option<bool>,
     /// The event of the removal of its sandbox.
     evidence: Option<u64>,
-    /// Whether an incident is open.
     is_open: bool,
 }
 
@@ -95,7 +93,6 @@ pub(super) struct OrphanContainer {
 }
 
 impl OrphanContainer {
-    /// Looks at all containers.
     fn check_all(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let present = context.node.containers.present().filter(|facts| sandbox_of(facts).is_some());
         // In the order of their ids: incidents open in it.
@@ -150,7 +147,6 @@ impl OrphanContainer {
         self.orphans.insert(id.to_owned(), orphan);
     }
 
-    /// Its time has come.
     fn due(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
         if context.ready.is_none() {
             return self.timers.set(&id.to_owned(), context.now + STARTUP_GRACE);
@@ -226,7 +222,6 @@ impl OrphanContainer {
         });
     }
 
-    /// The containers that lack this sandbox.
     fn lacking(&self, sandbox: &str) -> Vec<String> {
         let of_it = self.orphans.iter().filter(|(_, orphan)| orphan.sandbox == sandbox);
         of_it.map(|(id, _)| id.clone()).collect()

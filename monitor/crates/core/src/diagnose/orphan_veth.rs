@@ -37,7 +37,6 @@ mod tests;
 mod whose;
 mod wording;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "orphan-veth";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -85,7 +84,6 @@ pub struct VethEnd {
     pub keepers: Vec<MountHolder>,
     /// What could not be looked into.
     pub unreadable: Vec<Unreadable>,
-    /// Whether that is all.
     pub complete: bool,
 }
 

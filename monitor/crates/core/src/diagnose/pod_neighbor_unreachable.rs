@@ -28,7 +28,6 @@ mod tests;
 
 use downs::{Down, Downs};
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "pod-neighbor-unreachable";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

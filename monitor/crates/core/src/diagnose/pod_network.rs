@@ -22,12 +22,10 @@ pub(super) fn living_pod(node: &NodeView<'_>, netns: NsInum) -> Option<(Target, 
     Some((target, pod))
 }
 
-/// Whether a pod lives in a network namespace.
 fn is_in(node: &NodeView<'_>, netns: NsInum, uid: &str) -> bool {
     living_pod(node, netns).is_some_and(|(_, pod)| pod.uid == uid)
 }
 
-/// The network namespace in which a pod lives.
 pub(super) fn netns_of(node: &NodeView<'_>, uid: &str) -> Option<NsInum> {
     node.namespaces.all().map(|(netns, _)| netns).find(|netns| is_in(node, *netns, uid))
 }

@@ -27,7 +27,6 @@ mod routed;
 mod tests;
 mod wording;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "pod-route-missing";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -63,7 +62,6 @@ const WATCH: BootNs = 5 * SECOND;
 /// An answer that does not come by then is asked for again.
 const PATIENCE: BootNs = 10 * SECOND;
 
-/// A route that is missing.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Missing {
@@ -121,7 +119,6 @@ struct History {
     /// When a rule for it was last deleted, and the event of that.
     #[serde(skip_serializing_if = "Option::is_none")]
     rule_deleted: Option<(BootNs, u64)>,
-    /// The network namespace of the pod.
     netns: NsInum,
 }
 

@@ -26,7 +26,6 @@ mod gates;
 #[cfg(test)]
 mod tests;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "pod-stuck-terminating";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

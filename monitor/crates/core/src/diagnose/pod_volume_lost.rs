@@ -22,7 +22,6 @@ use crate::node::view::RuntimeAvailability;
 #[cfg(test)]
 mod tests;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "pod-volume-lost";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

@@ -19,7 +19,6 @@ use super::finding::{Findings, IncidentObjects, Report};
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 use crate::node::rbd_locks::LockCall;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "rbd-lock-left";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -57,7 +56,6 @@ struct Lock {
     actor: Option<Shared<Actor>>,
     /// Since when the image is known not to be mapped.
     unmapped: Option<BootNs>,
-    /// When its incident opened.
     opened: Option<BootNs>,
 }
 

@@ -16,7 +16,6 @@ use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch};
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "rbd-locked-elsewhere";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

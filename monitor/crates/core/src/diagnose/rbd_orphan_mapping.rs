@@ -18,7 +18,6 @@ use super::{Context, IncidentKind, ModelChange, Watch};
 mod steps;
 mod wording;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "rbd-orphan-mapping";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -42,7 +41,6 @@ thresholds! {
     AFTER = "rbd_orphan_mapping_seconds", default 300, Unit::Seconds;
 }
 
-/// Whether a mapped image is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Usage {
     /// By a pod, or by the node for itself.
@@ -53,10 +51,8 @@ pub enum Usage {
     Unknown,
 }
 
-/// A mapped image, and who uses it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ImageUse {
-    /// Whether it is used.
     pub usage: Usage,
     pub rbd: Rbd,
     /// Where it is mounted for pods, and no pod's: mount namespace and mount point.

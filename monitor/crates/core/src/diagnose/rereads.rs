@@ -10,7 +10,6 @@ use super::{CAPACITY, SECOND};
 
 /// All namespaces are read again at most once in this time, however many records were lost.
 const ALL_INTERVAL: BootNs = 30 * SECOND;
-/// Namespaces in one batch.
 const BATCH: usize = 8;
 /// Time between batches: a few hundred namespaces take a few seconds, at a few percent of a core.
 const BATCH_INTERVAL: BootNs = SECOND / 4;
@@ -39,12 +38,10 @@ impl RereadSchedule {
         self.all.get_or_insert(earliest);
     }
 
-    /// Cancels the scheduled read of a namespace.
     pub(super) fn cancel(&mut self, netns: NsInum) {
         self.timers.cancel(&netns);
     }
 
-    /// Removes a namespace that was destroyed.
     pub(super) fn forget(&mut self, netns: NsInum) {
         self.timers.cancel(&netns);
         self.remaining.remove(&netns);

@@ -25,7 +25,6 @@ use crate::node::tenant::is_by_itself;
 #[cfg(test)]
 mod tests;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "route-flapping";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

@@ -19,7 +19,6 @@ use super::{Context, Diagnosis, IncidentKind, Incidents, ModelChange, SECOND, Wa
 use crate::node::containers::is_live;
 use crate::node::incarnations::current_sandbox;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "sandbox-crash-loop";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
@@ -35,7 +34,6 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     start: start::<SandboxCrashLoop>,
 };
 
-/// Pods that are followed.
 const PODS_MAX: usize = 512;
 const EVIDENCE_MAX: usize = 8;
 /// Without another sandbox it is over after this time.
@@ -48,7 +46,6 @@ thresholds! {
     WINDOW = "sandbox_crash_loop_seconds", default 60, Unit::Seconds;
 }
 
-/// The sandboxes of one pod.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Sandboxes {
     made: VecDeque<BootNs>,

@@ -27,7 +27,6 @@ use crate::node::view::RuntimeAvailability;
 #[cfg(test)]
 mod tests;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "sandbox-network-replaced";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

@@ -18,7 +18,6 @@ use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::{Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "spec-hash-storm";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

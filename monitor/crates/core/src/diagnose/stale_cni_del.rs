@@ -30,7 +30,6 @@ use crate::node::view::NodeView;
 mod reason;
 mod wording;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "stale-cni-del";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

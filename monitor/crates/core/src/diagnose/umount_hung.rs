@@ -15,7 +15,6 @@ use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
 use super::{Context, IncidentKind, ModelChange, SECOND, Watch, nfs_server_unresponsive};
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "umount-hung";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

@@ -35,7 +35,6 @@ mod wording;
 pub use left::LEFT_VOLUME;
 pub(super) use left::mount_object;
 
-/// As users filter and alert on it.
 pub(super) const KIND: &str = "volume-busy";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {

@@ -11,12 +11,9 @@ use crate::diagnose::Leak;
 use crate::held::Known;
 use crate::node::kubelet::Kubelets;
 
-/// What is left in other mount namespaces.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LeftMounts {
-    /// Each mount with who has it.
     pub leaks: Vec<Leak>,
-    /// Whether these are all.
     pub complete: bool,
     /// What could not be looked into.
     #[serde(skip_serializing_if = "Vec::is_empty")]

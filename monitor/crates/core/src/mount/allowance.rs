@@ -17,7 +17,6 @@ const UNSCANNED_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
 /// again, so that nobody is refused for what others do.
 const ACCOUNTS_MAX: usize = 1024;
 
-/// What each account has had.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct Allowances {

@@ -35,7 +35,6 @@ const MAX: usize = 64;
 /// Marks the ids of these requests.
 const DETACHED: u64 = 1 << 52;
 
-/// Mounts that were detached.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Detached {

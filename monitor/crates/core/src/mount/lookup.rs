@@ -57,7 +57,6 @@ impl Core {
         *next = next.map(|due| due.min(soon));
     }
 
-    /// Looks up which busy mounts are still there.
     pub fn look_up_busy_mounts(&mut self, at: BootNs) {
         self.holder_scans.lookups.clear();
         let mut busy: Vec<(BusyId, BusyMount)> = self

@@ -13,7 +13,6 @@ use crate::node::mounts::{Account, BusyId, MountKey};
 /// What waits at most. Of more than that, refused unmounts are only counted.
 const MOST: Load = Load { number: 1024, texts: 2 << 20 };
 
-/// Unmounts in order of arrival.
 #[derive(Clone, Default)]
 pub(super) struct UmountQueue {
     by_mount: BTreeMap<BusyId, VecDeque<Waiting>>,
@@ -38,7 +37,6 @@ struct Waiting {
 /// What unmounts that wait take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Load {
-    /// How many there are.
     number: usize,
     /// Bytes of their texts, which whoever calls chooses.
     texts: usize,
@@ -80,7 +78,6 @@ impl UmountQueue {
         most.without(self.waiting).holds(of_account.and(umount.text_bytes()))
     }
 
-    /// Whether something waits for a mount.
     pub(super) fn has(&self, mount: BusyId) -> bool {
         self.by_mount.contains_key(&mount)
     }
@@ -95,7 +92,6 @@ impl UmountQueue {
         self.by_mount.get_mut(&mount).into_iter().flatten().map(|waiting| &mut waiting.umount)
     }
 
-    /// What waits of an account.
     fn counted_for(&self, account: &Account) -> Load {
         self.tenants.get(account).map_or_else(Load::default, |(waiting, _)| *waiting)
     }
@@ -129,13 +125,11 @@ impl UmountQueue {
         is_ready.then(|| self.remove(mount, 0)).flatten()
     }
 
-    /// The unmount that awaits this answer.
     pub(super) fn awaiting(&self, id: u64) -> Option<&QueuedUmount> {
         let mount = *self.awaited.get(&id)?;
         self.of(mount).find(|umount| umount.awaits.is_some_and(|awaits| awaits.id == id))
     }
 
-    /// Removes the unmount that awaits this answer.
     pub(super) fn take_answered(&mut self, id: u64, answers: &[Answer]) -> Option<QueuedUmount> {
         let mount = *self.awaited.get(&id)?;
         let place = self.of(mount).position(|umount| {
@@ -144,7 +138,6 @@ impl UmountQueue {
         self.remove(mount, place)
     }
 
-    /// Removes an unmount whose answer is overdue.
     pub(super) fn take_overdue(&mut self, now: BootNs) -> Option<QueuedUmount> {
         let (_, id) = *self.deadlines.first().filter(|(deadline, _)| *deadline <= now)?;
         let mount = *self.awaited.get(&id)?;
@@ -152,7 +145,6 @@ impl UmountQueue {
         self.remove(mount, place)
     }
 
-    /// Removes the last unmount of a mount that meets a condition.
     pub(super) fn take_last(
         &mut self,
         mount: BusyId,
@@ -162,7 +154,6 @@ impl UmountQueue {
         self.remove(mount, place)
     }
 
-    /// Removes all of a mount.
     pub(super) fn take_all(&mut self, mount: BusyId) -> Vec<QueuedUmount> {
         let all = self.by_mount.remove(&mount).unwrap_or_default();
         all.iter().for_each(|waiting| self.forget(waiting));

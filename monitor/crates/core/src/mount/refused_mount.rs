@@ -29,7 +29,6 @@ const LOOKS_MAX: usize = 8;
 /// Places of which attempts are counted.
 const PLACES_MAX: usize = 64;
 
-/// Mounts that were refused of late.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct RefusedMounts {
@@ -49,7 +48,6 @@ struct Place {
     #[serde(default)]
     is_remount: bool,
     attempts: u64,
-    /// When the last one was.
     last: BootNs,
 }
 

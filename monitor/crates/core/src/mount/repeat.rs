@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use super::{Answer, QueuedUmount, SCAN_INTERVAL_NS};
 use crate::Core;
 
-/// A scan that was made.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Scan {

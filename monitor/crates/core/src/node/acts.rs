@@ -76,7 +76,6 @@ pub struct RoutedAct {
     pub actor: TaskRef,
 }
 
-/// Acts of one kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Acts<A> {
     #[serde(default = "VecDeque::new", skip_serializing_if = "VecDeque::is_empty")]

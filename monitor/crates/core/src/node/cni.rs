@@ -71,9 +71,7 @@ pub struct Call {
     pub ended_plugin: String,
     /// Where `CNI_NETNS` led to.
     pub netns: Option<NsInum>,
-    /// Numbers of its events.
     pub events: Vec<u64>,
-    /// Whether its beginning was told.
     pub is_told: bool,
     caller: Option<Process>,
     /// Plugins that the caller has executed and that run, with their paths; and the interface of each that it ever executed.
@@ -232,7 +230,6 @@ impl CniCalls {
         self.given_up.take_if(|given_up| all || given_up.due() <= now)
     }
 
-    /// Notes an event of a call.
     pub fn note_event(&mut self, id: u64, seq: u64) {
         let call = self.open.iter_mut().chain(&mut self.unanswered).find(|call| call.id == id);
         call.into_iter().for_each(|call| call.events.push(seq));
@@ -284,7 +281,6 @@ impl CniCalls {
         }
     }
 
-    /// What calls did to a sandbox.
     #[must_use]
     pub fn get(&self, id: &str) -> Option<&Sandbox> {
         self.sandboxes.get(id)
@@ -316,7 +312,6 @@ impl CniCalls {
         self.open.iter().any(is_its) || deleted_at.is_some_and(|deleted| deleted.saturating_add(window) >= at)
     }
 
-    /// Whether a sandbox is being added.
     #[must_use]
     pub fn is_being_added(&self, id: &str) -> bool {
         self.open.iter().any(|call| {
@@ -342,7 +337,6 @@ impl CniCalls {
         calls.next().filter(|_| calls.next().is_none())
     }
 
-    /// Whether another sandbox of a pod than this one is being deleted.
     #[must_use]
     pub fn is_other_being_deleted(&self, pod: &CniPod, id: &str) -> bool {
         self.open.iter().any(|call| {
@@ -359,7 +353,6 @@ impl CniCalls {
         of_it.for_each(|sandbox| sandbox.netns = None);
     }
 
-    /// Forgets what is long over.
     pub fn expire(&mut self, now: BootNs) {
         self.open.retain(|call| call.started.saturating_add(FORGOTTEN_NS) > now);
         self.unanswered.retain(|call| call.started.saturating_add(FORGOTTEN_NS) > now);

@@ -6,7 +6,6 @@ use kevtmon_observation::{BootNs, ComponentExit, ComponentFacts};
 use kevtmon_types::clock::NS_PER_TICK;
 use serde::{Deserialize, Serialize};
 
-/// Ended ones that are kept.
 const ENDED_MAX: usize = 64;
 /// A start may be seen before the end before it.
 const OVERLAP_NS: BootNs = 2_000_000_000;
@@ -20,7 +19,6 @@ pub fn is_one_of(components: &[ComponentFacts], tgid: u32, start_ns: BootNs) -> 
     components.iter().any(is_it)
 }
 
-/// All that are known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Components {
     /// Whether they were looked for.

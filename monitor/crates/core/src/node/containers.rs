@@ -146,7 +146,6 @@ impl From<Vec<KnownContainer>> for Containers {
     }
 }
 
-/// A change of a container's lifecycle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transition {
     pub id: String,
@@ -191,7 +190,6 @@ impl Containers {
             .map(|known| &known.facts)
     }
 
-    /// The running containers in a network namespace.
     pub fn living_in(&self, netns: NsInum) -> impl Iterator<Item = &ContainerFacts> {
         let known = self.ids_in(netns).filter_map(|id| self.known.get(id));
         known.filter(|known| known.removed.is_none() && is_live(known.facts.state)).map(|known| &known.facts)

@@ -24,7 +24,6 @@ pub struct FuseMounts {
     ends: Vec<ServerEnd>,
 }
 
-/// A signal to a server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Signal {
     at: BootNs,
@@ -37,7 +36,6 @@ struct Signal {
     by_kernel: bool,
 }
 
-/// How a server has ended.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ServerEnd {
@@ -51,7 +49,6 @@ pub struct ServerEnd {
     pub signal: Option<u32>,
     /// Who sent that, if it was seen and not the kernel itself.
     pub sender: Option<Shared<Actor>>,
-    /// Whether the kernel itself sent it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_kernel: bool,
     /// Whether it ended by that very signal, rather than that it caught it.
@@ -69,13 +66,11 @@ impl FuseMounts {
         self.known = found;
     }
 
-    /// All of them.
     #[must_use]
     pub fn mounts(&self) -> &[FuseMount] {
         &self.known
     }
 
-    /// Those that nobody serves any more.
     pub fn unserved(&self) -> impl Iterator<Item = &FuseMount> {
         self.known.iter().filter(|mount| mount.unserved)
     }

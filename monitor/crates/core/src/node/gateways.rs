@@ -16,7 +16,6 @@ const REPLACED_AFTER_NS: u64 = 60_000_000_000;
 /// Limit of gateways of one namespace.
 const CAPACITY: usize = 16;
 
-/// The neighbor entry of one gateway.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gateway {
@@ -32,7 +31,6 @@ pub struct Gateway {
     /// Whether its route went together with its interface or address, and nobody deleted it by itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub went_with_link: bool,
-    /// Name of its interface.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub ifname: String,
     /// Whether an earlier run of the daemon saw the static entry last, or the interface, and this one did not.
@@ -131,11 +129,9 @@ pub struct KnownEntry {
     /// Its oldest process with its start, where the kernel has no cookie.
     pub owner: Option<(u32, BootNs)>,
     pub ifindex: u32,
-    /// Address of the gateway.
     pub address: IpAddr,
     /// Link-layer address of its static entry; `None` where it was only ever learned.
     pub lladdr: Option<LlAddr>,
-    /// Name of the interface.
     pub ifname: String,
     /// What a diagnosis suspects of it, in that diagnosis' own form.
     #[serde(default, skip_serializing_if = "Option::is_none")]

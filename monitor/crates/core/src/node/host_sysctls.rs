@@ -77,7 +77,6 @@ impl HostSysctls {
         }
     }
 
-    /// Forgets an interface that is gone.
     pub fn remove(&mut self, ifindex: u32) {
         for ipv6 in [false, true] {
             self.known.remove(&(ipv6, Some(ifindex)));

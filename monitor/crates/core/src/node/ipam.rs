@@ -32,7 +32,6 @@ pub struct Ipam {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freed {
     pub network: String,
-    /// The sandbox for which it was.
     pub container: String,
     /// It went after that.
     pub from: BootNs,
@@ -41,7 +40,6 @@ pub struct Freed {
 }
 
 impl Ipam {
-    /// Takes what has changed.
     pub fn apply(&mut self, at: BootNs, files: IpamFiles) {
         let before = self.read.replace(at);
         let removed = match files.since {
@@ -133,7 +131,6 @@ impl Ipam {
         })
     }
 
-    /// Reservations of an address that are gone.
     pub fn freed(&self, address: IpAddr) -> impl Iterator<Item = &Freed> {
         self.freed.get(&address).into_iter().flatten()
     }

@@ -29,7 +29,6 @@ impl Kubelets {
         is_other
     }
 
-    /// The mount namespaces of the host.
     pub fn host_namespaces(&self) -> impl Iterator<Item = NsInum> {
         let known = self.reported.iter().flat_map(|(_, facts)| &facts.namespaces);
         known.filter(|namespace| !namespace.of_kubelet).map(|namespace| namespace.mntns)

@@ -59,7 +59,6 @@ impl LinkActs {
         actors.all(|actor| actor.key == first.key).then_some(first)
     }
 
-    /// Each act of before a message that was read then is taken to be known.
     pub fn set_told(&mut self, at: BootNs) {
         self.acts.set_told(at);
     }
@@ -77,14 +76,12 @@ impl LinkActs {
         self.acts.take(at, cookie, |act| (act.netns, act.ifindex, act.op) == (netns, ifindex, op))
     }
 
-    /// Forgets what was done in a namespace, which was read again or is gone.
     pub fn forget(&mut self, netns: NsInum) {
         self.acts.forget(netns);
         self.addressed.retain(|(_, act)| act.netns != netns);
         self.routes.forget(netns);
     }
 
-    /// The same with how many acts of it are missing.
     pub fn forget_namespace(&mut self, netns: NsInum) {
         self.forget(netns);
         self.acts.forget_namespace(netns);

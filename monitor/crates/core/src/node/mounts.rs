@@ -106,7 +106,6 @@ pub struct BusyMount {
 /// A path, and where it starts from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GivenPath {
-    /// As it was given.
     pub path: String,
     /// The caller's directories.
     pub origin: Box<PathOrigin>,
@@ -157,7 +156,6 @@ impl BusyMount {
         self.calls.unmounts().saturating_sub(recent)
     }
 
-    /// When the last attempt was refused.
     #[must_use]
     pub fn last(&self) -> BootNs {
         self.last
@@ -185,7 +183,6 @@ impl BusyMount {
     }
 }
 
-/// What one account has.
 #[derive(Default)]
 struct Possessions {
     size: usize,
@@ -391,7 +388,6 @@ impl BusyMounts {
         }
     }
 
-    /// The count of a caller.
     #[must_use]
     pub fn attempts_of(&self, id: BusyId, caller: Caller) -> u64 {
         let Some(busy) = self.mounts.get(&id) else { return 1 };
@@ -416,7 +412,6 @@ impl BusyMounts {
         }
     }
 
-    /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.mounts.is_empty()
@@ -426,7 +421,6 @@ impl BusyMounts {
         self.mounts.iter().map(|(id, busy)| (*id, busy))
     }
 
-    /// Removes and returns a mount that is gone.
     pub fn remove(&mut self, id: BusyId) -> Option<BusyMount> {
         let busy = self.mounts.remove(&id)?;
         self.index.remove(id, &busy);

@@ -196,19 +196,16 @@ impl Namespaces {
         entries.take(PREVIOUS_MAX).collect()
     }
 
-    /// A namespace by inode number.
     #[must_use]
     pub fn get(&self, netns: NsInum) -> Option<&Namespace> {
         self.known.get(&netns)
     }
 
-    /// The cookie of a namespace, where it is known.
     #[must_use]
     pub fn cookie(&self, netns: NsInum) -> Option<u64> {
         self.get(netns).and_then(|namespace| namespace.cookie)
     }
 
-    /// All namespaces, by inode number.
     pub fn all(&self) -> impl Iterator<Item = (NsInum, &Namespace)> {
         self.known.iter().map(|(netns, namespace)| (*netns, namespace))
     }
@@ -479,7 +476,6 @@ impl Namespace {
         self.rules.iter().any(|rule| rule.ipv6 == ipv6 && !rule.matches_all)
     }
 
-    /// Whether an interface has an address.
     #[must_use]
     pub fn has_address(&self, ifindex: u32, address: IpAddr) -> bool {
         self.addresses.iter().any(|known| known.ifindex == ifindex && known.address == address)

@@ -10,7 +10,6 @@ pub struct CgroupOwner {
     pub container: Option<Container>,
     pub pod: Option<Pod>,
     pub unit: Option<String>,
-    /// Result of the join.
     pub join: Join,
 }
 
@@ -35,7 +34,6 @@ pub trait Names {
     fn runtimes(&self) -> RuntimeAvailability;
 }
 
-/// The owner of a cgroup path.
 #[must_use]
 pub fn owner(names: &impl Names, cgroup: Option<&str>) -> CgroupOwner {
     let Some(path) = cgroup else {

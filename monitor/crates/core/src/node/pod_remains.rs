@@ -59,7 +59,6 @@ pub struct Witness {
 }
 
 impl PodsOnNode {
-    /// Replaces what was seen.
     pub fn replace(&mut self, at: BootNs, pods: Vec<PodRemains>, containers: &Containers) {
         (self.is_read, self.read) = (true, at);
         let mut before = std::mem::take(&mut self.known);
@@ -124,7 +123,6 @@ impl PodsOnNode {
         self.known.get(uid)
     }
 
-    /// All pods, by uid.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &PodOnNode)> {
         self.known.iter().map(|(uid, pod)| (uid.as_str(), pod))
     }

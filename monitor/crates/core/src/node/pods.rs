@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use kevtmon_observation::{BootNs, PodIdentity};
 use serde::{Deserialize, Serialize};
 
-/// How long the name of a pod is kept.
 const RETENTION_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +45,6 @@ impl PodNames {
         self.known.insert(uid, KnownPod { namespace, name, seen });
     }
 
-    /// Namespace and name of a pod.
     #[must_use]
     pub fn get(&self, uid: &str) -> Option<(&str, &str)> {
         self.known.get(uid).map(|known| (known.namespace.as_str(), known.name.as_str()))

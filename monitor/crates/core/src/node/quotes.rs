@@ -36,7 +36,6 @@ impl Quotes {
         has_room
     }
 
-    /// Forgets what was quoted long ago.
     pub fn expire(&mut self, now: BootNs) {
         self.quotes.retain(|quote| quote.at.saturating_add(AGAIN_NS) > now);
     }

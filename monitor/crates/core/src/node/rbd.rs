@@ -53,7 +53,6 @@ impl MappedImages {
         self.pods.iter().filter_map(user).chain(self.previous.iter().cloned()).collect()
     }
 
-    /// Replaces what was known.
     pub fn replace(&mut self, found: RbdImages) -> Changes {
         let mut changes = Changes::default();
         let mut before = std::mem::take(&mut self.images);
@@ -95,7 +94,6 @@ impl MappedImages {
         changes
     }
 
-    /// The images, by number.
     pub fn iter(&self) -> impl Iterator<Item = &RbdImage> {
         self.images.values().flatten()
     }
@@ -122,7 +120,6 @@ impl MappedImages {
         (is_mapped || self.is_whole).then_some(is_mapped)
     }
 
-    /// A pod was seen to use an image.
     pub fn note_pod(&mut self, number: RbdNumber, uid: &str) {
         if self.get(number).is_some() {
             self.pods.insert(number, uid.to_owned());

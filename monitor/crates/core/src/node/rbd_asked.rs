@@ -100,7 +100,6 @@ impl AskedImages {
         std::mem::take(&mut self.left_out)
     }
 
-    /// Forgets what was asked for and refused long ago.
     pub fn expire(&mut self, now: BootNs) {
         self.asked.retain(|asked| is_recent(asked, now));
         self.refused.retain(|refused| is_recent(refused, now));

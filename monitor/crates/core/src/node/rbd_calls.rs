@@ -55,7 +55,6 @@ impl MapCalls {
         Some(self.calls.remove(only).actor)
     }
 
-    /// Forgets what is long over.
     pub fn expire(&mut self, now: BootNs) {
         let is_recent = |at: BootNs| at.saturating_add(WINDOW_NS) >= now;
         self.calls.retain(|call| is_recent(call.at));

@@ -48,7 +48,6 @@ impl LockCalls {
         (exit.status == 0).then_some(call)
     }
 
-    /// Forgets what is long over.
     pub fn expire(&mut self, now: BootNs) {
         self.running.retain(|call| call.started.saturating_add(FORGOTTEN_NS) > now);
     }

@@ -47,7 +47,6 @@ impl fmt::Debug for Accounts {
     }
 }
 
-/// The tenant of an event.
 #[must_use]
 pub fn tenant(event: &Event, accounts: &mut Accounts) -> Tenant {
     let (actor, target) = (event.actor.as_deref(), event.target.as_deref());
@@ -65,7 +64,6 @@ pub fn tenant(event: &Event, accounts: &mut Accounts) -> Tenant {
     Tenant { priority: priority(event, actor, target), name: accounts.name(&name) }
 }
 
-/// The budget that an event counts against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Budget {
     /// Of an unprivileged account: it is about what users do among themselves, or one of them did it, and nothing that

@@ -35,7 +35,6 @@ struct Route {
     tos: u8,
 }
 
-/// What is known of a next hop.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Known {
@@ -105,7 +104,6 @@ impl Tunnels {
         self.hops.contains_key(&hop)
     }
 
-    /// State of the neighbor entry of a next hop.
     #[must_use]
     pub fn state(&self, hop: Hop) -> Option<NudState> {
         self.hops.get(&hop)?.state
@@ -134,7 +132,6 @@ impl Tunnels {
         *self = tunnels;
     }
 
-    /// Adds a route by a tunnel.
     pub(super) fn put(&mut self, facts: &RouteFacts) {
         let Some((hop, route)) = entry(facts) else { return };
         // Of IPv4 the kernel keeps one of the same place, unless it is asked to append; of IPv6 they are next hops of one route.

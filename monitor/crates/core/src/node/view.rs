@@ -30,7 +30,6 @@ use super::rbd_asked::AskedImages;
 /// Limit of addresses of a pod in an event.
 const POD_ADDRESSES: usize = 8;
 
-/// The model of the node.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeView<'a> {
     pub containers: &'a Containers,
@@ -52,11 +51,8 @@ pub struct NodeView<'a> {
     pub rbd: &'a MappedImages,
     /// Ceph RBD images that somebody has asked for of late.
     pub rbd_asked: &'a AskedImages,
-    /// Sysctls of the host's interfaces.
     pub host_sysctls: &'a HostSysctls,
-    /// The host's network namespace.
     pub host_netns: NsInum,
-    /// Which runtimes are available.
     pub runtimes: RuntimeAvailability,
     /// The newest status of each source, by name.
     pub statuses: &'a BTreeMap<String, SourceStatus>,
@@ -113,7 +109,6 @@ impl NodeView<'_> {
         }
     }
 
-    /// The owner of a cgroup path.
     #[must_use]
     pub fn owner(&self, cgroup: Option<&str>) -> CgroupOwner {
         owner::owner(self, cgroup)
@@ -290,7 +285,6 @@ impl Names for NodeView<'_> {
 }
 
 impl<'a> NodeView<'a> {
-    /// The network namespace of the host.
     #[must_use]
     pub fn host(&self) -> Option<&'a Namespace> {
         self.namespaces.get(self.host_netns)

@@ -42,7 +42,6 @@ pub struct MadeBy {
     pub time: String,
 }
 
-/// An open incident of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodIncident {
     pub id: String,
@@ -116,7 +115,6 @@ impl Core {
         hops
     }
 
-    /// The default routes of the host.
     pub(super) fn uplinks(&self) -> Vec<Hop> {
         let host = self.settings.host_netns;
         let Some(namespace) = self.namespaces.get(host) else { return Vec::new() };

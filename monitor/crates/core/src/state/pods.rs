@@ -12,13 +12,11 @@ use super::{ContainerStatus, Hop, MadeBy, NodeState, PodIncident, gateways};
 use crate::Core;
 use crate::node::view::RuntimeAvailability;
 
-/// A pod and its network.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodStatus {
     #[serde(flatten)]
     pub pod: Pod,
-    /// What tells of it.
     #[serde(skip_serializing_if = "KnownBy::is_runtime", default)]
     pub known_by: KnownBy,
     pub netns: Option<NsInum>,
@@ -40,7 +38,6 @@ pub struct PodStatus {
     pub containers: Vec<String>,
 }
 
-/// What tells of a pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KnownBy {

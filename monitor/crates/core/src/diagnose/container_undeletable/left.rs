@@ -10,7 +10,6 @@ use kevtmon_types::escape::name;
 use crate::diagnose::mount_leak;
 use crate::diagnose::{Context, IncidentKey, OpenIncident};
 
-/// Incidents that one is said to be caused by.
 const CAUSES_MAX: usize = 8;
 
 /// The incidents about mounts of this container, and about those who hold it.

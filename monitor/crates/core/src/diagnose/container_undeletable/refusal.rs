@@ -10,7 +10,6 @@ use crate::node::components::is_one_of;
 use crate::node::mounts::MountKey;
 use crate::node::view::NodeView;
 
-/// Numbers of events that are kept.
 const EVIDENCE_MAX: usize = 8;
 /// What runtimes execute to remove what is of a container. They themselves are known as processes.
 const TOOLS: [&str; 8] = [
@@ -75,7 +74,6 @@ impl Refusal {
         self.objects.mount.as_ref().is_some_and(|mount| mount.path == key.path && mount.mntns == key.mntns)
     }
 
-    /// Whether it was refused for this mount.
     pub(super) fn is_about(&self, mount: &Mount) -> bool {
         let Some(own) = self.objects.mount.as_deref() else { return false };
         match (&own.identity, &mount.identity) {

@@ -41,7 +41,6 @@ pub(super) fn summary(target: &Target, facts: &ContainerFacts, victim: &Victim) 
     format!("{subject} {state}: {reason}{left}{said}")
 }
 
-/// Who was refused what, and why.
 fn refused(refusal: &Refusal) -> String {
     let Some(mount) = refusal.objects.mount.as_deref() else { return String::new() };
     let by = refusal.objects.actor.as_deref().map(repeated_actor_phrase);

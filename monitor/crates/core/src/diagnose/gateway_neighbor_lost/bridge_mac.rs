@@ -33,7 +33,6 @@ pub(super) struct BridgeMacs {
     ports: VecDeque<PortChange>,
 }
 
-/// A bridge got another MAC address.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct MacChange {
     ifindex: u32,

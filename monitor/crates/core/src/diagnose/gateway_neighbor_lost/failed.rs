@@ -8,7 +8,6 @@ use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat};
 
 impl GatewayNeighborLost {
-    /// A learned entry could not be resolved.
     pub(super) fn failed(
         &mut self,
         context: &Context<'_>,

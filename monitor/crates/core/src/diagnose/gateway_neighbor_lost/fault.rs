@@ -119,7 +119,6 @@ pub(super) enum FaultPhase {
     Open,
 }
 
-/// The fault of one gateway.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Fault {
@@ -131,7 +130,6 @@ pub(super) struct Fault {
     pub(super) what_happened: String,
     pub(super) phase: FaultPhase,
     pub(super) first: BootNs,
-    /// When it was last observed.
     pub(super) last: BootNs,
     pub(super) evidence: Vec<u64>,
     pub(super) objects: IncidentObjects,

@@ -11,7 +11,6 @@ use crate::node::containers::is_live;
 use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
 
-/// The state of a gateway's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::diagnose) enum Health {
     /// The model has no such namespace or gateway.
@@ -31,7 +30,6 @@ pub(in crate::diagnose) enum Health {
     Absent,
 }
 
-/// The state of a gateway's entry in the model.
 pub(in crate::diagnose) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
     let Some(gateway) = node.gateway(key) else { return Health::Unknown };
     let is_unconnected = node.unconnected_gateway(key).is_some();

@@ -42,9 +42,7 @@ pub(super) enum Act {
     ForwardingOff,
     /// Forwarding was switched off for all interfaces.
     ForwardsNothing,
-    /// The host lost its default route.
     NoRoute,
-    /// A bridge got another MAC address.
     OtherMac,
     /// The sources of what comes by it are checked (`rp_filter`).
     RpFilter,
@@ -156,7 +154,6 @@ pub(super) enum HostFault<'a> {
 }
 
 impl LinkChanges {
-    /// Notes what the event of a link tells.
     pub(super) fn note(&mut self, host: NsInum, event: &Event) {
         let Some(link) = event.link.as_deref().filter(|_| !is_foreign(event)) else { return };
         let has = |change: &str| link.change.iter().any(|one| one == change);

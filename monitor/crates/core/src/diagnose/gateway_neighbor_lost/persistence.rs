@@ -10,7 +10,6 @@ use super::{Fault, FaultPhase, FaultReason};
 use crate::diagnose::Context;
 use crate::node::gateways::Gateway;
 
-/// Result of comparing a fault with the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Recheck {
     Resolved,
@@ -19,7 +18,6 @@ pub(super) enum Recheck {
 }
 
 impl Fault {
-    /// Whether the model shows it to be over.
     pub(super) fn is_resolved(&self, context: &Context<'_>, key: NeighborKey) -> bool {
         self.recheck(context, key) == Recheck::Resolved
     }

@@ -29,7 +29,6 @@ const FOREIGN_REREAD_INTERVAL: BootNs = 10 * SECOND;
 pub(super) const READ_DURATION: BootNs = SECOND;
 
 impl GatewayNeighborLost {
-    /// Processes the snapshot of a namespace.
     pub(super) fn netns_read(&mut self, context: &Context<'_>, netns: NsInum, findings: &mut Findings) {
         if netns != context.node.host_netns {
             self.close_gone_of(context, &self.keys(Some(netns)), findings);
@@ -267,12 +266,10 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// Schedules a check of all namespaces after a change of the model.
     pub(super) fn schedule_check_all(&mut self, now: BootNs) {
         self.check_all_at.get_or_insert(now.saturating_add(CHECK_ALL_DELAY));
     }
 
-    /// Requests snapshots of the namespaces that are due.
     pub(super) fn request_rereads(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let all = || -> BTreeSet<NsInum> { health::live_netns(context.node).collect() };
         let due = self.rereads.take_due(context.now, all);
@@ -395,7 +392,6 @@ impl DetectedFault {
     }
 }
 
-/// The owner of a namespace in which a process lives.
 pub(super) fn live_owner(node: &NodeView<'_>, netns: NsInum) -> Option<(GatewayOwner, Target)> {
     let target = health::live_target(node, netns)?;
     Some((GatewayOwner::of(&target, netns, node.namespaces.get(netns))?, target))

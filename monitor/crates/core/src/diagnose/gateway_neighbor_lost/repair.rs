@@ -15,7 +15,6 @@ use crate::node::view::NodeView;
 /// A removal of another sandbox is feared for so long.
 const STALE_DEL: BootNs = 120 * SECOND;
 
-/// The incident's advice.
 pub(super) fn advice_for(
     context: &Context<'_>,
     fault: &Fault,
@@ -115,7 +114,6 @@ fn about_host(node: &NodeView<'_>, fault: &Fault, found: HostFault<'_>) -> Vec<A
     steps
 }
 
-/// Has a bridge keep its address.
 fn keep_mac(fault: &Fault, bridge: &LinkFacts) -> Option<Advice> {
     fault.explanation.as_ref().filter(|known| known.blames(bridge, &[Act::OtherMac]))?;
     let text = match fault.is_outdated() {

@@ -71,7 +71,6 @@ impl Strays {
         self.0.is_empty()
     }
 
-    /// Notes what the event of a route to an address tells.
     pub(super) fn note(&mut self, host: NsInum, event: &Event) {
         let is_added = event.kind == Kind::RouteAdded;
         let is_of_route = is_added || event.kind == Kind::RouteDeleted;

@@ -39,13 +39,11 @@ enum Phase {
     Open { critical_at: Option<BootNs> },
 }
 
-/// A next hop without its entry.
 #[derive(Debug, Serialize, Deserialize)]
 struct LostHop {
     phase: Phase,
     /// What happened to the entry: `calico-node (pid 812) deleted the neighbor entry of 10.44.2.0 on vxlan.calico`.
     what_happened: String,
-    /// The summary of its incident.
     summary: String,
     /// Certain once the kernel could not resolve the address: tunnels can be set up to find it by themselves.
     confidence: Confidence,
@@ -54,7 +52,6 @@ struct LostHop {
     objects: IncidentObjects,
 }
 
-/// The next hops that have lost their entries.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct LostHops {
@@ -103,7 +100,6 @@ impl LostHops {
         critical.chain(self.read_at).min()
     }
 
-    /// An event of the entry of a next hop.
     pub(super) fn event(
         &mut self,
         context: &Context<'_>,
@@ -151,7 +147,6 @@ impl LostHops {
         self.lost.insert(hop, lost);
     }
 
-    /// The host's namespace was read.
     pub(super) fn read(&mut self, context: &Context<'_>, critical_after: BootNs, findings: &mut Findings) {
         let Some(host) = context.node.host() else { return };
         for hop in self.hops() {
@@ -255,7 +250,6 @@ impl LostHops {
         }
     }
 
-    /// Takes over an incident that the previous run left open.
     pub(super) fn resume(
         &mut self,
         context: &Context<'_>,

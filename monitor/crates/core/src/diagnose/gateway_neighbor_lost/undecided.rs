@@ -36,7 +36,6 @@ impl Undecided {
         self.events.iter_mut()
     }
 
-    /// Drops what is kept of a namespace that is gone.
     pub(super) fn forget(&mut self, netns: NsInum) {
         self.events.retain(|one| one.netns() != Some(netns));
         self.not_kept.remove(&netns);
@@ -112,7 +111,6 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// Records of the kernel were lost.
     pub(super) fn note_lost_records(&mut self, now: BootNs, event: &Event) {
         let Some(lost) = event.lost.as_ref().filter(|lost| lost.source == "bpf") else { return };
         if lost.reason.ends_with(Loss::OF_USERS) {

@@ -30,7 +30,6 @@ pub(super) fn what_happened(event: &Event) -> String {
     text
 }
 
-/// The incident's summary.
 pub(super) fn summary(fault: &Fault, key: NeighborKey) -> String {
     let Fault { owner, ifname, what_happened, .. } = fault;
     let kind = if fault.learned { "" } else { "static " };

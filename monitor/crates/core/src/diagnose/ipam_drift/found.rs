@@ -74,7 +74,6 @@ fn sandboxes<'a>(node: &NodeView<'a>) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
     of_pods
 }
 
-/// The containers of a pod.
 fn own_ids<'a>(
     of_pods: &BTreeMap<&'a str, BTreeSet<&'a str>>,
     target: &'a Target,

@@ -35,7 +35,6 @@ pub(super) struct Effects {
     /// The changes of incidents that were looked at.
     seen: Option<u64>,
     by_incident: BTreeMap<IncidentId, Shared<Effect>>,
-    /// By their keys.
     by_key: BTreeMap<String, BTreeSet<IncidentId>>,
 }
 

@@ -25,7 +25,6 @@ impl Downs {
         self.0.is_empty()
     }
 
-    /// Notes what happened to an interface of the host.
     pub(super) fn note(&mut self, event: &Event) {
         let Some(link) = event.link.as_deref().filter(|link| link.kind.as_deref() == Some("veth")) else {
             return;

@@ -14,7 +14,6 @@ use crate::diagnose::gateway_neighbor_lost::health::{Health, health};
 use crate::node::view::NodeView;
 
 impl PodRouteMissing {
-    /// Notes what happened to an interface of the host.
     pub(super) fn note_host_link(&mut self, event: &Event) {
         let Some(link) = event.link.as_deref().filter(|link| link.kind.as_deref() == Some("veth")) else {
             return;
@@ -89,7 +88,6 @@ impl Missing {
         }
     }
 
-    /// The events that show it.
     pub(super) fn evidence(&self) -> Vec<u64> {
         let down = self.set_down.as_ref().or(self.went_with.as_ref());
         let all = down.into_iter().chain(&self.deletion_told).map(|told| told.seq);

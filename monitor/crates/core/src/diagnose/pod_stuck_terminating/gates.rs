@@ -9,7 +9,6 @@ use crate::diagnose::{Context, cni_teardown_failing};
 use crate::node::pod_remains::PodOnNode;
 use crate::node::view::NodeView;
 
-/// The gates of one pod.
 #[derive(Debug)]
 pub(super) struct Gates<'a> {
     pod: &'a PodOnNode,
@@ -157,13 +156,11 @@ fn more(number: usize) -> String {
     if number > 1 { format!(" (and {} more)", number - 1) } else { String::new() }
 }
 
-/// Whether it is the first process of a container of the pod, by its runtime.
 fn is_first_of_container(node: &NodeView<'_>, uid: &str, process: &PodProcess) -> bool {
     let is_it = |id: &str| node.containers.get(id).is_some_and(|facts| facts.tgid == Some(process.tgid));
     node.containers.all().any(|facts| is_sandbox_of(node, &facts.id, uid) && is_it(&facts.id))
 }
 
-/// Whether a container is a sandbox of this pod.
 pub(super) fn is_sandbox_of(node: &NodeView<'_>, id: &str, uid: &str) -> bool {
     let pod = node.containers.get(id).and_then(|facts| facts.pod.as_ref());
     pod.is_some_and(|pod| pod.uid == uid && pod.is_confirmed())

@@ -11,9 +11,7 @@ use crate::diagnose::finding::IncidentObjects;
 /// What the last scan that found holders has told.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Known {
-    /// When it was found.
     pub(super) at: BootNs,
-    /// The mount as it was found.
     pub(super) mount: Box<Mount>,
     pub(super) holders: Vec<MountHolder>,
     pub(super) verdict: Verdict,

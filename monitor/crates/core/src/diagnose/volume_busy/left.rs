@@ -25,7 +25,6 @@ pub const LEFT_VOLUME: u64 = 1 << 50;
 const RESCAN: BootNs = 300 * SECOND;
 /// After an unmount was seen the list of mounts may be older than that for a while.
 const SETTLED: BootNs = 30 * SECOND;
-/// What is not known yet.
 const UNKNOWN: &str = "no refused unmount was seen; the reason is unknown";
 
 /// What is followed of volumes by their state.

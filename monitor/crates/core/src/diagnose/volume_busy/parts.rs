@@ -31,7 +31,6 @@ pub(super) struct BusyVolume {
     pub(super) left: Option<StillMounted>,
 }
 
-/// A busy mount of a volume.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct BusyPart {
@@ -98,7 +97,6 @@ impl BusyVolume {
     }
 }
 
-/// How a busy mount ended.
 pub(super) struct End<'a> {
     pub(super) place: &'a MountKey,
     pub(super) identity: Option<&'a MountIdentity>,

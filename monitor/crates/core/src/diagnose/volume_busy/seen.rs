@@ -15,7 +15,6 @@ use crate::node::mounts::{BusyMount, MountKey};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Said {
     pub(super) sentence: Sentence,
-    /// The mount that it is about.
     pub(super) place: MountKey,
     pub(super) confidence: Confidence,
 }

@@ -63,7 +63,6 @@ impl<'a> NodeView<'a> {
         self.containers.is_present(id)
     }
 
-    /// When a sandbox was made, as far as that is known.
     #[must_use]
     pub fn sandbox_made(&self, id: &str) -> Option<BootNs> {
         let of_runtime = || {

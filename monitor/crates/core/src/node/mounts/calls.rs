@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 pub struct RefusedCalls(Vec<(MountSyscall, u64)>);
 
 impl RefusedCalls {
-    /// Of one system call.
     #[must_use]
     pub fn of(syscall: MountSyscall, calls: u64) -> Self {
         let mut all = Self::default();
@@ -41,7 +40,6 @@ impl RefusedCalls {
         self.0.iter().copied()
     }
 
-    /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -6,7 +6,6 @@ use kevtmon_observation::{MountIdentity, NsInum};
 
 use super::{BusyId, BusyMount, MountKey};
 
-/// Which busy mounts are where.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Index {
     /// By the place where they are, and by the path by which they were known first.

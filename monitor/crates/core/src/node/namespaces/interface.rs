@@ -45,7 +45,6 @@ impl Namespaces {
         old
     }
 
-    /// Removes and returns a link.
     pub fn remove_link(&mut self, at: BootNs, netns: NsInum, ifindex: u32) -> Option<LinkFacts> {
         let namespace = self.known.get_mut(&netns)?;
         namespace.disturb(at, ifindex);
@@ -130,7 +129,6 @@ impl Namespace {
         self.links.values().filter(is_other).any(|other| self.is_usable(other.ifindex, family))
     }
 
-    /// Whether a link is known at all.
     #[must_use]
     pub fn knows_link(&self, ifindex: u32) -> bool {
         self.links.contains_key(&ifindex)

@@ -31,7 +31,6 @@ impl Namespaces {
         self.known.values().map(|namespace| u64::try_from(omitted(namespace)).unwrap_or(0)).sum()
     }
 
-    /// Number of links of a kind in a namespace.
     #[must_use]
     pub fn count_links(&self, netns: NsInum, kind: &str) -> i64 {
         self.known.get(&netns).map_or(0, |namespace| {
