@@ -35,6 +35,24 @@ use crate::node::rbd_locks::LockCalls;
 use crate::node::tasks::Tasks;
 use crate::node::tenant::Accounts;
 
+/// Passes on the fields that a core and its saved state share: those copied, cloned, and borrowed. Since both are
+/// built from them, a new field cannot be forgotten.
+macro_rules! shared_fields {
+    ($build:ident) => {
+        $build! {
+            [seq realtime_offset_ns ready last_expiry previously_alive]
+            [
+                statuses degraded ended_netns to_resume previous_entries pending_neighbors holder_scans folding quota
+                kubelet_lookup
+            ]
+            [
+                link_acts busy_mounts namespaces fuse_mounts host_sysctls containers runtime_directories components
+                pods kubelets pods_on_node ipam rbd rbd_locks rbd_asked rbd_calls quotes cni tasks
+            ]
+        }
+    };
+}
+
 /// The state of a core without its settings; borrowed from a core, or deserialized. What is left out is as in a
 /// new core.
 #[serde_with::skip_serializing_none]
@@ -125,50 +143,24 @@ impl Core {
     }
 
     pub(super) fn with_state(settings: Settings, mut engine: Engine, saved: Saved<'_>) -> Self {
+        macro_rules! core {
+            ([$($copied:ident)*] [$($cloned:ident)*] [$($borrowed:ident)*]) => {
+                Self {
+                    engine,
+                    settings,
+                    $($copied: saved.$copied,)*
+                    $($cloned: saved.$cloned,)*
+                    $($borrowed: saved.$borrowed.into_owned(),)*
+                    folded: Vec::new(),
+                    accounts: Accounts::default(),
+                    source: Source::default(),
+                    is_resync: false,
+                    output: VecDeque::new(),
+                }
+            };
+        }
         engine.resume_episodes(saved.episodes);
-        let mut core = Self {
-            engine,
-            settings,
-            realtime_offset_ns: saved.realtime_offset_ns,
-            seq: saved.seq,
-            tasks: saved.tasks.into_owned(),
-            namespaces: saved.namespaces.into_owned(),
-            fuse_mounts: saved.fuse_mounts.into_owned(),
-            host_sysctls: saved.host_sysctls.into_owned(),
-            containers: saved.containers.into_owned(),
-            runtime_directories: saved.runtime_directories.into_owned(),
-            components: saved.components.into_owned(),
-            statuses: saved.statuses,
-            degraded: saved.degraded,
-            ready: saved.ready,
-            pods: saved.pods.into_owned(),
-            kubelets: saved.kubelets.into_owned(),
-            pods_on_node: saved.pods_on_node.into_owned(),
-            ipam: saved.ipam.into_owned(),
-            rbd: saved.rbd.into_owned(),
-            rbd_locks: saved.rbd_locks.into_owned(),
-            rbd_asked: saved.rbd_asked.into_owned(),
-            rbd_calls: saved.rbd_calls.into_owned(),
-            quotes: saved.quotes.into_owned(),
-            cni: saved.cni.into_owned(),
-            kubelet_lookup: saved.kubelet_lookup,
-            pending_neighbors: saved.pending_neighbors,
-            busy_mounts: saved.busy_mounts.into_owned(),
-            holder_scans: saved.holder_scans,
-            to_resume: saved.to_resume,
-            previous_entries: saved.previous_entries,
-            folding: saved.folding,
-            quota: saved.quota,
-            folded: Vec::new(),
-            accounts: Accounts::default(),
-            last_expiry: saved.last_expiry,
-            ended_netns: saved.ended_netns,
-            link_acts: saved.link_acts.into_owned(),
-            previously_alive: saved.previously_alive,
-            source: Source::default(),
-            is_resync: false,
-            output: VecDeque::new(),
-        };
+        let mut core = shared_fields!(core);
         let clock = core.clock();
         core.engine.set_clock(clock);
         core
@@ -178,91 +170,20 @@ impl Core {
     ///
     /// # Errors
     /// Never in practice: all saved maps have string keys or are written as lists of pairs.
-    #[expect(clippy::too_many_lines, reason = "a field a line")]
     pub fn save(&self) -> Result<Saved<'_>, serde_json::Error> {
-        // Destructured in full, so that a new field cannot be forgotten here.
-        let Self {
-            settings: _,
-            realtime_offset_ns,
-            seq,
-            tasks,
-            namespaces,
-            fuse_mounts,
-            host_sysctls,
-            containers,
-            runtime_directories,
-            components,
-            statuses,
-            degraded,
-            ready,
-            pods,
-            kubelets,
-            pods_on_node,
-            ipam,
-            rbd,
-            rbd_locks,
-            rbd_asked,
-            rbd_calls,
-            quotes,
-            cni,
-            kubelet_lookup,
-            pending_neighbors,
-            busy_mounts,
-            holder_scans,
-            engine,
-            folding,
-            quota,
-            folded: _,
-            accounts: _,
-            to_resume,
-            previous_entries,
-            last_expiry,
-            ended_netns,
-            link_acts,
-            previously_alive,
-            source: _,
-            is_resync: _,
-            output: _,
-        } = self;
-        Ok(Saved {
-            seq: *seq,
-            realtime_offset_ns: *realtime_offset_ns,
-            ready: *ready,
-            last_expiry: *last_expiry,
-            ended_netns: ended_netns.clone(),
-            link_acts: Cow::Borrowed(link_acts),
-            previously_alive: *previously_alive,
-            statuses: statuses.clone(),
-            degraded: degraded.clone(),
-            to_resume: to_resume.clone(),
-            previous_entries: previous_entries.clone(),
-            // The engine has them.
-            episodes: Vec::new(),
-            pending_neighbors: pending_neighbors.clone(),
-            busy_mounts: Cow::Borrowed(busy_mounts),
-            holder_scans: holder_scans.clone(),
-            diagnoses: engine.save()?,
-            folding: folding.clone(),
-            quota: quota.clone(),
-            namespaces: Cow::Borrowed(namespaces),
-            fuse_mounts: Cow::Borrowed(fuse_mounts),
-            host_sysctls: Cow::Borrowed(host_sysctls),
-            containers: Cow::Borrowed(containers),
-            runtime_directories: Cow::Borrowed(runtime_directories),
-            components: Cow::Borrowed(components),
-            pods: Cow::Borrowed(pods),
-            kubelets: Cow::Borrowed(kubelets),
-            pods_on_node: Cow::Borrowed(pods_on_node),
-            ipam: Cow::Borrowed(ipam),
-            rbd: Cow::Borrowed(rbd),
-            rbd_locks: Cow::Borrowed(rbd_locks),
-            rbd_asked: Cow::Borrowed(rbd_asked),
-            rbd_calls: Cow::Borrowed(rbd_calls),
-            quotes: Cow::Borrowed(quotes),
-            cni: Cow::Borrowed(cni),
-            kubelet_lookup: kubelet_lookup.clone(),
-            tasks: Cow::Borrowed(tasks),
-        })
+        macro_rules! saved {
+            ([$($copied:ident)*] [$($cloned:ident)*] [$($borrowed:ident)*]) => {
+                Saved {
+                    // The engine has them.
+                    episodes: Vec::new(),
+                    diagnoses: self.engine.save()?,
+                    $($copied: self.$copied,)*
+                    $($cloned: self.$cloned.clone(),)*
+                    $($borrowed: Cow::Borrowed(&self.$borrowed),)*
+                }
+            };
+        }
+        Ok(shared_fields!(saved))
     }
 
     #[must_use]
