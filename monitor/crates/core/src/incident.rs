@@ -5,6 +5,7 @@ use kevtmon_observation::{BootNs, Source};
 
 use super::Core;
 use crate::diagnose::{Engine, IncidentObjects, ModelChange};
+use crate::join::node_view;
 use crate::node::view::NodeView;
 
 impl Core {
@@ -78,23 +79,6 @@ impl Core {
     }
 
     fn engine_and_node(&mut self) -> (&mut Engine, NodeView<'_>) {
-        let node = NodeView {
-            containers: &self.containers,
-            components: &self.components,
-            namespaces: &self.namespaces,
-            pods: &self.pods,
-            busy_mounts: &self.busy_mounts,
-            kubelets: &self.kubelets,
-            pods_on_node: &self.pods_on_node,
-            ipam: &self.ipam,
-            cni: &self.cni,
-            rbd: &self.rbd,
-            rbd_asked: &self.rbd_asked,
-            host_sysctls: &self.host_sysctls,
-            host_netns: self.settings.host_netns,
-            runtimes: super::join::runtimes(self.statuses.values(), self.ready),
-            statuses: &self.statuses,
-        };
-        (&mut self.engine, node)
+        (&mut self.engine, node_view!(self))
     }
 }

@@ -12,6 +12,30 @@ use kevtmon_observation::{
 use super::{Core, held};
 use crate::node::view::{NodeView, RuntimeAvailability};
 
+/// A view of the node that borrows only its own fields of a core, so that the others can be changed meanwhile.
+macro_rules! node_view {
+    ($core:ident) => {
+        $crate::node::view::NodeView {
+            containers: &$core.containers,
+            components: &$core.components,
+            namespaces: &$core.namespaces,
+            pods: &$core.pods,
+            busy_mounts: &$core.busy_mounts,
+            kubelets: &$core.kubelets,
+            pods_on_node: &$core.pods_on_node,
+            ipam: &$core.ipam,
+            cni: &$core.cni,
+            rbd: &$core.rbd,
+            rbd_asked: &$core.rbd_asked,
+            host_sysctls: &$core.host_sysctls,
+            host_netns: $core.settings.host_netns,
+            runtimes: $crate::join::runtimes($core.statuses.values(), $core.ready),
+            statuses: &$core.statuses,
+        }
+    };
+}
+pub(super) use node_view;
+
 impl Core {
     /// The task that the kernel recorded as current, as an actor; `late`: the event was held back for it.
     pub(super) fn actor(&self, task: &TaskRef, late: bool) -> Actor {
@@ -87,23 +111,7 @@ impl Core {
     }
 
     pub(super) fn node(&self) -> NodeView<'_> {
-        NodeView {
-            containers: &self.containers,
-            components: &self.components,
-            namespaces: &self.namespaces,
-            pods: &self.pods,
-            busy_mounts: &self.busy_mounts,
-            kubelets: &self.kubelets,
-            pods_on_node: &self.pods_on_node,
-            ipam: &self.ipam,
-            cni: &self.cni,
-            rbd: &self.rbd,
-            rbd_asked: &self.rbd_asked,
-            host_sysctls: &self.host_sysctls,
-            host_netns: self.settings.host_netns,
-            runtimes: self.runtimes(),
-            statuses: &self.statuses,
-        }
+        node_view!(self)
     }
 
     pub(super) fn mount_holder(&self, at: BootNs, holder: Holder) -> MountHolder {
