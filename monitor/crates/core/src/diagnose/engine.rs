@@ -268,9 +268,16 @@ impl Engine {
     /// A line of a log is quoted for an open incident, by the event of this number.
     pub fn quote(&mut self, at: BootNs, kind: &str, subject: &str, seq: u64) {
         self.now = self.now.max(at);
-        let id = self.ids.id(kind, subject);
-        if let Some(open) = self.incidents.open.get_mut(&id) {
+        self.update(kind, subject, |open| {
             open.add_evidence(seq);
+            true
+        });
+    }
+
+    /// Emits an open incident if there is one and `change` changed it.
+    fn update(&mut self, kind: &str, subject: &str, change: impl FnOnce(&mut OpenIncident) -> bool) {
+        let id = self.ids.id(kind, subject);
+        if self.incidents.open.get_mut(&id).is_some_and(change) {
             self.push_change(Kind::IncidentUpdated, id);
         }
     }
@@ -307,14 +314,7 @@ impl Engine {
         debug_assert!(is_offered(kind, finding.advice()), "the table of forms has the kind");
         match finding {
             Finding::Report(report) => self.report(kind, *report),
-            Finding::Repeat(repeat) => {
-                let id = self.ids.id(kind, &repeat.subject);
-                if let Some(open) = self.incidents.open.get_mut(&id)
-                    && open.repeat(&repeat)
-                {
-                    self.push_change(Kind::IncidentUpdated, id);
-                }
-            }
+            Finding::Repeat(repeat) => self.update(kind, &repeat.subject, |open| open.repeat(&repeat)),
             Finding::Close { subject, reason, evidence, last } => {
                 let id = self.ids.id(kind, &subject);
                 if let (Some(last), Some(open)) = (last, self.incidents.open.get_mut(&id)) {
@@ -323,34 +323,20 @@ impl Engine {
                 self.close(id, reason, evidence);
             }
             Finding::Restate { subject, summary } => {
-                let id = self.ids.id(kind, &subject);
-                if self.incidents.open.get_mut(&id).is_some_and(|open| open.restate(summary)) {
-                    self.push_change(Kind::IncidentUpdated, id);
-                }
+                self.update(kind, &subject, |open| open.restate(summary));
             }
             Finding::Renew { subject, summary, confidence } => {
-                let id = self.ids.id(kind, &subject);
-                if self.incidents.open.get_mut(&id).is_some_and(|open| open.renew(summary, confidence)) {
-                    self.push_change(Kind::IncidentUpdated, id);
-                }
+                self.update(kind, &subject, |open| open.renew(summary, confidence));
             }
             Finding::Link { effect, cause } => {
-                let (effect, cause) =
-                    (self.ids.id(effect.kind, &effect.subject), self.ids.id(cause.kind, &cause.subject));
-                if self.incidents.knows(cause)
-                    && let Some(open) = self.incidents.open.get_mut(&effect)
-                    && open.add_cause(cause)
-                {
-                    self.push_change(Kind::IncidentUpdated, effect);
+                let cause = self.ids.id(cause.kind, &cause.subject);
+                if self.incidents.knows(cause) {
+                    self.update(effect.kind, &effect.subject, |open| open.add_cause(cause));
                 }
             }
             Finding::Advise { subject, ruled_out, advice } => {
-                let (id, is_known) = (self.ids.id(kind, &subject), self.ready.is_some());
-                if let Some(open) = self.incidents.open.get_mut(&id)
-                    && open.advise(ruled_out, advice, is_known)
-                {
-                    self.push_change(Kind::IncidentUpdated, id);
-                }
+                let is_known = self.ready.is_some();
+                self.update(kind, &subject, |open| open.advise(ruled_out, advice, is_known));
             }
             Finding::Request(request) => self.requests.push(request),
             Finding::Discarded => self.discarded += 1,
