@@ -3,8 +3,10 @@
 use kevtmon_event::{Advice, Confidence, ContainerPart, Pod, form};
 use kevtmon_observation::Propagation;
 
-use super::super::advice::{END_INIT, advice, is_restarted_alone, of_process, replace_in_pod, restart};
-use super::super::{Context, advice::in_namespace, pod_network::is_deletion_feared};
+use super::super::Context;
+use super::super::advice::{
+    END_INIT, advice, delete_pod, in_namespace, is_restarted_alone, of_process, replace_in_pod, restart,
+};
 use super::Leak;
 
 pub(super) fn steps(context: &Context<'_>, leak: &Leak) -> Vec<Advice> {
@@ -47,13 +49,10 @@ fn release(context: &Context<'_>, leak: &Leak) -> Advice {
     };
     let of_deleted = leak.mount.volume.as_ref().map(|volume| volume.pod_uid.as_str());
     let pod = Pod::confirmed(actor.pod.as_ref());
-    if let Some(Pod { namespace: Some(namespace), name: Some(name), uid, .. }) = pod
-        && Some(uid.as_str()) != of_deleted
-        // Its successor would lose its network.
-        && !is_deletion_feared(context, namespace, name)
-    {
-        let text = format!("delete the pod that has it; without a controller it does not come back{later}");
-        return advice(form::DELETE_POD, &text, &["kubectl", "-n", namespace, "delete", "pod", name]);
+    let text = format!("delete the pod that has it; without a controller it does not come back{later}");
+    let other_pod = pod.filter(|pod| Some(pod.uid.as_str()) != of_deleted);
+    if let Some(step) = other_pod.and_then(|pod| delete_pod(context, pod, &text).pop()) {
+        return step;
     }
     let in_pod = actor.container.as_ref().filter(|_| pod.is_some());
     if let Some((form, command)) = in_pod.and_then(|container| replace_in_pod(node, container)) {

@@ -11,9 +11,9 @@ use kevtmon_types::escape::name;
 
 use crate::diagnose::Context;
 use crate::diagnose::advice::{
-    END_INIT, advice, continue_server, in_namespace, is_restarted_alone, of_process, replace_in_pod, restart,
+    END_INIT, advice, continue_server, delete_pod, in_namespace, is_restarted_alone, of_process,
+    replace_in_pod, restart,
 };
-use crate::diagnose::pod_network::is_deletion_feared;
 use crate::node::kubelet::Way;
 
 /// Maximum number of links by which it is seen whether a process still uses a mount.
@@ -193,12 +193,9 @@ fn release(context: &Context<'_>, holder: &MountHolder, mount: &Mount) -> Option
     let deleted = mount.volume.as_ref().map(|volume| volume.pod_uid.as_str());
     let pod = Pod::confirmed(holder.pod.as_ref());
     let other_pod = pod.filter(|pod| Some(pod.uid.as_str()) != deleted);
-    if let Some(Pod { namespace: Some(namespace), name: Some(pod), .. }) = other_pod {
-        // Its successor would lose its network.
-        if !is_deletion_feared(context, namespace, pod) {
-            let command = ["kubectl", "-n", namespace, "delete", "pod", pod];
-            return Some(advice(form::DELETE_POD, "delete the pod that holds it", &command));
-        }
+    let step = other_pod.and_then(|pod| delete_pod(context, pod, "delete the pod that holds it").pop());
+    if step.is_some() {
+        return step;
     }
     let in_pod = holder.container.as_ref().filter(|_| pod.is_some());
     if let Some((form, command)) = in_pod.and_then(|container| replace_in_pod(node, container)) {
