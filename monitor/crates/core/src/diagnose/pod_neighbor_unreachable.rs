@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use kevtmon_event::wording::{actor_phrase, pod_label, target_label};
+use kevtmon_event::wording::{pod_label, target_label};
 use kevtmon_event::{
     Advice, CloseReason, Confidence, Event, Kind, Neighbor, Pod, Severity, Shared, Target, form,
 };
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::{InNetns, advice, set_up};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
-use super::pod_network::{is_of_pod, living_pod, netns_now, runs_since};
+use super::pod_network::{by, gone, is_of_pod, living_pod, runs_since};
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
@@ -171,16 +171,7 @@ impl PodNeighborUnreachable {
 
     /// Ends those of pods that do not run any more.
     fn end_gone(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        if context.ready.is_none() {
-            return;
-        }
-        let mut gone = Vec::new();
-        for (subject, record) in &mut self.records {
-            match netns_now(context.node, record.netns, &record.uid) {
-                Some(netns) => record.netns = netns,
-                None => gone.push(subject.clone()),
-            }
-        }
+        let gone = gone(context, &mut self.records, |known| (&mut known.netns, known.uid.as_str()));
         for subject in gone {
             self.end(&subject, CloseReason::SubjectGone, findings);
         }
@@ -286,8 +277,7 @@ fn causes(owner: &Owner, down: Option<&Down>) -> Vec<String> {
     let (end, inner) = (name(&owner.end.ifname), name(&owner.inner.ifname));
     let mut causes = Vec::new();
     if let Some(Down { actor, .. }) = down {
-        let likely = if actor.confidence == Confidence::Certain { "" } else { ", likely" };
-        causes.push(format!("; {end} was set down{likely} by {}", actor_phrase(actor)));
+        causes.push(format!("; {end} was set down{}", by(actor)));
     } else if is_down(&owner.end) {
         causes.push(format!("; {end} is down"));
     }

@@ -1,8 +1,10 @@
 //! What several diagnoses read of the networks of pods.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use kevtmon_event::{Pod, Target};
+use kevtmon_event::wording::actor_phrase;
+use kevtmon_event::{Actor, Confidence, Pod, Target};
 use kevtmon_observation::{LinkFacts, NsInum};
 
 use super::gateway_neighbor_lost::health::live_target;
@@ -34,6 +36,29 @@ pub(super) fn netns_of(node: &NodeView<'_>, uid: &str) -> Option<NsInum> {
 /// one that an earlier run of the daemon found, it is not known where it was.
 pub(super) fn netns_now(node: &NodeView<'_>, before: NsInum, uid: &str) -> Option<NsInum> {
     Some(before).filter(|netns| is_in(node, *netns, uid)).or_else(|| netns_of(node, uid))
+}
+
+/// The subjects of pods that do not live any more; `place`: where a pod was, which follows where it is, and its uid.
+pub(super) fn gone<R>(
+    context: &Context<'_>,
+    records: &mut BTreeMap<String, R>,
+    place: impl Fn(&mut R) -> (&mut NsInum, &str),
+) -> Vec<String> {
+    let mut gone = Vec::new();
+    for (subject, record) in records.iter_mut().filter(|_| context.ready.is_some()) {
+        let (netns, uid) = place(record);
+        match netns_now(context.node, *netns, uid) {
+            Some(now) => *netns = now,
+            None => gone.push(subject.clone()),
+        }
+    }
+    gone
+}
+
+/// `, likely by calico-node (pid 812)`
+pub(super) fn by(actor: &Actor) -> String {
+    let likely = if actor.confidence == Confidence::Certain { "" } else { ", likely" };
+    format!("{likely} by {}", actor_phrase(actor))
 }
 
 /// Since when a pod's container runs, as far as that is known; 0 where it is not.

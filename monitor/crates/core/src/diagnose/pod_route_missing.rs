@@ -15,7 +15,7 @@ use routed::RoutedPod;
 use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
-use super::pod_network::{SETTLE, netns_now, runs_since};
+use super::pod_network::{SETTLE, gone, runs_since};
 use super::{
     CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, gateway_neighbor_lost, seconds,
     start,
@@ -355,16 +355,7 @@ impl PodRouteMissing {
 
     /// Ends those of pods that do not live any more.
     fn end_gone(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        if context.ready.is_none() {
-            return;
-        }
-        let mut gone = Vec::new();
-        for (subject, missing) in &mut self.missing {
-            match netns_now(context.node, missing.netns, &missing.uid) {
-                Some(netns) => missing.netns = netns,
-                None => gone.push(subject.clone()),
-            }
-        }
+        let gone = gone(context, &mut self.missing, |known| (&mut known.netns, known.uid.as_str()));
         for subject in gone {
             self.end(&subject, CloseReason::SubjectGone, findings);
         }

@@ -12,9 +12,10 @@ use kevtmon_observation::{BootNs, LinkFacts, NeighborKey, NsInum};
 use kevtmon_types::escape::name;
 use serde::{Deserialize, Serialize};
 
-use super::host_side::{Act, Cause, Explanation, by};
+use super::host_side::{Act, Cause, Explanation};
 use super::{Fault, FaultReason, GATEWAY_CONFIRM, GatewayNeighborLost, SECOND, health, seconds};
 use crate::diagnose::Context;
+use crate::diagnose::pod_network::by;
 use crate::node::view::NodeView;
 
 /// Entries that were learned before are outdated for so long, at most, if anything is sent.

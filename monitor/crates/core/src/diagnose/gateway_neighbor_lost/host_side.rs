@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use kevtmon_event::wording::actor_phrase;
 use kevtmon_event::{Actor, Confidence, Event, HostCause, HostChange, Kind, Route, Severity, Shared};
 use kevtmon_observation::{BootNs, LinkFacts, NeighborKey, NsInum, RouteFacts, iff};
 use kevtmon_types::escape::name;
@@ -13,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::health::prefix;
 use super::{Fault, FaultReason, GatewayNeighborLost};
 use crate::diagnose::finding::{Count, Findings, Report};
+use crate::diagnose::pod_network::by;
 use crate::diagnose::{CAPACITY, Context, SECOND};
 use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
@@ -452,11 +452,6 @@ pub(super) fn place(link: &LinkFacts) -> String {
         Some("bridge") => format!("the bridge {}", name(&link.ifname)),
         _ => format!("its host end {}", name(&link.ifname)),
     }
-}
-
-pub(super) fn by(actor: &Actor) -> String {
-    let likely = if actor.confidence == Confidence::Certain { "" } else { ", likely" };
-    format!("{likely} by {}", actor_phrase(actor))
 }
 
 fn is_foreign(event: &Event) -> bool {

@@ -13,9 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Fault;
 use super::host_side::{
-    ALL, Act, Cause, Explanation, HostFault, LinkChange, LinkChanges, Silence, by, host_fault, place,
+    ALL, Act, Cause, Explanation, HostFault, LinkChange, LinkChanges, Silence, host_fault, place,
 };
 use crate::diagnose::advice::advice;
+use crate::diagnose::pod_network::by;
 use crate::diagnose::{CAPACITY, Context, SECOND};
 use crate::node::view::NodeView;
 

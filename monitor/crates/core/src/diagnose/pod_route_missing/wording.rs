@@ -1,7 +1,7 @@
 //! Summary, what is in order, and next steps.
 
 use kevtmon_event::wording::{actor_phrase, pod_label, target_label};
-use kevtmon_event::{Advice, Confidence, form};
+use kevtmon_event::{Advice, form};
 use kevtmon_observation::{FoundRoute, NeighborKey, iff};
 use kevtmon_types::escape::name;
 
@@ -9,6 +9,7 @@ use super::routed::RoutedPod;
 use super::{Down, Missing};
 use crate::diagnose::advice::{advice, set_up};
 use crate::diagnose::gateway_neighbor_lost::health::{Health, health};
+use crate::diagnose::pod_network::by;
 use crate::node::view::NodeView;
 
 /// What Calico calls the host's ends of pods.
@@ -31,12 +32,7 @@ pub(super) fn summary(node: &NodeView<'_>, missing: &Missing, pod: &RoutedPod) -
         }
         FoundRoute::By { .. } | FoundRoute::Other => String::new(),
     });
-    let by = |down: &Down| {
-        down.actor.as_deref().map_or_else(String::new, |actor| match actor.confidence {
-            Confidence::Certain => format!(" by {}", actor_phrase(actor)),
-            _ => format!(", likely by {}", actor_phrase(actor)),
-        })
-    };
+    let by = |down: &Down| down.actor.as_deref().map_or_else(String::new, by);
     let end = name(&pod.end.ifname);
     if missing.is_end_down == Some(true) {
         text.push_str(&match &missing.set_down {
