@@ -429,16 +429,28 @@ impl Core {
 /// What the change itself tells.
 fn neighbor(change: &NeighborChange, cause: NeighborCause, gateway: Option<bool>) -> Neighbor {
     Neighbor {
-        address: change.key.address,
         lladdr: change.lladdr.as_ref().map(ToString::to_string),
         new_lladdr: change.new_lladdr.as_ref().map(ToString::to_string),
-        ifindex: change.key.ifindex,
-        ifname: change.ifname.clone(),
-        netns: change.key.netns,
         state: change.old_state.map(|state| state.name().to_owned()),
         new_state: change.new_state.map(|state| state.name().to_owned()),
-        cause: cause.name().to_owned(),
         gateway,
+        ..entry(change.key, change.ifname.clone(), cause)
+    }
+}
+
+/// An entry of which only its place is known.
+pub(super) fn entry(key: NeighborKey, ifname: String, cause: NeighborCause) -> Neighbor {
+    Neighbor {
+        address: key.address,
+        lladdr: None,
+        new_lladdr: None,
+        ifindex: key.ifindex,
+        ifname,
+        netns: key.netns,
+        state: None,
+        new_state: None,
+        cause: cause.name().to_owned(),
+        gateway: None,
         reason: None,
         ended_netns: None,
         ended_lower: false,

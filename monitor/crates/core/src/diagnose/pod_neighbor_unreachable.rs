@@ -10,7 +10,7 @@ use kevtmon_event::wording::{pod_label, target_label};
 use kevtmon_event::{
     Advice, CloseReason, Confidence, Event, Kind, Neighbor, Pod, Severity, Shared, Target, form,
 };
-use kevtmon_observation::{BootNs, HostNeighbor, LinkFacts, NsInum, iff};
+use kevtmon_observation::{BootNs, HostNeighbor, LinkFacts, NeighborCause, NeighborKey, NsInum, iff};
 use kevtmon_types::escape::name;
 use kevtmon_types::settings::{Thresholds, Unit, thresholds};
 use serde::{Deserialize, Serialize};
@@ -315,24 +315,9 @@ fn healthy(node: &NodeView<'_>, address: IpAddr, owner: &Owner) -> Vec<String> {
 }
 
 fn neighbor(node: &NodeView<'_>, entry: &HostNeighbor, ifname: &str) -> Neighbor {
-    Neighbor {
-        address: entry.address,
-        lladdr: None,
-        new_lladdr: None,
-        ifindex: entry.ifindex,
-        ifname: ifname.to_owned(),
-        netns: node.host_netns,
-        state: Some(entry.state.name().to_owned()),
-        new_state: None,
-        cause: "unknown".to_owned(),
-        gateway: None,
-        reason: None,
-        ended_netns: None,
-        ended_lower: false,
-        link_moved: false,
-        after_exit: false,
-        other_netns: false,
-    }
+    let key = NeighborKey { netns: node.host_netns, ifindex: entry.ifindex, address: entry.address };
+    let state = Some(entry.state.name().to_owned());
+    Neighbor { state, ..crate::neighbor::entry(key, ifname.to_owned(), NeighborCause::Unknown) }
 }
 
 fn steps(context: &Context<'_>, address: IpAddr, ifname: &str, owner: &Owner) -> Vec<Advice> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kevtmon_event::{CloseReason, Confidence, Event, Neighbor, Severity, Shared, Target};
-use kevtmon_observation::{BootNs, NeighborKey, NsInum, Request};
+use kevtmon_observation::{BootNs, NeighborCause, NeighborKey, NsInum, Request};
 use kevtmon_types::escape::name;
 
 use super::fault::is_set_wrong;
@@ -412,27 +412,14 @@ pub(super) fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) 
     let gateway = node.gateway(key);
     let lladdr = gateway.and_then(|gateway| gateway.lladdr().or(gateway.static_lladdr.as_ref()));
     let state = gateway.and_then(|gateway| gateway.entry.as_ref());
+    let ifname = node.link_at(key.netns, key.ifindex).map(|link| &link.ifname);
+    let ifname = ifname.or_else(|| gateway.map(|gateway| &gateway.ifname)).cloned().unwrap_or_default();
     Neighbor {
-        address: key.address,
         lladdr: lladdr.map(ToString::to_string),
-        new_lladdr: None,
-        ifindex: key.ifindex,
-        ifname: node
-            .link_at(key.netns, key.ifindex)
-            .map(|link| link.ifname.clone())
-            .or_else(|| gateway.map(|gateway| gateway.ifname.clone()))
-            .unwrap_or_default(),
-        netns: key.netns,
         state: state.map(|(state, _)| state.name().to_owned()),
-        new_state: None,
-        cause: "unknown".to_owned(),
         gateway: Some(true),
         reason: Some(reason.name().to_owned()),
-        ended_netns: None,
-        ended_lower: false,
-        link_moved: false,
-        after_exit: false,
-        other_netns: false,
+        ..crate::neighbor::entry(key, ifname, NeighborCause::Unknown)
     }
 }
 
