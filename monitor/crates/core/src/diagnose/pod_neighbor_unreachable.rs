@@ -17,10 +17,11 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::{InNetns, advice, set_up};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
-use super::pod_network::{by, gone, is_of_pod, living_pod, runs_since};
+use super::pod_network::{gone, is_of_pod, living_pod, runs_since};
 use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
+use crate::route::by;
 
 mod downs;
 #[cfg(test)]
@@ -277,7 +278,7 @@ fn causes(owner: &Owner, down: Option<&Down>) -> Vec<String> {
     let (end, inner) = (name(&owner.end.ifname), name(&owner.inner.ifname));
     let mut causes = Vec::new();
     if let Some(Down { actor, .. }) = down {
-        causes.push(format!("; {end} was set down{}", by(actor)));
+        causes.push(format!("; {end} was set down{}", by(Some(actor))));
     } else if is_down(&owner.end) {
         causes.push(format!("; {end} is down"));
     }

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use kevtmon_event::wording::actor_phrase;
-use kevtmon_event::{Actor, Confidence, Pod, Target};
+use kevtmon_event::{Pod, Target};
 use kevtmon_observation::{LinkFacts, NsInum};
 
 use super::gateway_neighbor_lost::health::live_target;
@@ -53,12 +52,6 @@ pub(super) fn gone<R>(
         }
     }
     gone
-}
-
-/// `, likely by calico-node (pid 812)`
-pub(super) fn by(actor: &Actor) -> String {
-    let likely = if actor.confidence == Confidence::Certain { "" } else { ", likely" };
-    format!("{likely} by {}", actor_phrase(actor))
 }
 
 /// Since when a pod's container runs, as far as that is known; 0 where it is not.

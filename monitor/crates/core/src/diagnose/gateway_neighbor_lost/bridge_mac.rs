@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::host_side::{Act, Cause, Explanation};
 use super::{Fault, FaultReason, GATEWAY_CONFIRM, GatewayNeighborLost, SECOND, health, seconds};
 use crate::diagnose::Context;
-use crate::diagnose::pod_network::by;
 use crate::node::view::NodeView;
+use crate::route::by;
 
 /// Entries that were learned before are outdated for so long, at most, if anything is sent.
 const KEPT: BootNs = 120 * SECOND;
@@ -125,10 +125,10 @@ impl MacChange {
     fn what_happened(&self, bridge: &LinkFacts) -> String {
         let since = match (&self.port, &self.actor) {
             (Some(PortChange { label, what, actor, .. }), _) => {
-                let by = actor.as_deref().map(by).unwrap_or_default();
+                let by = by(actor.as_deref());
                 format!(" since {label} {what}{by}")
             }
-            (None, Some(actor)) => format!(" since that was set{}", by(actor)),
+            (None, Some(actor)) => format!(" since that was set{}", by(Some(actor))),
             (None, None) => String::new(),
         };
         let now = bridge.mac.as_ref().map(ToString::to_string).filter(|now| *now != self.to);

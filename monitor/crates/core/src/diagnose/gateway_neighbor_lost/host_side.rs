@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use super::health::prefix;
 use super::{Fault, FaultReason, GatewayNeighborLost};
 use crate::diagnose::finding::{Count, Findings, Report};
-use crate::diagnose::pod_network::by;
 use crate::diagnose::{CAPACITY, Context, SECOND};
 use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
+use crate::route::by;
 
 /// Changes that are kept of a network namespace other than the host's.
 const OF_NETNS_MAX: usize = 16;
@@ -288,13 +288,13 @@ impl LinkChanges {
         };
         let text = match change {
             Some(LinkChange { actor: Some(actor), .. }) if act == Act::Down => {
-                format!("{what} was set down{}", by(actor))
+                format!("{what} was set down{}", by(Some(actor)))
             }
             Some(LinkChange { actor: Some(actor), .. }) if act == Act::NoRoute => {
-                format!("{NO_ROUTE}; the route was deleted{}", by(actor))
+                format!("{NO_ROUTE}; the route was deleted{}", by(Some(actor)))
             }
             Some(LinkChange { actor: Some(actor), .. }) => {
-                format!("{}; it was switched off{}", phrases[0], by(actor))
+                format!("{}; it was switched off{}", phrases[0], by(Some(actor)))
             }
             Some(_) if !matches!(act, Act::Down | Act::NoRoute) => {
                 format!("{}; who switched it off was not seen", phrases[0])
@@ -326,7 +326,7 @@ impl LinkChanges {
         let cause = Cause { act: change.act, netns: key.netns, ifindex: key.ifindex };
         fault.explanation = Some(Explanation::of_entry(cause, change.seq, context.now));
         let Some(actor) = change.actor.as_deref() else { return };
-        let (by, ifname) = (by(actor), name(&fault.ifname));
+        let (by, ifname) = (by(Some(actor)), name(&fault.ifname));
         fault.what_happened = match change.act {
             Act::Moved => format!("is gone together with {ifname}, which was moved to another namespace{by}"),
             Act::Down => format!("is gone together with {ifname}, which was set down{by}"),

@@ -16,9 +16,9 @@ use super::host_side::{
     ALL, Act, Cause, Explanation, HostFault, LinkChange, LinkChanges, Silence, host_fault, place,
 };
 use crate::diagnose::advice::advice;
-use crate::diagnose::pod_network::by;
 use crate::diagnose::{CAPACITY, Context, SECOND};
 use crate::node::view::NodeView;
+use crate::route::by;
 
 /// The kernel is asked twice as often as this, at least.
 const FRESH: BootNs = 60 * SECOND;
@@ -162,7 +162,7 @@ impl Strays {
         let way = way(node, address, found);
         let phrase = format!("rp_filter {} on {} likely drops them: {way}", filter.number(), place(device));
         let text = match actor {
-            Some(actor) => format!("{phrase}; {done}{}", by(actor)),
+            Some(actor) => format!("{phrase}; {done}{}", by(Some(actor))),
             None => phrase.clone(),
         };
         let cause = Some(Cause { act, netns: device.netns, ifindex: device.ifindex });

@@ -9,8 +9,8 @@ use super::routed::RoutedPod;
 use super::{Down, Missing};
 use crate::diagnose::advice::{advice, set_up};
 use crate::diagnose::gateway_neighbor_lost::health::{Health, health};
-use crate::diagnose::pod_network::by;
 use crate::node::view::NodeView;
+use crate::route::by;
 
 /// What Calico calls the host's ends of pods.
 const CALICO: &str = "cali";
@@ -32,7 +32,7 @@ pub(super) fn summary(node: &NodeView<'_>, missing: &Missing, pod: &RoutedPod) -
         }
         FoundRoute::By { .. } | FoundRoute::Other => String::new(),
     });
-    let by = |down: &Down| down.actor.as_deref().map_or_else(String::new, by);
+    let by = |down: &Down| by(down.actor.as_deref());
     let end = name(&pod.end.ifname);
     if missing.is_end_down == Some(true) {
         text.push_str(&match &missing.set_down {
