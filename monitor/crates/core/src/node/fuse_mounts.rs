@@ -1,5 +1,7 @@
 //! The FUSE file systems of the host, and how their servers end.
 
+use std::collections::VecDeque;
+
 use kevtmon_event::{Actor, Shared};
 use kevtmon_observation::{BootNs, CniExit, FuseMount, FuseServer, SignalSent};
 use kevtmon_types::clock::SECOND;
@@ -20,8 +22,8 @@ const REMEMBERED: usize = 256;
 #[serde(default)]
 pub struct FuseMounts {
     known: Vec<FuseMount>,
-    signals: Vec<Signal>,
-    ends: Vec<ServerEnd>,
+    signals: VecDeque<Signal>,
+    ends: VecDeque<ServerEnd>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -92,11 +94,9 @@ impl FuseMounts {
             return;
         }
         self.signals.retain(|signal| !is_same(signal));
-        if self.signals.len() >= REMEMBERED {
-            self.signals.remove(0);
-        }
         let SignalSent { tgid, start_ns, signal: number, by_kernel, .. } = *sent;
-        self.signals.push(Signal { at, tgid, start_ns, number, sender, is_own, by_kernel });
+        let signal = Signal { at, tgid, start_ns, number, sender, is_own, by_kernel };
+        crate::bounded::push(&mut self.signals, REMEMBERED, signal);
     }
 
     /// A process has ended; returns whether it was a server.
@@ -128,10 +128,7 @@ impl FuseMounts {
             by_kernel: signal.is_some_and(|signal| signal.by_kernel),
             by_signal: by != 0 && !is_own,
         };
-        if self.ends.len() >= REMEMBERED {
-            self.ends.remove(0);
-        }
-        self.ends.push(end);
+        crate::bounded::push(&mut self.ends, REMEMBERED, end);
         true
     }
 

@@ -1,5 +1,7 @@
 //! The Ceph RBD images that somebody on this node has asked for of late, and those that were refused.
 
+use std::collections::VecDeque;
+
 use kevtmon_observation::{BootNs, ImageName, RbdExec, RbdRefusal};
 use kevtmon_types::is_zero::is_zero;
 use serde::{Deserialize, Serialize};
@@ -17,8 +19,8 @@ const IMAGES_MAX: usize = 64;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AskedImages {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    asked: Vec<(ImageName, BootNs)>,
+    #[serde(skip_serializing_if = "VecDeque::is_empty")]
+    asked: VecDeque<(ImageName, BootNs)>,
     /// When a log told last that it was refused.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     refused: Vec<(ImageName, BootNs)>,
@@ -37,10 +39,7 @@ impl AskedImages {
         }
         let name = exec.name();
         self.asked.retain(|(asked, _)| *asked != name);
-        if self.asked.len() >= IMAGES_MAX {
-            self.asked.remove(0);
-        }
-        self.asked.push((name, at));
+        crate::bounded::push(&mut self.asked, IMAGES_MAX, (name, at));
     }
 
     /// The image that a log means: what it names in full, or the one that was asked for of late, if no other one is called so.

@@ -1,5 +1,7 @@
 //! Calls of `rbd` that take or remove a lock of an image, until they end: only then is it known whether they succeeded.
 
+use std::collections::VecDeque;
+
 use kevtmon_event::{Actor, Shared};
 use kevtmon_observation::{BootNs, CniExit, RbdCommand, RbdExec};
 use serde::{Deserialize, Serialize};
@@ -15,8 +17,8 @@ const FORGOTTEN_NS: BootNs = 3600 * 1_000_000_000;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LockCalls {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    running: Vec<LockCall>,
+    #[serde(skip_serializing_if = "VecDeque::is_empty")]
+    running: VecDeque<LockCall>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -35,16 +37,14 @@ impl LockCalls {
             return;
         }
         self.running.retain(|call| !goes_on(&call.exec, &exec, &actor));
-        if self.running.len() >= RUNNING_MAX {
-            self.running.remove(0);
-        }
-        self.running.push(LockCall { exec, actor: Shared::new(actor), started: at });
+        let call = LockCall { exec, actor: Shared::new(actor), started: at };
+        crate::bounded::push(&mut self.running, RUNNING_MAX, call);
     }
 
     /// A process ended; the call, if that was its end and it succeeded.
     pub fn ended(&mut self, exit: &CniExit) -> Option<LockCall> {
         let index = self.running.iter().position(|call| call.is_of(exit.tgid, exit.start_ns))?;
-        let call = self.running.remove(index);
+        let call = self.running.remove(index)?;
         (exit.status == 0).then_some(call)
     }
 
