@@ -83,7 +83,7 @@ pub struct Saved<'a> {
     folding: Folding,
     quota: NamespaceQuota,
     namespaces: Cow<'a, Namespaces>,
-    #[serde(skip_serializing_if = "has_no_fuse")]
+    #[serde(skip_serializing_if = "is_new")]
     fuse_mounts: Cow<'a, FuseMounts>,
     host_sysctls: Cow<'a, HostSysctls>,
     containers: Cow<'a, Containers>,
@@ -97,7 +97,7 @@ pub struct Saved<'a> {
     rbd: Cow<'a, MappedImages>,
     rbd_locks: Cow<'a, LockCalls>,
     rbd_asked: Cow<'a, AskedImages>,
-    #[serde(skip_serializing_if = "has_no_calls")]
+    #[serde(skip_serializing_if = "is_new")]
     rbd_calls: Cow<'a, MapCalls>,
     quotes: Cow<'a, Quotes>,
     cni: Cow<'a, CniCalls>,
@@ -105,16 +105,8 @@ pub struct Saved<'a> {
     tasks: Cow<'a, Tasks>,
 }
 
-fn has_no_calls(calls: &MapCalls) -> bool {
-    *calls == MapCalls::default()
-}
-
-fn has_no_fuse(mounts: &FuseMounts) -> bool {
-    mounts.is_new()
-}
-
-fn is_new(ipam: &Ipam) -> bool {
-    *ipam == Ipam::default()
+fn is_new<T: Default + PartialEq>(of_core: &T) -> bool {
+    *of_core == T::default()
 }
 
 impl From<Resume> for Saved<'_> {

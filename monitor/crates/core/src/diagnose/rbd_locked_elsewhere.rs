@@ -77,11 +77,6 @@ impl RbdLockedElsewhere {
         });
     }
 
-    fn close_mapped(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let is_over = |refused: &Refused| is_mapped(context, &refused.image) == Some(true);
-        self.close(is_over, CloseReason::Resolved, findings);
-    }
-
     fn close(&mut self, is_over: impl Fn(&Refused) -> bool, reason: CloseReason, findings: &mut Findings) {
         self.refused.retain(|subject, refused| {
             let is_over = is_over(refused);
@@ -142,7 +137,8 @@ impl Diagnosis for RbdLockedElsewhere {
 
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         if matches!(change, ModelChange::RbdImages(_)) {
-            self.close_mapped(context, findings);
+            let is_over = |refused: &Refused| is_mapped(context, &refused.image) == Some(true);
+            self.close(is_over, CloseReason::Resolved, findings);
         }
     }
 

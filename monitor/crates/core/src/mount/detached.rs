@@ -16,7 +16,7 @@ use kevtmon_observation::{
 use serde::{Deserialize, Serialize};
 
 use super::events::mount_phrase;
-use super::{HolderScans, MS, QueuedUmount};
+use super::{MS, QueuedUmount};
 use crate::Core;
 use crate::held::unreadable;
 
@@ -108,12 +108,6 @@ impl Detached {
     }
 }
 
-impl HolderScans {
-    fn detached_due(&self, now: BootNs) -> bool {
-        self.detached.due().is_some_and(|due| due <= now)
-    }
-}
-
 impl Core {
     /// A mount of the host was detached that nobody was looked for on. `seq`: of the event that tells of it.
     pub(super) fn look_for_users(&mut self, umount: &QueuedUmount, seq: Option<u64>) {
@@ -132,10 +126,10 @@ impl Core {
         for waiting in self.holder_scans.detached.take_overdue(now) {
             self.ends_unanswered(now, waiting);
         }
-        if !self.holder_scans.detached_due(now) {
+        let detached = &mut self.holder_scans.detached;
+        if detached.due().is_none_or(|due| due > now) {
             return;
         }
-        let detached = &mut self.holder_scans.detached;
         if detached.request.take().is_some() {
             detached.next = Some(now.saturating_add(INTERVAL));
             let asked = mem::take(&mut detached.asked);

@@ -59,11 +59,6 @@ pub struct ServerEnd {
 }
 
 impl FuseMounts {
-    #[must_use]
-    pub fn is_new(&self) -> bool {
-        *self == Self::default()
-    }
-
     pub fn replace(&mut self, found: Vec<FuseMount>) {
         self.known = found;
     }
