@@ -42,12 +42,12 @@ macro_rules! shared_fields {
         $build! {
             [seq realtime_offset_ns ready last_expiry previously_alive]
             [
-                statuses degraded ended_netns to_resume previous_entries pending_neighbors holder_scans folding quota
-                kubelet_lookup
+                statuses degraded ended_netns to_resume previous_entries pending_neighbors holder_scans folding
+                quota kubelet_lookup
             ]
             [
-                link_acts busy_mounts namespaces fuse_mounts host_sysctls containers runtime_directories components
-                pods kubelets pods_on_node ipam rbd rbd_locks rbd_asked rbd_calls quotes cni tasks
+                link_acts busy_mounts namespaces fuse_mounts host_sysctls containers runtime_directories
+                components pods kubelets pods_on_node ipam rbd rbd_locks rbd_asked rbd_calls quotes cni tasks
             ]
         }
     };
