@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use kevtmon_observation::{HolderReport, NsInum};
 use kevtmon_probe::iterators::Iterators;
 use kevtmon_sources::procfs::Proc;
-use kevtmon_sources::procfs::readers::{Answer, Job, Readers, Unread};
+use kevtmon_sources::procfs::readers::{Job, Readers, Unread};
 use kevtmon_types::error_chain::chain;
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ pub async fn ask(
         let job = Scan { request: request.clone(), progress, terms, iterators };
         let left = end.saturating_duration_since(Instant::now());
         match readers.ask(job, left).await {
-            Ok(Answer { reply: Measured { found: Scanned { report, progress: left }, .. }, .. }) => {
+            Ok(Measured { found: Scanned { report, progress: left }, .. }) => {
                 let Some(left) = left.filter(|_| Instant::now() < end) else { return report };
                 (progress, found) = (left, Some(report));
             }
@@ -86,7 +86,7 @@ pub async fn initial_namespace(
     readers: &Readers,
     patience: Duration,
 ) -> Result<Option<(NsInum, Whose)>, Unread> {
-    Ok(readers.ask(InitialNamespace, patience).await?.reply)
+    readers.ask(InitialNamespace, patience).await
 }
 
 /// Finds the mount namespace of process 1.
@@ -97,8 +97,8 @@ impl Job for InitialNamespace {
     const NAME: &'static str = "initial-namespace";
     type Reply = Option<(NsInum, Whose)>;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let of_init = proc.init_mntns().map(|mntns| (mntns, Whose::Init));
-        of_init.or_else(|| proc.first_mntns().map(|mntns| (mntns, Whose::Kernel))).into()
+        of_init.or_else(|| proc.first_mntns().map(|mntns| (mntns, Whose::Kernel)))
     }
 }

@@ -12,7 +12,7 @@ use kevtmon_observation::{
     Access, BlockDevice, DeviceUser, Fact, Holder, HolderReport, MountFacts, RbdUses, Verdict,
 };
 use kevtmon_sources::procfs::Proc;
-use kevtmon_sources::procfs::readers::{Answer, Job, Readers};
+use kevtmon_sources::procfs::readers::{Job, Readers};
 use kevtmon_sources::{Sender, loop_device, tell};
 use kevtmon_types::error_chain::chain;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
@@ -40,8 +40,8 @@ pub async fn add_uses(readers: &Readers, tgid: u32, report: &mut HolderReport, l
     }
     let job = Look { path: report.path.clone(), tgid, budget: limit, is_claim: false };
     match readers.ask(job, limit).await {
-        Ok(Answer { reply: Some(found), .. }) => found.add_to(report),
-        Ok(Answer { reply: None, .. }) => {}
+        Ok(Some(found)) => found.add_to(report),
+        Ok(None) => {}
         Err(error) => report.blind_spot(None, &chain(&error)),
     }
 }
@@ -67,13 +67,7 @@ impl Job for LookForMount {
     const NAME: &'static str = "refused-mount";
     type Reply = HolderReport;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        self.look(proc).into()
-    }
-}
-
-impl LookForMount {
-    fn look(&self, proc: &Proc) -> HolderReport {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let (request, began, deadline) = (&self.request, Instant::now(), Deadline::after(BUDGET));
         let skipped = HolderReport::skipped(request.id, request.path.clone());
         let mut report = HolderReport { complete: true, verdict: Verdict::None, ..skipped };
@@ -81,7 +75,7 @@ impl LookForMount {
         if let Some(located) = locate(proc, request, &members, deadline, &mut report) {
             let (path, tgid) = (report.path.clone(), located.seen.tgid);
             let look = Look { path, tgid, budget: BUDGET, is_claim: true };
-            if let Some(found) = look.look(proc) {
+            if let Some(found) = look.run(proc) {
                 found.add_to(&mut report);
             }
         }
@@ -116,13 +110,7 @@ impl Job for Look {
     const NAME: &'static str = "block-device";
     type Reply = Option<Found>;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        self.look(proc).into()
-    }
-}
-
-impl Look {
-    fn look(&self, proc: &Proc) -> Option<Found> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let number = number(proc, self.tgid, &self.path)?;
         let (mut device, wanted) = described(&proc.root().with_file_name("sys"), number, self.is_claim)?;
         let alone =

@@ -14,7 +14,7 @@ use kevtmon_observation::{Access, Fact, FileServer, FuseMount, FuseServer, Holde
 use kevtmon_sources::beat::at_look;
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
-use kevtmon_sources::procfs::readers::{Answer, Job, Readers};
+use kevtmon_sources::procfs::readers::{Job, Readers};
 use kevtmon_sources::{Sender, spawn_until_closed, tell};
 use kevtmon_types::redact;
 use nix::errno::Errno;
@@ -108,18 +108,9 @@ impl Job for Look {
     /// `None` where the mounts of the host could not be read.
     type Reply = Option<Vec<Followed>>;
     const WAITS_FOR_DISK: bool = true;
+    const IN_BACKGROUND: bool = true;
 
-    fn in_background(&self) -> bool {
-        true
-    }
-
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        self.look(proc).into()
-    }
-}
-
-impl Look {
-    pub(super) fn look(&self, proc: &Proc) -> Option<Vec<Followed>> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let deadline = Deadline::after(self.budget);
         let mntns = proc.init_mntns()?;
         // Most hosts have none.
@@ -136,7 +127,9 @@ impl Look {
         found.iter_mut().for_each(|followed| followed.looks = followed.looks.saturating_add(1));
         Some(found)
     }
+}
 
+impl Look {
     /// What is known, with where the host has it now, and what it has mounted since then.
     fn followed(&self, table: &MountTable, mntns: NsInum) -> Vec<Followed> {
         let mut found = self.known.clone();

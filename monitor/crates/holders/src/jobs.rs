@@ -5,7 +5,7 @@ use std::time::Duration;
 use kevtmon_observation::{HolderReport, MountPresence};
 use kevtmon_probe::iterators::IteratorHandle;
 use kevtmon_sources::procfs::Proc;
-use kevtmon_sources::procfs::readers::{Answer, Entry, Job, entry};
+use kevtmon_sources::procfs::readers::{Entry, Job, entry};
 use serde::{Deserialize, Serialize};
 
 use super::ask::InitialNamespace;
@@ -43,10 +43,10 @@ pub(super) struct Measured<T> {
     pub(super) took: Duration,
 }
 
-fn measured<T>(work: impl FnOnce() -> T) -> Answer<Measured<T>> {
+fn measured<T>(work: impl FnOnce() -> T) -> Measured<T> {
     let before = thread_time();
     let found = work();
-    Measured { found, took: thread_time().saturating_sub(before) }.into()
+    Measured { found, took: thread_time().saturating_sub(before) }
 }
 
 /// What work may cost.
@@ -83,7 +83,7 @@ impl Job for Scan {
         self.terms.in_background
     }
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         measured(|| {
             let (progress, budget) = (self.progress.clone(), self.terms.budget);
             let Part { mut report, left } = scan(proc, &self.request, progress, budget, self.iterators);
@@ -114,7 +114,7 @@ impl Job for Locate {
         self.terms.in_background
     }
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         measured(|| first(proc, &self.request, Deadline::after(self.terms.budget)))
     }
 }
@@ -134,7 +134,7 @@ impl Job for Presence {
         self.terms.in_background
     }
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let deadline = Deadline::after(self.terms.budget);
         measured(|| presence(proc, &self.request, deadline))
     }
@@ -155,7 +155,7 @@ impl Job for StillHeld {
         self.terms.in_background
     }
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         measured(|| still_held(proc, &self.request, Deadline::after(self.terms.budget)))
     }
 }
@@ -176,7 +176,7 @@ impl Job for Detached {
         self.terms.in_background
     }
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         measured(|| users(proc, &self.request, self.progress.clone(), self.terms.budget))
     }
 

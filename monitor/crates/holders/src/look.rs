@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kevtmon_observation::{MountIdentity, MountPresence};
-use kevtmon_sources::procfs::readers::{Answer, BlockingReaders, Unread};
+use kevtmon_sources::procfs::readers::{BlockingReaders, Unread};
 
 use super::ScanRequest;
 use super::jobs::{Locate, Measured, Terms};
@@ -27,7 +27,7 @@ pub(super) fn look(
     terms: Terms,
 ) -> Result<Look, Unread> {
     let job = Locate { request: request.clone(), terms };
-    let Answer { reply: Measured { found: located, took }, .. } = readers.ask(job, PATIENCE)?;
+    let Measured { found: located, took } = readers.ask(job, PATIENCE)?;
     let mark = request.origin.as_ref().and_then(|origin| origin.table);
     let events = mark.and_then(|mark| Some((mark.event, tables.event(&mark)?)));
     let doubt = match events {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kevtmon_observation::{Fact, FileFlag, FoundObstacle, Obstacle, RefusedRemoval, RemovalError};
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::mountinfo::{MountTable, unescape};
-use kevtmon_sources::procfs::readers::{Answer, Job, Readers, reading_none};
+use kevtmon_sources::procfs::readers::{Job, Readers, reading_none};
 use kevtmon_sources::{Sender, tell};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
@@ -30,20 +30,20 @@ impl Job for FindObstacle {
     type Reply = Obstacle;
     const WAITS_FOR_DISK: bool = true;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let root = proc.host_root();
         // What has a server may hang.
         let table = proc.init_dir().and_then(|process| process.mount_table("/", |_| true));
         let is_remote =
             |table: MountTable| table.covering(&self.0.path).is_some_and(|mount| !is_local(&mount.fstype));
         if table.is_ok_and(is_remote) {
-            return Obstacle::Unknown.into();
+            return Obstacle::Unknown;
         }
         reading_none();
         let swaps = std::fs::read_to_string(proc.root().join("swaps")).unwrap_or_default();
         match is_swap(&swaps, &self.0.path) {
-            true => Obstacle::Swap.into(),
-            false => obstacle(&root, &self.0).unwrap_or(Obstacle::Unknown).into(),
+            true => Obstacle::Swap,
+            false => obstacle(&root, &self.0).unwrap_or(Obstacle::Unknown),
         }
     }
 }

@@ -13,7 +13,7 @@ use kevtmon_sources::beat::at_look;
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::{Buffer, Dir};
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable};
-use kevtmon_sources::procfs::readers::{Answer, Job, Readers};
+use kevtmon_sources::procfs::readers::{Job, Readers};
 use kevtmon_sources::procfs::root::is_initial_userns;
 use kevtmon_sources::{Sender, rbd, spawn_until_closed, tell};
 use serde::{Deserialize, Serialize};
@@ -176,24 +176,15 @@ pub(super) struct Look {
 
 /// Who uses devices, for all that ask.
 pub(super) fn uses(proc: &Proc, devices: Vec<Device>, budget: Duration) -> RbdUses {
-    Look { devices, budget, on_demand: true }.look(proc)
+    Look { devices, budget, on_demand: true }.run(proc)
 }
 
 impl Job for Look {
     const NAME: &'static str = "rbd-uses";
     type Reply = RbdUses;
+    const IN_BACKGROUND: bool = true;
 
-    fn in_background(&self) -> bool {
-        true
-    }
-
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        self.look(proc).into()
-    }
-}
-
-impl Look {
-    fn look(&self, proc: &Proc) -> RbdUses {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let deadline = Deadline::after(self.budget);
         let swaps = std::fs::read_to_string(proc.root().join("swaps")).unwrap_or_default();
         let is_swap = |device: &Device| {
@@ -233,7 +224,9 @@ impl Look {
         Descriptors::of(&self.devices, mounts).look(proc, &index, (&wanted, &deadline), &mut found);
         found
     }
+}
 
+impl Look {
     /// The mounts of a namespace. `pools`: of each device the numbers of its file systems that have none of a device.
     fn namespace(
         &self,

@@ -14,7 +14,7 @@ use kevtmon_sources::beat::at_look;
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::{Buffer, Dir};
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
-use kevtmon_sources::procfs::readers::{Answer, Job, Readers, WAITS, Waits};
+use kevtmon_sources::procfs::readers::{Job, Readers, WAITS, Waits};
 use kevtmon_sources::procfs::root::is_root_of_node;
 use kevtmon_sources::programs::named;
 use kevtmon_sources::{Sender, spawn_until_closed, tell};
@@ -111,17 +111,14 @@ pub(super) struct Found {
 impl Job for Look {
     const NAME: &'static str = "unmounters";
     type Reply = Found;
+    const IN_BACKGROUND: bool = true;
 
-    fn in_background(&self) -> bool {
-        true
-    }
-
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let mut buffers = (Buffer::default(), Vec::new());
         let pids = proc.pids().unwrap_or_default();
         let found = pids.into_iter().filter_map(|tgid| unmounter(proc, tgid, &mut buffers));
         let programs = found.take(MOST).collect();
-        Found { programs, calls: calls::look(proc, boot_now(), self.only.as_deref()) }.into()
+        Found { programs, calls: calls::look(proc, boot_now(), self.only.as_deref()) }
     }
 }
 
@@ -244,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_process_that_waits_for_nothing_is_none() {
-        let Found { programs, calls } = Look { only: None }.run(&Proc::default()).reply;
+        let Found { programs, calls } = Look { only: None }.run(&Proc::default());
         let found = all(programs, &calls);
         // Threads of other tests may unmount just now.
         let own = u32::try_from(nix::unistd::gettid().as_raw()).unwrap();

@@ -7,7 +7,7 @@ use kevtmon_observation::{Fact, NsInum, VethLink, VethPeer};
 use kevtmon_probe::iterators::IteratorHandle;
 use kevtmon_sources::netlink::{SocketElsewhere, find_veth_peers};
 use kevtmon_sources::procfs::Proc;
-use kevtmon_sources::procfs::readers::{Answer, Job, Readers};
+use kevtmon_sources::procfs::readers::{Job, Readers};
 use kevtmon_sources::{Sender, tell};
 use serde::{Deserialize, Serialize};
 
@@ -25,13 +25,10 @@ pub(super) struct FindPeers {
 impl Job for FindPeers {
     const NAME: &'static str = "veth-peers";
     type Reply = Vec<VethPeer>;
+    const IN_BACKGROUND: bool = true;
 
-    fn in_background(&self) -> bool {
-        true
-    }
-
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        find_veth_peers(proc, &self.links, |host| self.sockets_elsewhere(host)).into()
+    fn run(&self, proc: &Proc) -> Self::Reply {
+        find_veth_peers(proc, &self.links, |host| self.sockets_elsewhere(host))
     }
 }
 

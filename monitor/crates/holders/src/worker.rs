@@ -16,7 +16,7 @@ use detached::Detached;
 use kevtmon_observation::{Fact, HolderReport, MountPresence, Rank, Share, Verdict, VethLink};
 use kevtmon_probe::MountTables;
 use kevtmon_probe::iterators::Iterators;
-use kevtmon_sources::procfs::readers::{Answer, BlockingReaders, Readers};
+use kevtmon_sources::procfs::readers::{BlockingReaders, Readers};
 use kevtmon_sources::{Sender, observed_now};
 use kevtmon_types::error_chain::chain;
 use rest::{Rest, rest_after};
@@ -346,7 +346,7 @@ impl Work {
             Self::Scan(scan) => scan.carry_out(readers, tables, terms),
             Self::StillHeld(request) => {
                 match readers.ask(jobs::StillHeld { request: request.clone(), terms }, PATIENCE) {
-                    Ok(Answer { reply: Measured { found, took }, .. }) => {
+                    Ok(Measured { found, took }) => {
                         Done { reply: Some(Fact::Holders(Box::new(found))), took, left: None }
                     }
                     Err(error) => Self::StillHeld(request).undone(&chain(&error)),
@@ -362,7 +362,7 @@ impl Work {
             }
             Self::Presence(request) => {
                 match readers.ask(jobs::Presence { request: request.clone(), terms }, PATIENCE) {
-                    Ok(Answer { reply: Measured { found, took }, .. }) => {
+                    Ok(Measured { found, took }) => {
                         Done { reply: Some(Fact::MountPresence(found)), took, left: None }
                     }
                     Err(error) => Self::Presence(request).undone(&chain(&error)),
@@ -438,7 +438,7 @@ impl Scan {
         let (request, progress) = (self.request.clone(), self.progress.clone());
         let job = jobs::Scan { request, progress, terms, iterators: tables.iterators() };
         match readers.ask(job, PATIENCE) {
-            Ok(Answer { reply: Measured { found: Scanned { mut report, progress }, took }, .. }) => {
+            Ok(Measured { found: Scanned { mut report, progress }, took }) => {
                 let left = progress.filter(|_| begun.elapsed() < SCAN_MAX);
                 report.goes_on = left.is_some();
                 if let Some(doubt) = self.doubt {

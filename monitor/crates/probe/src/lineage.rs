@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use kevtmon_observation::{Ancestor, Fact, Observation, TaskKey, TaskPlace};
 use kevtmon_sources::procfs::Proc;
-use kevtmon_sources::procfs::readers::{Answer, Job, Readers, Unread};
+use kevtmon_sources::procfs::readers::{Job, Readers, Unread};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
@@ -57,7 +57,7 @@ struct Asked {
     until: Instant,
 }
 
-type Completed = Result<Answer<Vec<Ancestor>>, Unread>;
+type Completed = Result<Vec<Ancestor>, Unread>;
 
 impl Lineages {
     pub(super) fn new(readers: Readers) -> Self {
@@ -165,7 +165,7 @@ impl Lineages {
         let Some(Asked { account, line, captured, .. }) = self.asked.take() else { return };
         let now = Instant::now();
         let completed = match answer {
-            Ok(Answer { reply, .. }) => reply,
+            Ok(completed) => completed,
             Err(error) => {
                 if matches!(error, Unread::Late | Unread::Busy) {
                     self.questions.was_in_vain(account, now);
@@ -203,12 +203,12 @@ impl Job for Complete {
     const NAME: &'static str = "ancestors";
     type Reply = Vec<Ancestor>;
 
-    fn run(&self, proc: &Proc) -> Answer<Vec<Ancestor>> {
+    fn run(&self, proc: &Proc) -> Vec<Ancestor> {
         let mut ancestors = self.0.clone();
         for ancestor in &mut ancestors {
             complete(proc, ancestor);
         }
-        ancestors.into()
+        ancestors
     }
 }
 

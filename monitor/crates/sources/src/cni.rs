@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::kubelet::{below, is_plain};
 use super::procfs::Proc;
-use super::procfs::readers::{Answer, Job, Readers, reading_none};
+use super::procfs::readers::{Job, Readers, reading_none};
 use super::{Sender, tell};
 
 /// Longest wait for a reader.
@@ -64,17 +64,17 @@ impl Job for FindNetns {
     const NAME: &'static str = "cni-netns";
     type Reply = (Option<NsInum>, Option<BootNs>);
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         if let Some(tgid) = process_of(&self.path) {
             let started = |proc: &Proc| proc.stat(tgid).map(|stat| stat.start_ns);
             let (before, netns, after) = (started(proc), proc.ns(tgid, "net"), started(proc));
-            return (netns.filter(|_| before.is_some() && before == after), before).into();
+            return (netns.filter(|_| before.is_some() && before == after), before);
         }
         let found = match &self.within {
             Some((mntns, processes)) => netns_within(proc, *mntns, processes, &self.path),
             None => netns_at(&proc.on_host(Path::new(&self.path))),
         };
-        (found, None).into()
+        (found, None)
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_path_of_a_process_leads_to_its_namespace_and_any_other_file_to_none() {
-        let find = |path: &str| FindNetns { path: path.to_owned(), within: None }.run(&Proc::default()).reply;
+        let find = |path: &str| FindNetns { path: path.to_owned(), within: None }.run(&Proc::default());
         let own = Proc::default().ns(std::process::id(), "net");
         let (netns, started) = find(&format!("/proc/{}/ns/net", std::process::id()));
         assert!(own.is_some() && netns == own && started.is_some());

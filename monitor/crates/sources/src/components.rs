@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::kubelet::{host_namespaces, remote_runtime};
 use super::procfs::pidfd::{PidFd, is_running};
-use super::procfs::readers::{Answer, Job, Readers};
+use super::procfs::readers::{Job, Readers};
 use super::procfs::{Proc, pidfd};
 use super::programs::{Buffers, Program};
 use super::{Sender, spawn_until_closed, tell};
@@ -197,12 +197,11 @@ impl Job for Look {
     type Reply = Vec<ComponentFacts>;
     const WAITS_FOR_DISK: bool = true;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let hosts = host_namespaces(proc, std::process::id());
         let mut buffers = Buffers::default();
         let pids = self.processes.clone().unwrap_or_else(|| proc.pids().unwrap_or_default());
-        let found = pids.into_iter().filter_map(|tgid| self.component(proc, tgid, &hosts, &mut buffers));
-        found.collect::<Vec<_>>().into()
+        pids.into_iter().filter_map(|tgid| self.component(proc, tgid, &hosts, &mut buffers)).collect()
     }
 }
 
@@ -265,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_no_component_is_none() {
-        let found = Look { known: Vec::new(), processes: None }.run(&Proc::default()).reply;
+        let found = Look { known: Vec::new(), processes: None }.run(&Proc::default());
         assert!(found.iter().all(|facts| facts.tgid != std::process::id()), "{found:?}");
         assert!(found.iter().all(|facts| PROGRAMS.iter().any(|(_, name)| *name == facts.name)), "{found:?}");
     }
@@ -284,7 +283,7 @@ mod tests {
     #[test]
     fn only_the_processes_that_are_asked_for_are_looked_at() {
         let all = Look { known: Vec::new(), processes: Some(Vec::new()) };
-        assert_eq!(all.run(&Proc::default()).reply, []);
+        assert_eq!(all.run(&Proc::default()), []);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep_until};
 
 use super::kubelet::is_plain;
-use super::procfs::readers::{Answer, Readers};
+use super::procfs::readers::Readers;
 use super::{Sender, spawn_until_closed, tell};
 use crate::beat::at_look;
 
@@ -107,8 +107,9 @@ impl Follower {
 
     /// Looks once, and tells what has changed; what tells of the next change, if anything does.
     async fn look(&mut self, since: BootNs) -> Option<AsyncFd<OwnedFd>> {
-        let (found, opened) = match self.readers.ask(Look::at(self.directory.clone()), PATIENCE).await {
-            Ok(Answer { reply, opened }) => (reply, opened),
+        let look = Look::at(self.directory.clone());
+        let (found, opened) = match self.readers.ask_to_open(look, PATIENCE).await {
+            Ok(found) => found,
             Err(error) => {
                 tracing::debug!(%error, "cannot read what host-local has reserved");
                 self.failures += 1;

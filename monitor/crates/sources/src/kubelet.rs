@@ -18,7 +18,7 @@ use kevtmon_types::settings::settings;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::procfs::Proc;
-use super::procfs::readers::{Answer, Job, Readers, reading_none};
+use super::procfs::readers::{Job, Readers, reading_none};
 use super::programs::{Buffers, Program, flag};
 use super::{Sender, tell};
 
@@ -204,7 +204,7 @@ impl KubeletFinder {
     /// none of the host's by that.
     pub async fn look_once(&self, readers: &Readers, patience: Duration) -> Option<KubeletFacts> {
         let job = Look { configured: self.configured.clone(), former: VecDeque::new(), daemon: INIT };
-        Some(readers.ask(job, patience).await.ok()?.reply.facts)
+        Some(readers.ask(job, patience).await.ok()?.facts)
     }
 
     /// What the last look that was asked for found.
@@ -216,7 +216,7 @@ impl KubeletFinder {
             let mut lookup = self.lookup();
             let is_last = lookup.stage.is_done();
             let facts = match found {
-                Ok(Answer { reply: Found { facts, former }, .. }) => {
+                Ok(Found { facts, former }) => {
                     lookup.former = former;
                     lookup.facts = Some(facts.clone());
                     Some(facts)
@@ -257,13 +257,7 @@ impl Job for Look {
     type Reply = Found;
     const WAITS_FOR_DISK: bool = true;
 
-    fn run(&self, proc: &Proc) -> Answer<Found> {
-        self.look(proc).into()
-    }
-}
-
-impl Look {
-    fn look(&self, proc: &Proc) -> Found {
+    fn run(&self, proc: &Proc) -> Found {
         let kubelets = kubelets(proc);
         let hosts = host_namespaces(proc, self.daemon);
         let is_host = |mntns| hosts.iter().any(|(host, _)| *host == mntns);

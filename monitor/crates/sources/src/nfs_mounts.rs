@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::procfs::Proc;
 use super::procfs::dir::MAX_TEXT;
 use super::procfs::mountinfo::unescape;
-use super::procfs::readers::{Answer, Job, Readers};
+use super::procfs::readers::{Job, Readers};
 use super::{Sender, tell};
 
 /// Longest wait for a reader.
@@ -43,13 +43,7 @@ impl Job for Look {
     /// None where not all could be read.
     type Reply = Option<Vec<NfsMounts>>;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        self.look(proc).into()
-    }
-}
-
-impl Look {
-    fn look(&self, proc: &Proc) -> Option<Vec<NfsMounts>> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let mut table = Table::new(&self.servers, proc.init_mntns()?);
         let is_all = proc.init_dir().ok()?.lines(c"mountstats", (MAX_TEXT, LINE), |line, _| {
             table.add_line(line);

@@ -14,7 +14,7 @@ use tokio::time::sleep_until;
 
 use super::kubelet::KubeletFinder;
 use super::procfs::Proc;
-use super::procfs::readers::{Answer, Job, Readers};
+use super::procfs::readers::{Job, Readers};
 use super::{Sender, spawn_until_closed, tell};
 use crate::beat::at_look;
 
@@ -132,18 +132,9 @@ impl Job for Look {
     /// None where something could not be read, so that what is missing may be there.
     type Reply = Option<Vec<PodRemains>>;
     const WAITS_FOR_DISK: bool = true;
+    const IN_BACKGROUND: bool = true;
 
-    fn in_background(&self) -> bool {
-        true
-    }
-
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        self.look(proc).into()
-    }
-}
-
-impl Look {
-    fn look(&self, proc: &Proc) -> Option<Vec<PodRemains>> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let mut pods: Vec<PodRemains> = Vec::new();
         let mut groups: Option<PodCgroups> = None;
         // A mount namespace of the daemon's own may have copies of what is gone elsewhere.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use kevtmon_observation::{BindMount, BootNs, CopyHolder, MountCopy, NsInum, Propagation, VolumeData};
 use kevtmon_sources::procfs::dir::Buffer;
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_below, is_of_the_kernel};
-use kevtmon_sources::procfs::readers::{Answer, Job, reading_none};
+use kevtmon_sources::procfs::readers::{Job, reading_none};
 use kevtmon_sources::procfs::root::is_initial_userns;
 use kevtmon_sources::procfs::statmount::MountNamespace;
 use kevtmon_sources::procfs::{Proc, dir};
@@ -147,14 +147,14 @@ impl Job for Inventory {
         self.in_background
     }
 
-    fn run(&self, proc: &Proc) -> Answer<Found> {
+    fn run(&self, proc: &Proc) -> Found {
         let before = thread_time();
         let mut found = look(proc, &self.wanted, self.budget);
         if !self.in_background {
             found.names = names(proc, &found.unread);
         }
         found.took = thread_time().saturating_sub(before);
-        found.into()
+        found
     }
 }
 

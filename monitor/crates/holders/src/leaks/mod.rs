@@ -12,7 +12,7 @@ use std::time::Duration;
 use kevtmon_metrics::Metrics;
 use kevtmon_observation::{Fact, KernelMounts, MountCopies, SourceKind, SourceStatus};
 use kevtmon_sources::beat::{at_look, limited};
-use kevtmon_sources::procfs::readers::{Answer, Readers, Unread};
+use kevtmon_sources::procfs::readers::{Readers, Unread};
 use kevtmon_sources::{Sender, spawn_until_closed, tell};
 use kevtmon_types::clock::boot_now;
 use tokio::sync::mpsc;
@@ -144,7 +144,7 @@ impl Follower {
         let wanted = self.memory.wanted();
         let inventory = Inventory { budget: self.budget, in_background: true, wanted };
         let mut found = match self.readers.ask(inventory, self.patience).await {
-            Ok(Answer { reply, .. }) => reply,
+            Ok(found) => found,
             Err(error) => {
                 let reason = format!(
                     "cannot scan the mounts of other namespaces; no mount-leak opens or closes: {}",
@@ -209,12 +209,12 @@ fn kernel() -> KernelMounts {
 /// When no reader answered in time.
 pub async fn look_once(readers: &Readers, patience: Duration) -> Result<OnDemand, Unread> {
     let inventory = Inventory { budget: patience, in_background: false, wanted: Vec::new() };
-    let Answer { reply, .. } = readers.ask(inventory, patience).await?;
-    let is_complete = reply.host.is_some() && reply.is_whole();
-    let named = |pid: &u32| UnreadProcess { pid: *pid, comm: reply.names.get(pid).cloned() };
-    let unread = reply.unread.iter().map(named).collect();
-    let (omitted, kernel) = (reply.omitted, kernel());
-    let copies = MountCopies { copies: reply.copies, omitted, is_partial: false, kernel };
+    let found = readers.ask(inventory, patience).await?;
+    let is_complete = found.host.is_some() && found.is_whole();
+    let named = |pid: &u32| UnreadProcess { pid: *pid, comm: found.names.get(pid).cloned() };
+    let unread = found.unread.iter().map(named).collect();
+    let (omitted, kernel) = (found.omitted, kernel());
+    let copies = MountCopies { copies: found.copies, omitted, is_partial: false, kernel };
     Ok(OnDemand { copies, is_complete, unread })
 }
 

@@ -29,7 +29,7 @@ fn a_mount_is_found_in_the_namespace_of_this_process_with_the_host_s_read() {
     let number = own_device("/proc");
     let devices = vec![device(&[&number]), device(&["4095:1"])];
     let look = Look { devices, budget: Duration::from_secs(20), on_demand: false };
-    let found = look.look(&Proc::default());
+    let found = look.run(&Proc::default());
     let own = Proc::default().ns(std::process::id(), "mnt").unwrap();
     let is_it = |holder: &&Holder| {
         (holder.access, holder.mntns, holder.path.as_deref()) == (Access::Mount, Some(own), Some("/proc"))
@@ -109,7 +109,7 @@ fn a_file_system_on_it_of_which_no_mount_is_found_is_said() {
     let look = |has_pool| {
         let devices = vec![Device { has_pool, ..device(&["4095:1"]) }];
         Look { devices, budget: Duration::from_secs(20), on_demand: false }
-            .look(&Proc::default())
+            .run(&Proc::default())
             .uses
             .remove(0)
     };

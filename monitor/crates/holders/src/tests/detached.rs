@@ -215,7 +215,7 @@ fn who_hangs_whoever_reads_him_may_still_use_what_he_used_and_is_named() {
     };
     job.go_on(&serde_json::to_vec(&progress).unwrap());
     assert_eq!(job.progress, progress);
-    let Looked { reports, progress } = job.run(&proc).reply.found;
+    let Looked { reports, progress } = job.run(&proc).found;
     assert_eq!((progress, reports[0].unreadable), (None, 1));
     let told: Vec<_> = reports[0].holders.iter().map(|holder| (holder.tgid, holder.possible)).collect();
     assert_eq!(told, [(110, true), (105, true)]);

@@ -1,5 +1,7 @@
 //! FUSE file systems whose servers end.
 
+use kevtmon_sources::procfs::readers::Job as _;
+
 use super::*;
 use crate::fuse_mounts::{Followed, Look, is_disconnected};
 
@@ -16,7 +18,7 @@ fn a_file_system_is_unserved_once_its_server_has_ended_and_while_it_is_mounted()
     };
     let look = |known: Vec<Followed>| {
         let look = Look { known, budget: Duration::from_secs(60), may_ask: false };
-        look.look(&proc).unwrap()
+        look.run(&proc).unwrap()
     };
     let mut known = look(Vec::new());
     let served = of_it(&known).unwrap().mount;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use kevtmon_observation::{Fact, HolderReport, Verdict};
-use kevtmon_sources::procfs::readers::{Answer, BlockingReaders};
+use kevtmon_sources::procfs::readers::BlockingReaders;
 use kevtmon_types::error_chain::chain;
 
 use super::{Done, PATIENCE, SCAN_MAX, Terms, Work};
@@ -36,7 +36,7 @@ impl Detached {
         let begun = *self.begun.get_or_insert_with(Instant::now);
         let (request, progress) = (self.request.clone(), self.progress.clone());
         match readers.ask(jobs::Detached { request, progress, terms }, PATIENCE) {
-            Ok(Answer { reply: Measured { found: Looked { mut reports, progress }, took }, .. }) => {
+            Ok(Measured { found: Looked { mut reports, progress }, took }) => {
                 let left = progress.filter(|_| begun.elapsed() < SCAN_MAX);
                 for report in &mut reports {
                     report.goes_on = left.is_some();

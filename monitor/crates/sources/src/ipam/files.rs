@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::kubelet::below;
 use super::super::procfs::Proc;
-use super::super::procfs::readers::{Answer, Job, reading_none};
+use super::super::procfs::readers::{Job, Opened, reading_none};
 
 mod result;
 
@@ -71,12 +71,13 @@ impl Job for Look {
     const NAME: &'static str = "ipam";
     type Reply = Found;
     const WAITS_FOR_DISK: bool = true;
+    const IN_BACKGROUND: bool = true;
 
-    fn in_background(&self) -> bool {
-        true
+    fn run(&self, proc: &Proc) -> Found {
+        self.run_and_open(proc).0
     }
 
-    fn run(&self, proc: &Proc) -> Answer<Found> {
+    fn run_and_open(&self, proc: &Proc) -> Opened<Found> {
         let root = proc.host_root();
         // What lies below is no file of that process.
         reading_none();
@@ -85,7 +86,7 @@ impl Job for Look {
 }
 
 /// All below a directory of the tree of the node.
-pub(super) fn look(root: &Path, directory: &Path) -> Answer<Found> {
+pub(super) fn look(root: &Path, directory: &Path) -> Opened<Found> {
     let watch = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok();
     let found = Found { complete: true, ..Found::default() };
     let mut reading = Reading { root, directory, watch, is_watched: false, found };
@@ -94,8 +95,7 @@ pub(super) fn look(root: &Path, directory: &Path) -> Answer<Found> {
     reading.results("cache/results");
     reading.reservations();
     let Reading { watch, is_watched, found, .. } = reading;
-    let watch = watch.filter(|_| is_watched).and_then(|watch| watch.as_fd().try_clone_to_owned().ok());
-    Answer { reply: found, opened: watch }
+    (found, watch.filter(|_| is_watched).and_then(|watch| watch.as_fd().try_clone_to_owned().ok()))
 }
 
 struct Reading<'a> {

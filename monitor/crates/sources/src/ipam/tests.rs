@@ -40,13 +40,13 @@ impl Tree {
         self.write(network, address, format!("{ID}\r\neth0").as_bytes());
     }
 
-    fn look(&self) -> Answer<Found> {
+    fn look(&self) -> (Found, Option<OwnedFd>) {
         files::look(Path::new("/"), self.path())
     }
 
     /// `ADDRESS NETWORK`, and what is not the usual.
     fn found(&self) -> (Vec<String>, bool) {
-        let found = self.look().reply;
+        let found = self.look().0;
         let text = |record: &IpamRecord| {
             let of = record.container.as_deref();
             let of = if of == Some(ID) { String::new() } else { format!(" for {of:?}") };
@@ -58,7 +58,7 @@ impl Tree {
 
     fn problems(&self) -> Vec<String> {
         let name = |problem: &Problem| problem.path.rsplit('/').next().unwrap_or_default().to_owned();
-        self.look().reply.problems.iter().map(name).collect()
+        self.look().0.problems.iter().map(name).collect()
     }
 }
 
@@ -165,10 +165,10 @@ fn the_results_of_calls_tell_devices_whoever_gave_the_addresses_until_they_are_r
         pod: "etcd1-0".into(),
     };
     let mut told = LastLook::default();
-    let files = told.differences(tree.look().reply, 1).0.unwrap();
+    let files = told.differences(tree.look().0, 1).0.unwrap();
     assert_eq!((files.devices_added, files.added), (vec![device.clone()], Vec::new()));
     fs::remove_file(&file).unwrap();
-    let files = told.differences(tree.look().reply, 2).0.unwrap();
+    let files = told.differences(tree.look().0, 2).0.unwrap();
     assert_eq!((files.devices_added, files.devices_removed), (Vec::new(), vec![device]));
 }
 
@@ -197,17 +197,17 @@ fn the_kernel_tells_what_changes_in_any_of_the_directories_and_nothing_else() {
         &|| fs::remove_dir_all(tree.path().join("networks")).unwrap(),
     ];
     for (index, change) in changes.into_iter().enumerate() {
-        let watch = tree.look().opened.unwrap();
+        let watch = tree.look().1.unwrap();
         fs::read(tree.network("cbr0").join("lock")).unwrap();
         assert!(!is_told(&watch, PollTimeout::ZERO), "{index}: reading is no change");
         change();
         assert!(is_told(&watch, PollTimeout::NONE), "{index}");
     }
     // It is made again.
-    let watch = tree.look().opened.unwrap();
+    let watch = tree.look().1.unwrap();
     fs::create_dir_all(tree.network("cbr0")).unwrap();
     assert!(is_told(&watch, PollTimeout::NONE));
-    assert!(files::look(Path::new("/"), &tree.path().join("none")).opened.is_none());
+    assert!(files::look(Path::new("/"), &tree.path().join("none")).1.is_none());
 }
 
 fn record(address: &str) -> IpamRecord {

@@ -77,7 +77,7 @@ fn the_host_is_a_kubelets_namespace_and_this_process_is_no_kubelet() {
     let own = Proc::default().ns(std::process::id(), "mnt").unwrap();
     let look =
         Look { configured: finder.configured.clone(), former: VecDeque::new(), daemon: std::process::id() };
-    for facts in [finder.configured(), look.look(&Proc::default()).facts] {
+    for facts in [finder.configured(), look.run(&Proc::default()).facts] {
         let here = facts.namespaces.iter().find(|namespace| namespace.mntns == own).unwrap();
         assert_eq!(here.roots[..2], ["/data/k", "/var/lib/kubelet"]);
         assert!(!here.of_kubelet);

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::message::{self, Change};
 use super::socket::{RequestError, RequestSocket};
-use crate::procfs::readers::{Answer, Job, reading_none};
+use crate::procfs::readers::{Job, Opened, reading_none};
 use crate::procfs::{self, Proc};
 
 /// Processes remembered per namespace: enough that one of them is still there at the dump.
@@ -74,8 +74,8 @@ impl Job for Discover {
     const NAME: &'static str = "namespaces";
     type Reply = Vec<DiscoveredNetns>;
 
-    fn run(&self, proc: &Proc) -> Answer<Vec<DiscoveredNetns>> {
-        discover(proc, &self.bind_directories, self.host).into_values().collect::<Vec<_>>().into()
+    fn run(&self, proc: &Proc) -> Self::Reply {
+        discover(proc, &self.bind_directories, self.host).into_values().collect()
     }
 }
 
@@ -87,10 +87,13 @@ impl Job for Open {
     const NAME: &'static str = "open-namespace";
     type Reply = Option<NetnsOwner>;
 
-    fn run(&self, proc: &Proc) -> Answer<Option<NetnsOwner>> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
+        self.run_and_open(proc).0
+    }
+
+    fn run_and_open(&self, proc: &Proc) -> Opened<Self::Reply> {
         let opened = self.0.open(proc).map(OwnedFd::from);
-        let reply = opened.as_ref().and_then(|_| self.0.owner(proc));
-        Answer { reply, opened }
+        (opened.as_ref().and_then(|_| self.0.owner(proc)), opened)
     }
 }
 

@@ -33,7 +33,7 @@ use super::nsid::{Naming, Owned};
 use super::route::{self, Nexthop, Rule};
 use super::socket::{RequestError, RequestSocket};
 use crate::procfs::Proc;
-use crate::procfs::readers::{Answer, Readers, Unread};
+use crate::procfs::readers::{Readers, Unread};
 
 /// All dumps of a namespace together; longer than that nothing of it may still be open.
 pub(super) const BUDGET: Duration = Duration::from_millis(900);
@@ -141,8 +141,8 @@ pub(super) struct Opened {
 
 /// Opens a namespace by a process that may hang whoever reads it.
 pub(super) async fn open(found: DiscoveredNetns, readers: &Readers) -> Result<Opened, ReadError> {
-    let Answer { reply, opened } = readers.ask(discover::Open(found), PATIENCE).await?;
-    Ok(Opened { namespace: opened.ok_or(ReadError::Vanished)?, owner: reply })
+    let (owner, opened) = readers.ask_to_open(discover::Open(found), PATIENCE).await?;
+    Ok(Opened { namespace: opened.ok_or(ReadError::Vanished)?, owner })
 }
 
 /// Enters a namespace for good and reads it; by `naming` it may be given an nsid. To be called on a thread that ends with it.

@@ -23,7 +23,7 @@ use super::nsid::NsidTable;
 use super::schedule::{FullRead, ReadSchedule, Work};
 use super::socket::{self, DATAGRAM, Datagram, Subscription};
 use super::{Barrier, NetlinkConfig};
-use crate::procfs::readers::{Answer, Readers};
+use crate::procfs::readers::Readers;
 use crate::{Sender, observed_now, observed_now_by};
 
 const SOURCE: &str = "netlink";
@@ -241,9 +241,9 @@ impl Stream {
         let job = Discover { bind_directories: self.bind_directories.clone(), host: self.host };
         tokio::spawn(async move {
             match readers.ask(job, dump::PATIENCE).await {
-                Ok(Answer { reply, .. }) => {
+                Ok(found) => {
                     // The requester may be gone: then the result is dropped.
-                    let _ = done.send(reply.into_iter().map(|found| (found.netns, found)).collect());
+                    let _ = done.send(found.into_iter().map(|found| (found.netns, found)).collect());
                 }
                 Err(error) => tracing::warn!(%error, "cannot look for namespaces"),
             }

@@ -26,7 +26,7 @@ fn look(root: &Path, wanted: &[&str]) -> Option<Vec<PodRemains>> {
         daemon: std::process::id(),
         wanted: Lists { processes: wanted.iter().map(|uid| (*uid).to_owned()).collect(), mounts: Vec::new() },
     };
-    look.run(&Proc::default()).reply
+    look.run(&Proc::default())
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_kubelet_whose_namespace_is_gone_is_looked_for_again() {
             daemon: std::process::id(),
             wanted: Lists::default(),
         };
-        look.run(&Proc::default()).reply
+        look.run(&Proc::default())
     };
     assert_eq!(of(true), None);
     assert_eq!(of(false), Some(Vec::new()));

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::command_line::mapped_by_nbd;
 use super::sysfs::{Found, IMAGES_MAX, decimal, device_number, read_attribute};
 use crate::procfs::dir::{Buffer, is_gone};
-use crate::procfs::readers::{Answer, Job, reading_none};
+use crate::procfs::readers::{Job, reading_none};
 use crate::procfs::root::is_root_of_node;
 use crate::procfs::{Proc, parse_ns};
 use crate::programs::{INITIAL_PIDNS, named};
@@ -136,7 +136,7 @@ impl Job for Look {
     const NAME: &'static str = "rbd-nbd";
     type Reply = Vec<(RbdNumber, Mapper)>;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let own = fs::read_link(proc.root().join("self/ns/pid"));
         let own = own.ok().and_then(|link| parse_ns(&link.to_string_lossy()));
         reading_none();
@@ -146,7 +146,7 @@ impl Job for Look {
             let mapper = if is_numbered_alike { mapper(proc, *number, *pid) } else { Mapper::Unclear };
             (*number, mapper)
         };
-        self.devices.iter().map(look).collect::<Vec<_>>().into()
+        self.devices.iter().map(look).collect()
     }
 }
 

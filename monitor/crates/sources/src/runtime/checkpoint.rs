@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::is_container_id;
 use crate::kubelet::{below, roots_of_running};
 use crate::procfs::Proc;
-use crate::procfs::readers::{Answer, Job, Readers, reading_none};
+use crate::procfs::readers::{Job, Readers, reading_none};
 use crate::{Sender, tell};
 
 /// Where they are, under the id of the sandbox.
@@ -35,14 +35,14 @@ impl Job for FindCheckpoints {
     type Reply = Vec<SandboxCheckpoint>;
     const WAITS_FOR_DISK: bool = true;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let roots: Vec<PathBuf> = [proc.host_root()].into_iter().chain(roots_of_running(proc)).collect();
         reading_none();
         let found = |sandbox: &String| SandboxCheckpoint {
             found: is_container_id(sandbox).then(|| is_in(&roots, sandbox)).flatten(),
             sandbox: sandbox.clone(),
         };
-        self.sandboxes.iter().map(found).collect::<Vec<_>>().into()
+        self.sandboxes.iter().map(found).collect()
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn what_is_no_id_leads_nowhere() {
         let job = FindCheckpoints { sandboxes: vec!["../../etc/passwd".into(), ID.into()] };
-        let found = job.run(&Proc::default()).reply;
+        let found = job.run(&Proc::default());
         assert_eq!(found.iter().map(|one| one.found).collect::<Vec<_>>(), [None, Some(false)]);
     }
 }

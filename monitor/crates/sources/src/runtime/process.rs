@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pod_proof::Proofs;
 use crate::procfs::Proc;
-use crate::procfs::readers::{Answer, Job, Readers};
+use crate::procfs::readers::{Job, Readers};
 
 /// Longest wait for a reader. One that hangs is noticed after half a second.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -86,7 +86,7 @@ impl Job for Identify {
     const NAME: &'static str = "identify";
     type Reply = Vec<Identity>;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let identity = |tgid: &u32| Identity {
             start_ns: proc.stat(*tgid).map(|stat| stat.start_ns),
             netns: proc.ns(*tgid, "net"),
@@ -98,7 +98,7 @@ impl Job for Identify {
                 .and_then(|said| Some(said.group(&proc.cgroup(*tgid)?)))
                 .unwrap_or_default(),
         };
-        self.processes.iter().map(identity).collect::<Vec<_>>().into()
+        self.processes.iter().map(identity).collect()
     }
 }
 
@@ -113,9 +113,9 @@ impl Job for Prove {
     type Reply = Vec<PodProof>;
     const WAITS_FOR_DISK: bool = true;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
         let proofs = Proofs::new(proc.clone());
-        self.claimants.iter().map(|facts| proofs.of(facts)).collect::<Vec<_>>().into()
+        self.claimants.iter().map(|facts| proofs.of(facts)).collect()
     }
 }
 
@@ -133,7 +133,7 @@ pub(super) async fn identify(
         return Vec::new();
     }
     match readers.ask(Identify { processes: tgids, said }, PATIENCE).await {
-        Ok(Answer { reply, .. }) => reply,
+        Ok(found) => found,
         Err(error) => {
             tracing::warn!(%error, "cannot read the processes of containers");
             vec![Identity::UNREAD; count]
@@ -147,7 +147,7 @@ async fn prove(readers: &Readers, claimants: Vec<&mut ContainerFacts>) {
     }
     let job = Prove { claimants: claimants.iter().map(|facts| (**facts).clone()).collect() };
     match readers.ask(job, PATIENCE).await {
-        Ok(Answer { reply: proofs, .. }) => {
+        Ok(proofs) => {
             for (facts, proof) in claimants.into_iter().zip(proofs) {
                 if let Some(pod) = &mut facts.pod {
                     pod.proof = proof;

@@ -21,7 +21,7 @@ use super::is_container_id;
 use super::pod_proof::Proofs;
 use crate::kubelet::PodLabels;
 use crate::procfs::Proc;
-use crate::procfs::readers::{Answer, Job, Readers, Unread, reading_none};
+use crate::procfs::readers::{Job, Readers, Unread, reading_none};
 
 mod docker;
 mod oci;
@@ -108,7 +108,7 @@ impl Job for ReadStateFiles {
     type Reply = Option<Found>;
     const WAITS_FOR_DISK: bool = true;
 
-    fn run(&self, proc: &Proc) -> Answer<Option<Found>> {
+    fn run(&self, proc: &Proc) -> Option<Found> {
         let root = proc.host_root();
         let by_kthreadd = root == proc.first_root();
         // The processes of containers are read for each of them.
@@ -129,7 +129,7 @@ impl Job for ReadStateFiles {
                 pod.proof = proof;
             }
         }
-        found.into()
+        found
     }
 }
 
@@ -227,10 +227,8 @@ pub(super) async fn read(
     files: &StateFiles,
     labels: &PodLabels,
 ) -> Result<Option<Found>, Unread> {
-    let answer = readers.ask(ReadStateFiles(files.clone(), labels.clone()), PATIENCE).await;
-    let answer =
-        answer.inspect_err(|error| tracing::debug!(?files, %error, "cannot read the files of a runtime"));
-    Ok(answer?.reply)
+    let found = readers.ask(ReadStateFiles(files.clone(), labels.clone()), PATIENCE).await;
+    found.inspect_err(|error| tracing::debug!(?files, %error, "cannot read the files of a runtime"))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kevtmon_observation::{BootNs, Fact, ProcessState};
 use serde::{Deserialize, Serialize};
 
-use crate::procfs::readers::{Answer, Job, Readers};
+use crate::procfs::readers::{Job, Readers};
 use crate::procfs::{Proc, pidfd};
 use crate::{Sender, tell};
 
@@ -24,10 +24,10 @@ impl Job for StillRuns {
     const NAME: &'static str = "still-runs";
     type Reply = bool;
 
-    fn run(&self, proc: &Proc) -> Answer<bool> {
+    fn run(&self, proc: &Proc) -> bool {
         let found = proc.stat(self.tgid).map(|stat| stat.start_ns);
         // One that may not be read now is known by its id alone.
-        (proc.is_aside(self.tgid) || found == Some(self.started_ns)).into()
+        proc.is_aside(self.tgid) || found == Some(self.started_ns)
     }
 }
 
@@ -56,9 +56,9 @@ mod tests {
     fn another_process_with_the_id_is_not_the_one_that_started_before() {
         let (tgid, proc) = (std::process::id(), Proc::default());
         let start = proc.stat(tgid).unwrap().start_ns;
-        let runs = |started_ns| StillRuns { tgid, started_ns }.run(&proc).reply;
+        let runs = |started_ns| StillRuns { tgid, started_ns }.run(&proc);
         assert!(runs(start) && !runs(start + 10_000_000));
-        assert!(StillRuns { tgid, started_ns: 1 }.run(&proc.without(vec![tgid])).reply);
+        assert!(StillRuns { tgid, started_ns: 1 }.run(&proc.without(vec![tgid])));
         assert_eq!(at_once(tgid, Some(start)), None, "only its start tells");
         assert_eq!(at_once(tgid, None), Some(ProcessState { tgid, alive: true }));
         assert_eq!(at_once(u32::MAX, Some(1)), Some(ProcessState { tgid: u32::MAX, alive: false }));

@@ -16,7 +16,7 @@ use tokio::time::{Instant, interval, sleep};
 
 use super::serve::read_by;
 use super::wire::Said;
-use super::{Answer, Job, wire};
+use super::{Job, Opened, wire};
 use crate::procfs::Proc;
 
 /// How often a reader that has not answered yet is looked at.
@@ -121,7 +121,7 @@ impl Child {
     }
 
     /// Has a job done.
-    pub(super) async fn converse<J: Job>(&mut self, job: &J, proc: &Proc) -> Result<Answer<J::Reply>, Ended> {
+    pub(super) async fn converse<J: Job>(&mut self, job: &J, proc: &Proc) -> Result<Opened<J::Reply>, Ended> {
         let with = Cow::Owned(to_raw_value(job).map_err(io::Error::from)?);
         let request = wire::Request { job: Cow::Borrowed(J::NAME), proc: proc.clone(), with };
         let request = serde_json::to_vec(&request).map_err(io::Error::from)?;
@@ -159,7 +159,7 @@ impl Child {
             }
         };
         *is_new = false;
-        Ok(Answer { reply: serde_json::from_slice(&body).map_err(io::Error::from)?, opened })
+        Ok((serde_json::from_slice(&body).map_err(io::Error::from)?, opened))
     }
 
     /// Kills it and keeps `slot` until it is gone: for ever, if the kernel does not let go of it.

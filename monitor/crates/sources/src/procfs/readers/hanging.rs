@@ -8,8 +8,8 @@ use kevtmon_types::escape::name;
 use kevtmon_types::redact;
 use serde::{Deserialize, Serialize};
 
+use super::Job;
 use super::waits_in::{WAITS, Waits, unanswered};
-use super::{Answer, Job};
 use crate::procfs::Proc;
 use crate::procfs::mountinfo::{Mount, MountTable, is_fuse};
 
@@ -114,12 +114,9 @@ fn named(mount: &Mount) -> (String, String) {
 impl Job for Describe {
     const NAME: &'static str = "describe";
     type Reply = Description;
+    const IN_BACKGROUND: bool = true;
 
-    fn in_background(&self) -> bool {
-        true
-    }
-
-    fn run(&self, proc: &Proc) -> Answer<Description> {
+    fn run(&self, proc: &Proc) -> Description {
         let read = |file: &str| fs::read_to_string(proc.path(self.tgid, file)).ok();
         let comm = read("comm").map(|comm| comm.trim_end().to_owned());
         let mut mounts = Vec::new();
@@ -132,7 +129,7 @@ impl Job for Describe {
             // Neither this nor the list of threads takes a lock of the process.
             fs::read_to_string(thread.path().join("wchan")).ok()
         });
-        Description::of(comm, &mounts, &functions.collect(), has_unanswered).into()
+        Description::of(comm, &mounts, &functions.collect(), has_unanswered)
     }
 }
 

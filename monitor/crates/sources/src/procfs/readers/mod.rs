@@ -77,31 +77,27 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
     type Reply: Serialize + DeserializeOwned + Send + 'static;
     /// Whether it reads files on a disk, which may hang: then one of its kind is done at a time.
     const WAITS_FOR_DISK: bool = false;
-
     /// Whether workloads of the node take precedence.
+    const IN_BACKGROUND: bool = false;
+
     fn in_background(&self) -> bool {
-        false
+        Self::IN_BACKGROUND
     }
 
     /// Reads it. Called in a reader.
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply>;
+    fn run(&self, proc: &Proc) -> Self::Reply;
+
+    /// The same, with a descriptor if it opened one for the daemon.
+    fn run_and_open(&self, proc: &Proc) -> Opened<Self::Reply> {
+        (self.run(proc), None)
+    }
 
     /// Goes on from what was [noted](note) last, after a process hung the reader. Without that, it begins again.
     fn go_on(&mut self, _note: &[u8]) {}
 }
 
-/// What a job found, and a descriptor if it opened one for the daemon.
-#[derive(Debug)]
-pub struct Answer<T> {
-    pub reply: T,
-    pub opened: Option<OwnedFd>,
-}
-
-impl<T> From<T> for Answer<T> {
-    fn from(reply: T) -> Self {
-        Self { reply, opened: None }
-    }
-}
+/// What a job found, and what it opened.
+pub type Opened<T> = (T, Option<OwnedFd>);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -197,7 +193,15 @@ impl Readers {
     ///
     /// # Errors
     /// When no reader answered in time.
-    pub async fn ask<J: Job>(&self, job: J, patience: Duration) -> Result<Answer<J::Reply>, Unread> {
+    pub async fn ask<J: Job>(&self, job: J, patience: Duration) -> Result<J::Reply, Unread> {
+        Ok(self.ask_to_open(job, patience).await?.0)
+    }
+
+    /// The same, with a descriptor if the job opened one.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub async fn ask_to_open<J: Job>(&self, job: J, patience: Duration) -> Result<Opened<J::Reply>, Unread> {
         let (done, answer) = oneshot::channel();
         let inner = Arc::clone(&self.0);
         tokio::spawn(async move {
@@ -213,8 +217,7 @@ impl Readers {
 
     /// The reply to a job; none where no reader answered in time. `failure`: what is logged then.
     pub async fn reply<J: Job>(&self, job: J, patience: Duration, failure: &str) -> Option<J::Reply> {
-        let answer = self.ask(job, patience).await.inspect_err(|error| tracing::debug!(%error, "{failure}"));
-        Some(answer.ok()?.reply)
+        self.ask(job, patience).await.inspect_err(|error| tracing::debug!(%error, "{failure}")).ok()
     }
 }
 
@@ -239,7 +242,7 @@ impl BlockingReaders {
     ///
     /// # Errors
     /// As there, and at once when the runtime ends.
-    pub fn ask<J: Job>(&self, job: J, patience: Duration) -> Result<Answer<J::Reply>, Unread> {
+    pub fn ask<J: Job>(&self, job: J, patience: Duration) -> Result<J::Reply, Unread> {
         let (done, answer) = std::sync::mpsc::sync_channel(1);
         let readers = self.readers.clone();
         self.runtime.spawn(async move {
@@ -259,7 +262,7 @@ impl Inner {
         self: &Arc<Self>,
         mut job: J,
         patience: Duration,
-    ) -> Result<Answer<J::Reply>, Unread> {
+    ) -> Result<Opened<J::Reply>, Unread> {
         let (begun, background) = (Instant::now(), job.in_background());
         let disk = self.lock_disk::<J>(patience).await?;
         for _ in 0..ATTEMPTS {
@@ -421,7 +424,7 @@ impl Inner {
         let mut child = Child::start(true).ok()?;
         let done = child.converse(job, proc).await;
         self.end(child, slot, ());
-        Some(done.ok()?.reply)
+        Some(done.ok()?.0)
     }
 
     /// Lets go of those that have ended, and has some tried again; false when none is left.

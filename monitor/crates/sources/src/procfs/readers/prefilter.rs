@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::apart::apart;
 use super::serve::reading_none;
-use super::{Answer, Job, locked};
+use super::{Job, locked};
 use crate::procfs::Proc;
 use crate::procfs::dir::Buffer;
 
@@ -42,12 +42,9 @@ pub(super) struct Filtered {
 impl Job for Prefilter {
     const NAME: &'static str = "prefilter";
     type Reply = Filtered;
+    const IN_BACKGROUND: bool = true;
 
-    fn in_background(&self) -> bool {
-        true
-    }
-
-    fn run(&self, proc: &Proc) -> Answer<Filtered> {
+    fn run(&self, proc: &Proc) -> Filtered {
         let pids = self.pids.clone().unwrap_or_else(|| proc.pids().unwrap_or_default());
         let unread = pids.into_iter().filter(|tgid| !proc.is_aside(*tgid)).collect();
         let (work, end) = (Mutex::new(Filtered { unread, ..Filtered::default() }), Instant::now() + BUDGET);
@@ -71,7 +68,7 @@ impl Job for Prefilter {
             let start = || thread::Builder::new().stack_size(STACK).spawn_scoped(scope, read_some);
             (0..AT_A_TIME).map_while(|_| start().ok()).for_each(drop);
         });
-        work.into_inner().unwrap_or_else(PoisonError::into_inner).into()
+        work.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

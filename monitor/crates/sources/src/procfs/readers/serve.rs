@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::{CString, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::{Answer, Job, wire};
+use super::{Job, Opened, wire};
 use crate::procfs::Proc;
 use crate::procfs::cgroups::enter_initial;
 
@@ -55,7 +55,7 @@ thread_local! {
     static HAS_NAME: Cell<bool> = const { Cell::new(false) };
 }
 
-type Body = serde_json::Result<(Vec<u8>, Option<OwnedFd>)>;
+type Body = serde_json::Result<Opened<Vec<u8>>>;
 
 /// A job by its name.
 pub type Entry = (&'static str, fn(&RawValue, &Proc) -> Body);
@@ -67,7 +67,7 @@ pub const fn entry<J: Job>() -> Entry {
 }
 
 fn run<J: Job>(with: &RawValue, proc: &Proc) -> Body {
-    let Answer { reply, opened } = serde_json::from_str::<J>(with.get())?.run(proc);
+    let (reply, opened) = serde_json::from_str::<J>(with.get())?.run_and_open(proc);
     Ok((serde_json::to_vec(&reply)?, opened))
 }
 

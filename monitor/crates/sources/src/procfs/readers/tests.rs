@@ -33,8 +33,8 @@ impl Job for Names {
     const NAME: &'static str = "test-names";
     type Reply = Vec<Option<String>>;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        self.0.iter().map(|tgid| Some(proc.stat(*tgid)?.comm)).collect::<Vec<_>>().into()
+    fn run(&self, proc: &Proc) -> Self::Reply {
+        self.0.iter().map(|tgid| Some(proc.stat(*tgid)?.comm)).collect()
     }
 }
 
@@ -46,20 +46,20 @@ impl Job for Keep {
     const NAME: &'static str = "test-keep";
     type Reply = usize;
 
-    fn run(&self, _: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, _: &Proc) -> Self::Reply {
         let kept = vec![1_u8; self.0];
-        std::hint::black_box(&kept).len().into()
+        std::hint::black_box(&kept).len()
     }
 }
 
 #[tokio::test]
 async fn a_reader_that_would_take_the_memory_of_the_node_fails_and_the_next_one_works() {
     let readers = Readers::from(Proc::default());
-    assert_eq!(readers.ask(Keep(64 << 20), PATIENCE).await.unwrap().reply, 64 << 20);
+    assert_eq!(readers.ask(Keep(64 << 20), PATIENCE).await.unwrap(), 64 << 20);
     let failed = Readers::from(Proc::default()).ask(Keep(1 << 30), PATIENCE).await;
     assert!(matches!(failed, Err(Unread::Failed(_))), "{failed:?}");
     let own = std::process::id();
-    assert!(readers.ask(Names(vec![own]), PATIENCE).await.unwrap().reply[0].is_some());
+    assert!(readers.ask(Names(vec![own]), PATIENCE).await.unwrap()[0].is_some());
 }
 
 /// Opens a file of a process, and counts the descriptors of the reader.
@@ -70,10 +70,14 @@ impl Job for Open {
     const NAME: &'static str = "test-open";
     type Reply = Vec<String>;
 
-    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+    fn run(&self, proc: &Proc) -> Self::Reply {
+        self.run_and_open(proc).0
+    }
+
+    fn run_and_open(&self, proc: &Proc) -> Opened<Self::Reply> {
         let fds = fs::read_dir("/proc/self/fd").unwrap().flatten();
         let reply = fds.filter_map(|fd| Some(fs::read_link(fd.path()).ok()?.display().to_string())).collect();
-        Answer { reply, opened: fs::File::open(proc.path(self.0, "stat")).ok().map(OwnedFd::from) }
+        (reply, fs::File::open(proc.path(self.0, "stat")).ok().map(OwnedFd::from))
     }
 }
 
@@ -85,12 +89,12 @@ impl Job for Steps {
     const NAME: &'static str = "test-steps";
     type Reply = usize;
 
-    fn run(&self, proc: &Proc) -> Answer<usize> {
+    fn run(&self, proc: &Proc) -> usize {
         for (done, tgid) in self.1.iter().enumerate().skip(self.0) {
             note(&done);
             let _ = proc.stat(*tgid);
         }
-        self.0.into()
+        self.0
     }
 
     fn go_on(&mut self, note: &[u8]) {
@@ -107,9 +111,9 @@ impl Job for OnDisk {
     type Reply = usize;
     const WAITS_FOR_DISK: bool = true;
 
-    fn run(&self, _: &Proc) -> Answer<usize> {
+    fn run(&self, _: &Proc) -> usize {
         reading_none();
-        fs::read(&self.0).unwrap().len().into()
+        fs::read(&self.0).unwrap().len()
     }
 }
 
@@ -142,7 +146,7 @@ async fn a_job_is_done_by_another_process_which_is_used_again() {
     let name = Proc::default().stat(me).unwrap().comm;
     for _ in 0..3 {
         let answer = readers.ask(Names(vec![me, u32::MAX]), PATIENCE).await.unwrap();
-        assert_eq!(answer.reply, [Some(name.clone()), None]);
+        assert_eq!(answer, [Some(name.clone()), None]);
     }
     assert_eq!(idle(&readers).len(), 1);
 }
@@ -159,14 +163,14 @@ async fn a_reader_ends_when_there_is_nothing_to_read() {
 async fn a_reader_has_nothing_of_ours_and_hands_over_what_it_opened() {
     let ours = tempfile::NamedTempFile::new().unwrap();
     let readers = Readers::from(Proc::default());
-    let answer = readers.ask(Open(std::process::id()), PATIENCE).await.unwrap();
-    let inherited = |path: &str| answer.reply.iter().any(|link| link == path);
-    assert!(!inherited(&ours.path().display().to_string()), "{:?}", answer.reply);
-    let sockets = answer.reply.iter().filter(|link| link.starts_with("socket:")).count();
+    let (links, opened) = readers.ask_to_open(Open(std::process::id()), PATIENCE).await.unwrap();
+    let inherited = |path: &str| links.iter().any(|link| link == path);
+    assert!(!inherited(&ours.path().display().to_string()), "{links:?}");
+    let sockets = links.iter().filter(|link| link.starts_with("socket:")).count();
     // The descriptor of standard input, and its copy that is served.
-    assert!((1..=2).contains(&sockets), "{:?}", answer.reply);
+    assert!((1..=2).contains(&sockets), "{links:?}");
     let mut text = String::new();
-    std::io::Read::read_to_string(&mut fs::File::from(answer.opened.unwrap()), &mut text).unwrap();
+    std::io::Read::read_to_string(&mut fs::File::from(opened.unwrap()), &mut text).unwrap();
     assert!(text.starts_with(&format!("{} (", std::process::id())), "{text}");
 }
 
@@ -179,7 +183,7 @@ async fn a_process_that_hangs_its_reader_is_set_aside_and_the_rest_is_read() {
     let readers = Readers::from(Proc::new(root.path()));
     for _ in 0..2 {
         let answer = readers.ask(Names(vec![stuck, fine]), PATIENCE).await.unwrap();
-        assert_eq!(answer.reply, [None, Some(format!("p{fine}"))]);
+        assert_eq!(answer, [None, Some(format!("p{fine}"))]);
         assert_eq!(readers.0.state().skipped.pids(), [stuck]);
     }
 }
@@ -192,8 +196,8 @@ async fn a_job_that_met_a_process_that_hangs_goes_on_where_it_was() {
     readable(root.path(), fine);
     let readers = Readers::from(Proc::new(root.path()));
     let steps = vec![fine, fine, fine, stuck, fine];
-    assert_eq!(readers.ask(Steps(0, steps.clone()), PATIENCE).await.unwrap().reply, 3);
-    assert_eq!(readers.ask(Steps(0, steps), PATIENCE).await.unwrap().reply, 0, "it is set aside by now");
+    assert_eq!(readers.ask(Steps(0, steps.clone()), PATIENCE).await.unwrap(), 3);
+    assert_eq!(readers.ask(Steps(0, steps), PATIENCE).await.unwrap(), 0, "it is set aside by now");
 }
 
 #[tokio::test]
@@ -209,7 +213,7 @@ async fn one_process_that_hangs_shows_all_others_that_do() {
     let readers = Readers::from(Proc::new(root.path()));
     let steps: Vec<u32> = [fine].into_iter().chain(stuck.iter().copied()).collect();
     // Begun again at the first of them only.
-    assert_eq!(readers.ask(Steps(0, steps), PATIENCE).await.unwrap().reply, 1);
+    assert_eq!(readers.ask(Steps(0, steps), PATIENCE).await.unwrap(), 1);
     assert_eq!(readers.0.state().skipped.len(), NUMBER);
 
     // They are tried again together, too.
@@ -247,7 +251,7 @@ async fn what_hangs_is_reported_until_it_can_be_read_again() {
     assert_eq!(self::reason(rx.recv().await.unwrap()), None);
     gauge(0);
     let answer = readers.ask(Names(vec![stuck]), PATIENCE).await.unwrap();
-    assert_eq!(answer.reply, [Some(format!("p{stuck}"))]);
+    assert_eq!(answer, [Some(format!("p{stuck}"))]);
 }
 
 fn reason(observation: Observation) -> Option<String> {
@@ -306,7 +310,7 @@ async fn a_reader_that_was_killed_is_replaced() {
     let pid = idle(&readers)[0];
     kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGKILL).unwrap();
     let answer = readers.ask(Names(vec![me]), PATIENCE).await.unwrap();
-    assert!(answer.reply[0].is_some());
+    assert!(answer[0].is_some());
 }
 
 #[tokio::test]
@@ -318,7 +322,7 @@ async fn readers_are_no_more_than_their_number_and_the_next_waits_its_turn() {
     let readers = Readers::from(Proc::new(root.path()));
     let all = (0..READERS * 2).map(|_| readers.ask(Names(vec![stuck, fine]), PATIENCE));
     for answer in futures_util::future::join_all(all).await {
-        assert_eq!(answer.unwrap().reply, [None, Some(format!("p{fine}"))]);
+        assert_eq!(answer.unwrap(), [None, Some(format!("p{fine}"))]);
     }
     assert!(idle(&readers).len() <= READERS);
     assert!(readers.0.slots.available_permits() <= READERS);
@@ -345,7 +349,7 @@ async fn a_disk_that_hangs_keeps_one_reader_of_each_kind_until_it_answers() {
     drop(fs::File::options().read(true).write(true).open(&hanging).unwrap());
     let file = root.path().join("file");
     fs::write(&file, "text").unwrap();
-    assert_eq!(readers.ask(OnDisk(file), PATIENCE).await.unwrap().reply, 4);
+    assert_eq!(readers.ask(OnDisk(file), PATIENCE).await.unwrap(), 4);
 }
 
 #[tokio::test]

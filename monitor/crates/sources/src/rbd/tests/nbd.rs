@@ -54,7 +54,7 @@ impl Processes {
     }
 
     fn mappers(&self, connected: &[Connected]) -> Vec<(RbdNumber, Mapper)> {
-        Look::at(connected).run(&Proc::new(self.0.path())).reply
+        Look::at(connected).run(&Proc::new(self.0.path()))
     }
 }
 

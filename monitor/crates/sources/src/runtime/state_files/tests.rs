@@ -43,7 +43,7 @@ impl Node {
     }
 
     fn found(&self, files: StateFiles) -> Option<Found> {
-        ReadStateFiles(files, PodLabels::default()).run(&Proc::new(self.0.path().join("proc"))).reply
+        ReadStateFiles(files, PodLabels::default()).run(&Proc::new(self.0.path().join("proc")))
     }
 }
 
