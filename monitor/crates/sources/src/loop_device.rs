@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, SFlag, fstat};
 use zerocopy::{FromBytes, FromZeros as _};
@@ -80,10 +81,7 @@ impl Loop {
         let device = self.open()?;
         let mut status = Status::new_zeroed();
         // SAFETY: the kernel writes one structure of this size.
-        let result = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut status) };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        Errno::result(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut status) })?;
         if file(sys, &self.name).as_ref() != Some(&self.file) {
             return Err(io::ErrorKind::NotFound.into());
         }

@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 use super::procfs::Proc;
-use super::procfs::pidfd::PidFd;
+use super::procfs::pidfd::{PidFd, owned};
 use super::unix_sockets::family;
 
 /// `include/uapi/linux/sockios.h`.
@@ -20,12 +20,7 @@ const CLASSES: [&str; 2] = ["net_cls", "net_prio"];
 /// As ioctl(2): `ENOTTY` for other files, at best.
 pub fn of_own(socket: BorrowedFd<'_>) -> io::Result<File> {
     // SAFETY: SIOCGSKNS takes no argument and returns a new descriptor (close-on-exec) or -1.
-    let namespace = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS) };
-    if namespace < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us; nothing else uses it.
-    Ok(unsafe { OwnedFd::from_raw_fd(namespace) }.into())
+    Ok(unsafe { owned(libc::ioctl(socket.as_raw_fd(), SIOCGSKNS)) }?.into())
 }
 
 /// Opens the namespace of a socket of another process.

@@ -6,7 +6,7 @@
 //! system. Nothing is looked up by name.
 
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,12 +14,13 @@ use std::time::{Duration, Instant};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NlasIterator};
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use netlink_sys::{Socket, SocketAddr};
+use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
 use super::procfs::dir::mnt_id;
-use super::procfs::pidfd::PidFd;
+use super::procfs::pidfd::{PidFd, owned};
 
 /// `include/uapi/linux/sock_diag.h` and `unix_diag.h`.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -175,15 +176,10 @@ pub fn bound_file(own: &Path, process: &PidFd, fd: u32) -> io::Result<Option<Bou
         Err(error) => return Err(error),
     }
     // SAFETY: the request of a unix socket ignores its argument, and returns a new descriptor (close-on-exec) or -1.
-    let file = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE, 0) };
-    if file < 0 {
-        return match io::Error::last_os_error() {
-            error if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-            error => Err(error),
-        };
-    }
-    // SAFETY: the kernel has just made this descriptor for us; nothing else uses it.
-    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    let file = match unsafe { owned(libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE, 0)) } {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        file => file?,
+    };
     let name = file.as_raw_fd().to_string();
     let path = std::fs::read_link(own.join("fd").join(&name))?.to_string_lossy().into_owned();
     let info = std::fs::read_to_string(own.join("fdinfo").join(&name))?;
@@ -196,11 +192,11 @@ pub(super) fn family(socket: &OwnedFd) -> io::Result<libc::c_int> {
     let mut family = 0;
     let mut length = libc::socklen_t::try_from(size_of_val(&family)).unwrap_or(0);
     // SAFETY: the kernel writes at most `length` bytes to `family`, and the length to `length`.
-    let result = unsafe {
+    Errno::result(unsafe {
         let (value, length) = ((&raw mut family).cast(), &raw mut length);
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN, value, length)
-    };
-    if result == 0 { Ok(family) } else { Err(io::Error::last_os_error()) }
+    })?;
+    Ok(family)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ fn holder(file: &File) -> (std::process::Child, MeantMount) {
     let input = file.try_clone().unwrap();
     let child = Command::new("sleep").arg("1000").stdin(Stdio::from(input)).spawn().unwrap();
     let own = proc.dir(std::process::id()).unwrap();
-    let name = NumberName::new(file.as_raw_fd().try_into().unwrap());
+    let name = NumberName::new(file.as_raw_fd());
     let mut text = Vec::new();
     let info = own.at(c"fdinfo").unwrap().text(name.as_c_str(), &mut text).unwrap().into_owned();
     let link = CString::new(format!("fd/{}", file.as_raw_fd())).unwrap();

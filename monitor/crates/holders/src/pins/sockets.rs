@@ -104,7 +104,7 @@ impl Visitor {
     /// Whether it is a unix socket; `None` where it does not tell.
     fn is_unix(&mut self, files: &Files<'_>, fd: u32) -> Option<bool> {
         let own = self.own.clone().unwrap_or_else(|| PathBuf::from("/proc/self"));
-        let protocol = files.list.socket_protocol(&own, NumberName::new(fd), &mut self.buffer);
+        let protocol = files.list.socket_protocol(&own, &NumberName::new(fd), &mut self.buffer);
         match protocol {
             Ok(protocol) => Some(protocol.starts_with("UNIX")),
             // Closed, or another file has its number.

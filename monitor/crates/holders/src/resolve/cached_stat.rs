@@ -1,38 +1,33 @@
 //! What the kernel has in memory of an open file, without a request to whoever serves its file system. By statx(2): since Linux
 //! 6.11 fstatat(2) does not pass that on for an open file.
 
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use nix::errno::Errno;
+use rustix::fs::{AtFlags, Statx, StatxAttributes, StatxFlags};
 
 pub(in super::super) fn mode(file: BorrowedFd<'_>) -> Result<u32, Errno> {
-    statx(file, libc::STATX_TYPE).map(|stat| stat.stx_mode.into())
+    statx(file, StatxFlags::TYPE).map(|stat| stat.stx_mode.into())
 }
 
 /// The time of the last change of its attributes, its names and, of a directory, the names in it: seconds and nanoseconds. No
 /// program can set it.
 pub(super) fn ctime(file: BorrowedFd<'_>) -> Result<(i64, u32), Errno> {
-    let time = statx(file, libc::STATX_CTIME)?.stx_ctime;
+    let time = statx(file, StatxFlags::CTIME)?.stx_ctime;
     Ok((time.tv_sec, time.tv_nsec))
 }
 
 /// Whether it is immutable, and whether it is append-only: as its directory it can lose no file then.
 pub(in super::super) fn flags(file: BorrowedFd<'_>) -> Result<[bool; 2], Errno> {
-    let set = statx(file, libc::STATX_TYPE)?.stx_attributes;
-    let has = |flag: libc::c_int| set & u64::from(flag.unsigned_abs()) != 0;
-    Ok([has(libc::STATX_ATTR_IMMUTABLE), has(libc::STATX_ATTR_APPEND)])
+    let set = statx(file, StatxFlags::TYPE)?.stx_attributes;
+    Ok([set.contains(StatxAttributes::IMMUTABLE), set.contains(StatxAttributes::APPEND)])
 }
 
-fn statx(file: BorrowedFd<'_>, mask: u32) -> Result<libc::statx, Errno> {
-    let mut found = MaybeUninit::<libc::statx>::zeroed();
-    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: the name ends with NUL, and the kernel writes one structure.
-    let result = unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, mask, found.as_mut_ptr()) };
-    Errno::result(result)?;
-    // SAFETY: zeros are a valid one, and the kernel has written it.
-    let found = unsafe { found.assume_init() };
-    if found.stx_mask & mask == mask { Ok(found) } else { Err(Errno::ENODATA) }
+fn statx(file: BorrowedFd<'_>, mask: StatxFlags) -> Result<Statx, Errno> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found =
+        rustix::fs::statx(file, c"", flags, mask).map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
+    if found.stx_mask & mask.bits() == mask.bits() { Ok(found) } else { Err(Errno::ENODATA) }
 }
 
 #[cfg(test)]

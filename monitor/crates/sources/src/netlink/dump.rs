@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::thread;
 use std::time::Duration;
@@ -33,6 +33,7 @@ use super::nsid::{Naming, Owned};
 use super::route::{self, Nexthop, Rule};
 use super::socket::{RequestError, RequestSocket};
 use crate::procfs::Proc;
+use crate::procfs::pidfd::owned;
 use crate::procfs::readers::{Readers, Unread};
 
 /// All dumps of a namespace together; longer than that nothing of it may still be open.
@@ -224,12 +225,7 @@ fn is_foreign(home: &File, namespace: &File) -> bool {
 /// Inode number of the user namespace that owns a namespace (`NS_GET_USERNS`, since 4.9).
 fn owning_userns(namespace: &File) -> Option<u64> {
     // SAFETY: the request takes no argument and returns a new descriptor or -1.
-    let fd = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS) };
-    if fd < 0 {
-        return None;
-    }
-    // SAFETY: the descriptor was just made for us, and nothing else owns it.
-    let userns = unsafe { File::from_raw_fd(fd) };
+    let userns = File::from(unsafe { owned(libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS)) }.ok()?);
     userns.metadata().ok().map(|metadata| metadata.ino())
 }
 

@@ -43,6 +43,7 @@ use tokio::sync::mpsc;
 pub use veth_peers::{SocketElsewhere, find as find_veth_peers};
 
 use self::socket::Subscription;
+pub(super) use self::socket::attach_filter;
 use self::stream::Stream;
 use super::Sender;
 use super::procfs::readers::Readers;

@@ -16,6 +16,7 @@ use netlink_packet_core::{
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
+use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use tokio::io::Interest;
@@ -150,29 +151,32 @@ fn leave_out_promiscuity(socket: &Socket) -> io::Result<()> {
     let new_link = u32::from(u16::from_be_bytes(libc::RTM_NEWLINK.to_ne_bytes()));
     let promiscuity = u32::from_be_bytes(IFF_PROMISC.to_ne_bytes());
     let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
-    let mut program = [
-        // `nlmsg_type` of `struct nlmsghdr`.
-        statement(LOAD_HALF, 4),
-        libc::sock_filter { jf: 2, ..statement(JUMP_IF_EQUAL, new_link) },
-        // `ifi_change` of `struct ifinfomsg` behind it.
-        statement(LOAD_WORD, 16 + 12),
-        libc::sock_filter { jt: 1, ..statement(JUMP_IF_EQUAL, promiscuity) },
-        statement(RETURN, u32::MAX),
-        statement(RETURN, 0),
-    ];
-    let len = u16::try_from(program.len()).unwrap_or(0);
-    let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
-    // SAFETY: the kernel copies the program, which lives until then.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
-            (&raw const program).cast(),
-            libc::socklen_t::try_from(size_of_val(&program)).unwrap_or(0),
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    attach_filter(
+        socket,
+        &[
+            // `nlmsg_type` of `struct nlmsghdr`.
+            statement(LOAD_HALF, 4),
+            libc::sock_filter { jf: 2, ..statement(JUMP_IF_EQUAL, new_link) },
+            // `ifi_change` of `struct ifinfomsg` behind it.
+            statement(LOAD_WORD, 16 + 12),
+            libc::sock_filter { jt: 1, ..statement(JUMP_IF_EQUAL, promiscuity) },
+            statement(RETURN, u32::MAX),
+            statement(RETURN, 0),
+        ],
+    )
+}
+
+/// Has the kernel keep what this program of classic BPF does.
+pub(crate) fn attach_filter(socket: &Socket, program: &[libc::sock_filter]) -> io::Result<()> {
+    let len = program.len().try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+    let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    let size = libc::socklen_t::try_from(size_of_val(&program)).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
+    // SAFETY: the kernel copies the program, which lives until the call returns; it is `len` instructions long.
+    Errno::result(unsafe {
+        libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const program).cast(), size)
+    })?;
+    Ok(())
 }
 
 fn enlarge(socket: &Socket, bytes: usize) -> io::Result<()> {

@@ -420,7 +420,7 @@ fn protocol(proc: &Proc, socket: &SocketElsewhere, buffer: &mut Buffer) -> io::R
     let tasks = proc.dir(socket.tgid)?.at(c"task")?;
     let files = tasks.at(NumberName::new(socket.tid).as_c_str())?.at(c"fd")?;
     let own = proc.root().join("self");
-    Ok(files.socket_protocol(&own, NumberName::new(socket.fd), buffer)?.into_owned())
+    Ok(files.socket_protocol(&own, &NumberName::new(socket.fd), buffer)?.into_owned())
 }
 
 /// The network namespaces that are mounted in the mount namespace of a process, and the mounts of these clients of NFS there.

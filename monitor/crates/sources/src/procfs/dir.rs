@@ -5,12 +5,10 @@
 //! memory at once; no file of another process stays open. The texts are not parsed here.
 
 use std::borrow::Cow;
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -18,6 +16,9 @@ use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{Mode, fstat, fstatat};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 use nix::unistd::{Whence, lseek};
+use rustix::fs::{Statx, StatxFlags};
+/// A number as the name of an entry.
+pub use rustix::path::DecInt as NumberName;
 
 use super::Proc;
 use super::readers::reading;
@@ -103,17 +104,7 @@ impl Dir {
     /// that the kernel cannot show.
     pub fn link<'b>(&self, name: &CStr, buffer: &'b mut Buffer) -> io::Result<Cow<'b, str>> {
         reading(self.1);
-        // SAFETY: the name ends with NUL and the kernel writes at most the length of the buffer, which is
-        // borrowed mutably for the call.
-        let len = unsafe {
-            libc::readlinkat(
-                self.0.as_raw_fd(),
-                name.as_ptr(),
-                buffer.0.as_mut_ptr().cast(),
-                MAX_LINK.min(buffer.0.len()),
-            )
-        };
-        let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+        let len = rustix::fs::readlinkat_raw(&self.0, name, &mut buffer.0[..MAX_LINK])?;
         Ok(String::from_utf8_lossy(&buffer.0[..len]))
     }
 
@@ -126,7 +117,7 @@ impl Dir {
     pub fn mount_of(&self, name: &CStr) -> io::Result<Option<u64>> {
         // The id comes unasked. Who asks for nothing is answered also by the FUSE file systems of users.
         let found = self.statx(name, 0)?;
-        Ok((found.stx_mask & libc::STATX_MNT_ID != 0).then_some(found.stx_mnt_id))
+        Ok((found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(found.stx_mnt_id))
     }
 
     /// Id of the mount that a magic link leads to, and `major` and `minor` of what it shows as its device; `None` before
@@ -137,7 +128,7 @@ impl Dir {
     pub fn mount_and_device(&self, name: &CStr) -> io::Result<Option<(u64, [u32; 2])>> {
         let found = self.statx(name, 0)?;
         let device = [found.stx_dev_major, found.stx_dev_minor];
-        Ok((found.stx_mask & libc::STATX_MNT_ID != 0).then_some((found.stx_mnt_id, device)))
+        Ok((found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some((found.stx_mnt_id, device)))
     }
 
     /// The id that is never reused of the mount that a magic link leads to; `None` before Linux 6.8. No file server is asked.
@@ -154,7 +145,7 @@ impl Dir {
     /// # Errors
     /// As statx(2).
     pub fn file_id(&self, name: &CStr) -> io::Result<([u32; 2], u64)> {
-        let found = self.statx(name, libc::STATX_INO)?;
+        let found = self.statx(name, StatxFlags::INO.bits())?;
         Ok(([found.stx_dev_major, found.stx_dev_minor], found.stx_ino))
     }
 
@@ -163,24 +154,16 @@ impl Dir {
     /// # Errors
     /// As statx(2).
     pub fn block_device(&self, name: &CStr) -> io::Result<Option<String>> {
-        let found = self.statx(name, libc::STATX_TYPE)?;
+        let found = self.statx(name, StatxFlags::TYPE.bits())?;
         let is_block = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFBLK;
         Ok(is_block.then(|| format!("{}:{}", found.stx_rdev_major, found.stx_rdev_minor)))
     }
 
     /// What the kernel knows of what a magic link leads to, without asking a file server.
-    fn statx(&self, name: &CStr, mask: libc::c_uint) -> io::Result<libc::statx> {
+    fn statx(&self, name: &CStr, mask: u32) -> io::Result<Statx> {
         reading(self.1);
-        let mut found = MaybeUninit::<libc::statx>::zeroed();
-        let flags = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_DONT_SYNC;
-        // SAFETY: the name ends with NUL and the kernel writes one structure.
-        let result =
-            unsafe { libc::statx(self.0.as_raw_fd(), name.as_ptr(), flags, mask, found.as_mut_ptr()) };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: zeros are a valid one, and the kernel has written it.
-        Ok(unsafe { found.assume_init() })
+        let flags = rustix::fs::AtFlags::NO_AUTOMOUNT | rustix::fs::AtFlags::STATX_DONT_SYNC;
+        Ok(rustix::fs::statx(&self.0, name, flags, StatxFlags::from_bits_retain(mask))?)
     }
 
     /// The protocol of a socket among the entries of `/proc/PID/fd`, such as `UNIX-STREAM` or `TCP`; the socket itself answers.
@@ -191,23 +174,13 @@ impl Dir {
     pub fn socket_protocol<'b>(
         &self,
         own: &Path,
-        entry: NumberName,
+        entry: &NumberName,
         buffer: &'b mut Buffer,
     ) -> io::Result<Cow<'b, str>> {
         reading(self.1);
         let directory = own.join("fd").join(self.0.as_raw_fd().to_string());
         let path = directory.join(entry.as_c_str().to_str().unwrap_or_default());
-        let path = CString::new(path.into_os_string().into_vec())?;
-        // SAFETY: both names end with NUL and the kernel writes at most the length of the buffer, which is borrowed mutably.
-        let len = unsafe {
-            libc::getxattr(
-                path.as_ptr(),
-                c"system.sockprotoname".as_ptr(),
-                buffer.0.as_mut_ptr().cast(),
-                buffer.0.len(),
-            )
-        };
-        let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+        let len = rustix::fs::getxattr(path, c"system.sockprotoname", &mut buffer.0[..])?;
         Ok(String::from_utf8_lossy(buffer.0[..len].split(|byte| *byte == 0).next().unwrap_or_default()))
     }
 
@@ -331,39 +304,6 @@ fn entry_names(mut records: &[u8]) -> impl Iterator<Item = &CStr> {
     })
 }
 
-/// A number as the name of an entry.
-#[derive(Debug, Clone, Copy)]
-pub struct NumberName([u8; 11]);
-
-impl NumberName {
-    /// Writes the number in decimal.
-    #[must_use]
-    pub fn new(mut number: u32) -> Self {
-        let mut reversed = [0; 10];
-        let mut len = 0;
-        for digit in &mut reversed {
-            // The remainder is below ten.
-            *digit = b'0' + u8::try_from(number % 10).unwrap_or(0);
-            number /= 10;
-            len += 1;
-            if number == 0 {
-                break;
-            }
-        }
-        let mut name = [0; 11];
-        for (to, from) in name.iter_mut().zip(reversed[..len].iter().rev()) {
-            *to = *from;
-        }
-        Self(name)
-    }
-
-    /// As the kernel takes it.
-    #[must_use]
-    pub fn as_c_str(&self) -> &CStr {
-        CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
-    }
-}
-
 /// Whether an error of /proc means that the process, task or descriptor is not there (any more).
 #[must_use]
 pub fn is_gone(error: &io::Error) -> bool {
@@ -382,13 +322,6 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
-
-    #[test]
-    fn a_number_is_written_as_the_kernel_names_it() {
-        for number in [0, 7, 10, 255, 4_194_304, u32::MAX] {
-            assert_eq!(NumberName::new(number).as_c_str().to_str().unwrap(), number.to_string());
-        }
-    }
 
     #[test]
     fn an_open_descriptor_is_listed_with_its_path_and_mount() {

@@ -1,9 +1,10 @@
 //! Descriptors of processes: a process by more than its number, without a read of /proc, which could hang.
 
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
@@ -42,8 +43,7 @@ impl PidFd {
     fn opened(id: u32, flags: libc::c_uint) -> io::Result<Self> {
         let pid = libc::pid_t::try_from(id).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
         // SAFETY: takes two integers, and returns a new descriptor (close-on-exec) or -1.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
-        Ok(Self(owned(fd)?))
+        Ok(Self(unsafe { owned(libc::syscall(libc::SYS_pidfd_open, pid, flags)) }?))
     }
 
     /// A copy of one of its descriptors. What that is stays open until the copy is closed.
@@ -52,7 +52,7 @@ impl PidFd {
     /// As pidfd_getfd(2): `EBADF` where it has none of this number, `ENOSYS` before 5.6.
     pub fn copy_of(&self, fd: u32) -> io::Result<OwnedFd> {
         // SAFETY: takes three integers, and returns a new descriptor (close-on-exec) or -1.
-        owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), fd, 0) })
+        unsafe { owned(libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), fd, 0)) }
     }
 
     /// Whether the process has ended; a zombie has.
@@ -63,10 +63,13 @@ impl PidFd {
     }
 }
 
-/// What a system call has returned that makes a descriptor.
-fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
-    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: the kernel has just made this descriptor for us; nothing else uses it.
+/// The descriptor that a system call has made for the caller, or its error.
+///
+/// # Safety
+/// Nothing else uses the descriptor.
+pub(crate) unsafe fn owned(fd: impl TryInto<RawFd>) -> io::Result<OwnedFd> {
+    let fd = fd.try_into().ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: as the caller says.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -109,10 +112,7 @@ const INFO_EXIT: u64 = 1 << 3;
 fn wait_status(process: &OwnedFd) -> io::Result<Option<i32>> {
     let mut info = PidfdInfo { mask: INFO_EXIT, ..PidfdInfo::default() };
     // SAFETY: the kernel reads and writes one structure of the size that the request has.
-    let result = unsafe { libc::ioctl(process.as_raw_fd(), PIDFD_GET_INFO as _, &raw mut info) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    Errno::result(unsafe { libc::ioctl(process.as_raw_fd(), PIDFD_GET_INFO as _, &raw mut info) })?;
     Ok((info.mask & INFO_EXIT != 0).then_some(info.exit_code))
 }
 

@@ -3,14 +3,17 @@
 
 use std::io;
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd};
+use std::ops::ControlFlow;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use kevtmon_observation::NsInum;
+use nix::errno::Errno;
 use nix::sys::stat::fstat;
 use zerocopy::{FromBytes, FromZeros as _};
 
 use super::dir::Dir;
 use super::mountinfo::Mount;
+use super::pidfd::owned;
 
 mod table;
 
@@ -90,11 +93,8 @@ impl MountNamespace {
         let handle = process.handle(c"ns/mnt")?;
         let mut id = 0_u64;
         // SAFETY: the request writes one u64.
-        let result = unsafe { libc::ioctl(handle.as_raw_fd(), NS_GET_MNTNS_ID, &raw mut id) };
-        match result {
-            0 => Ok(Self { id, _pinned: Some(handle) }),
-            _ => Err(io::Error::last_os_error()),
-        }
+        Errno::result(unsafe { libc::ioctl(handle.as_raw_fd(), NS_GET_MNTNS_ID, &raw mut id) })?;
+        Ok(Self { id, _pinned: Some(handle) })
     }
 
     /// Calls this with every other mount namespace of the node, its inode number first, until it returns false.
@@ -121,15 +121,11 @@ impl MountNamespace {
     /// The unique id of a mount of its table, if the mount is still there.
     #[must_use]
     pub fn unique_id(&self, mount: &Mount) -> Option<u64> {
-        let mut after = 0;
-        loop {
-            let ids = self.list(after).ok()?;
-            let found = ids.iter().copied().find(|id| self.stat(*id).is_ok_and(|stat| stat.is(mount)));
-            if found.is_some() {
-                return found;
-            }
-            after = *ids.last().filter(|_| ids.len() == LISTED)?;
-        }
+        let is_it = |id: &u64| self.stat(*id).is_ok_and(|stat| stat.is(mount));
+        let page = |ids: &[u64]| {
+            ids.iter().copied().find(is_it).map_or(ControlFlow::Continue(()), ControlFlow::Break)
+        };
+        self.each_page(page).ok()?
     }
 
     /// The unique ids of some mounts of its table, in their order; none of those that are not there any more.
@@ -137,12 +133,10 @@ impl MountNamespace {
     pub fn unique_ids(&self, mounts: &[&Mount]) -> Vec<Option<u64>> {
         let mut found = vec![None; mounts.len()];
         // Where the list ends early, the others are not known.
-        let _ = self.each_page(|ids| {
-            for id in ids {
-                let Ok(stat) = self.stat(*id) else { continue };
-                if let Some(index) = mounts.iter().position(|mount| stat.is(mount)) {
-                    found[index] = Some(*id);
-                }
+        let _ = self.each_id(|id| {
+            let Ok(stat) = self.stat(id) else { return };
+            if let Some(index) = mounts.iter().position(|mount| stat.is(mount)) {
+                found[index] = Some(id);
             }
         });
         found
@@ -154,7 +148,7 @@ impl MountNamespace {
     /// Where the kernel does not tell.
     pub fn newest(&self) -> io::Result<u64> {
         let mut newest = 0;
-        self.each_page(|ids| newest = ids.iter().copied().fold(newest, u64::max))?;
+        self.each_id(|id| newest = newest.max(id))?;
         Ok(newest)
     }
 
@@ -164,28 +158,33 @@ impl MountNamespace {
     /// # Errors
     /// Where the kernel does not tell.
     pub fn has_more_than(&self, most: usize) -> io::Result<bool> {
-        let (mut count, mut after) = (0, 0);
-        loop {
-            let ids = self.list(after)?;
+        let mut count = 0;
+        let more = self.each_page(|ids| {
             count += ids.len();
-            if count > most {
-                return Ok(true);
-            }
-            match ids.last().filter(|_| ids.len() == LISTED) {
-                Some(last) => after = *last,
-                None => return Ok(false),
-            }
-        }
+            if count > most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        Ok(more.is_some())
     }
 
-    fn each_page(&self, mut each: impl FnMut(&[u64])) -> io::Result<()> {
+    fn each_id(&self, mut each: impl FnMut(u64)) -> io::Result<()> {
+        self.each_page(|ids| {
+            ids.iter().copied().for_each(&mut each);
+            ControlFlow::<()>::Continue(())
+        })
+        .map(drop)
+    }
+
+    /// Lists the ids until one page of them ends the search.
+    fn each_page<B>(&self, mut each: impl FnMut(&[u64]) -> ControlFlow<B>) -> io::Result<Option<B>> {
         let mut after = 0;
         loop {
             let ids = self.list(after)?;
-            each(&ids);
+            if let ControlFlow::Break(found) = each(&ids) {
+                return Ok(Some(found));
+            }
             match ids.last().filter(|_| ids.len() == LISTED) {
                 Some(last) => after = *last,
-                None => return Ok(()),
+                None => return Ok(None),
             }
         }
     }
@@ -225,8 +224,8 @@ impl MountNamespace {
         let mut basics = Basics::new_zeroed();
         let size = size_of::<Basics>();
         // SAFETY: the request is as long as it says, and the kernel writes at most the given size.
-        let result = unsafe { libc::syscall(SYS_STATMOUNT, &raw const request, &raw mut basics, size, 0) };
-        if result == 0 { Ok(basics) } else { Err(io::Error::last_os_error()) }
+        Errno::result(unsafe { libc::syscall(SYS_STATMOUNT, &raw const request, &raw mut basics, size, 0) })?;
+        Ok(basics)
     }
 }
 
@@ -242,13 +241,10 @@ struct NamespaceInfo {
 /// The namespace after this one, or before it, with its id; `None` at the end.
 fn neighbor(of: &OwnedFd, direction: libc::Ioctl) -> io::Result<Option<(OwnedFd, u64)>> {
     let mut info = NamespaceInfo { size: 16, ..NamespaceInfo::default() };
-    // SAFETY: the request writes one structure of the size that it has.
-    let result = unsafe { libc::ioctl(of.as_raw_fd(), direction, &raw mut info) };
-    match io::Error::last_os_error() {
-        // SAFETY: the descriptor was made for us alone.
-        _ if result >= 0 => Ok(Some((unsafe { OwnedFd::from_raw_fd(result) }, info.id))),
-        error if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        error => Err(error),
+    // SAFETY: the request writes one structure of the size that it has, and returns a new descriptor or -1.
+    match unsafe { owned(libc::ioctl(of.as_raw_fd(), direction, &raw mut info)) } {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        found => Ok(Some((found?, info.id))),
     }
 }
 

@@ -12,6 +12,8 @@ use netlink_sys::{Socket, SocketAddr};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::netlink::attach_filter;
+
 /// The group of the kernel's own messages; in the other one udev repeats them.
 const GROUP: u32 = 1;
 /// Port of the kernel.
@@ -66,7 +68,7 @@ impl Uevents {
         let mut socket = Socket::new(NETLINK_KOBJECT_UEVENT)?;
         socket.set_non_blocking(true)?;
         // Before the group, so that nothing else is queued. Without it there is only more to read.
-        if let Err(error) = only_rbd(&socket) {
+        if let Err(error) = attach_filter(&socket, &filter()) {
             tracing::debug!(%error, "the socket for events of devices has no filter");
         }
         socket.bind(&SocketAddr::new(0, GROUP))?;
@@ -94,27 +96,6 @@ impl Uevents {
             }
         }
     }
-}
-
-/// Has the kernel keep what begins with one of the actions and with where such devices are.
-fn only_rbd(socket: &Socket) -> io::Result<()> {
-    let program = filter();
-    let filter = libc::sock_fprog {
-        len: program.len().try_into().map_err(|_| io::ErrorKind::InvalidInput)?,
-        filter: program.as_ptr().cast_mut(),
-    };
-    let size = u32::try_from(size_of::<libc::sock_fprog>()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: the kernel copies the program, which lives until the call returns; it is `len` instructions long.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
-            (&raw const filter).cast(),
-            size,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Classic BPF: keeps a message that has `/devices/rbd` or `/devices/virtual/block/n` behind an action of one of the lengths: as
@@ -215,6 +196,6 @@ mod tests {
     #[tokio::test]
     async fn the_kernel_takes_the_filter_and_the_group() {
         let uevents = Uevents::open().unwrap();
-        only_rbd(&uevents.socket.get_ref().0).unwrap();
+        attach_filter(&uevents.socket.get_ref().0, &filter()).unwrap();
     }
 }

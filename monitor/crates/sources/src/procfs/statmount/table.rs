@@ -1,7 +1,9 @@
 //! All mounts of a namespace as a table, without a process in it: since 6.11.
 
 use std::io;
+use std::ops::ControlFlow;
 
+use nix::errno::Errno;
 use zerocopy::FromBytes;
 
 use super::{Basics, LISTED, MountNamespace, SYS_STATMOUNT};
@@ -31,15 +33,16 @@ impl MountNamespace {
         is_wanted: impl Fn(&str, bool) -> bool,
     ) -> io::Result<Option<MountTable>> {
         let mut ids = Vec::new();
-        loop {
-            let more = self.list(ids.last().copied().unwrap_or_default())?;
-            ids.extend(&more);
-            if more.len() < LISTED {
-                break;
+        let beyond = self.each_page(|more| {
+            ids.extend(more);
+            if more.len() == LISTED && ids.len() > most {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
             }
-            if ids.len() > most {
-                return Err(io::ErrorKind::QuotaExceeded.into());
-            }
+        })?;
+        if beyond.is_some() {
+            return Err(io::ErrorKind::QuotaExceeded.into());
         }
         if !self.has_any(&ids, is_wanted) {
             return Ok(None);
@@ -65,7 +68,7 @@ impl MountNamespace {
     /// Where the kernel does not tell.
     pub fn has_one(&self, is_wanted: impl Fn(&str, bool) -> bool) -> io::Result<bool> {
         let mut has = false;
-        self.each_page(|ids| has = has || self.has_any(ids, &is_wanted))?;
+        self.each_id(|id| has = has || self.has_any(&[id], &is_wanted))?;
         Ok(has)
     }
 
@@ -79,11 +82,9 @@ impl MountNamespace {
         let request = self.request(unique, ALL);
         let size = size_of_val(buffer);
         // SAFETY: the request is as long as it says, and the kernel writes at most the given size.
-        let result =
-            unsafe { libc::syscall(SYS_STATMOUNT, &raw const request, buffer.as_mut_ptr(), size, 0) };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        Errno::result(unsafe {
+            libc::syscall(SYS_STATMOUNT, &raw const request, buffer.as_mut_ptr(), size, 0)
+        })?;
         let bytes: Vec<u8> = buffer.iter().flat_map(|word| word.to_ne_bytes()).collect();
         parse(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
