@@ -46,7 +46,6 @@ pub async fn ask(
     }
 }
 
-/// A process that asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     /// Process id, as /proc shows it, which may be of another process namespace.

@@ -34,7 +34,6 @@ pub(super) struct AttachedCopy {
 pub struct Attached(Arc<Mutex<Vec<(AttachedMount, Instant)>>>);
 
 impl Attached {
-    /// Takes in what a look has seen.
     pub(super) fn update(&self, seen: Vec<AttachedMount>) {
         let now = Instant::now();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +56,6 @@ impl Attached {
     }
 }
 
-/// Whether both are one mount, as far as their ids tell.
 fn is_same(one: MeantMount, other: MeantMount) -> bool {
     one.id == other.id && one.unique.zip(other.unique).is_none_or(|(one, other)| one == other)
 }

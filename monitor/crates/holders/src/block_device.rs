@@ -26,9 +26,7 @@ use super::{Deadline, MAX_LISTED, ScanRequest};
 
 /// Partitions of a device, and devices that are made of it, that are told.
 const NAMES_MAX: usize = 256;
-/// Longest wait for a reader on behalf of a refused mount.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Processor time for that.
 const BUDGET: Duration = Duration::from_millis(500);
 
 /// Adds to the report on a path who uses the block device that is there, if one is. `tgid`: a process that sees the path.

@@ -48,7 +48,6 @@ pub struct DetachedRequest {
     /// Returned in the answer.
     pub id: u64,
     pub mounts: Vec<DetachedMount>,
-    /// What was known of each.
     #[serde(default)]
     attached: Vec<Option<AttachedMount>>,
 }
@@ -179,7 +178,6 @@ fn pins(process: &Dir, ns: NsInum, uses: Vec<Use>, searched: &Searched<'_>) -> V
     uses.into_iter().filter_map(pin).collect()
 }
 
-/// Something that a process has of a mount.
 pub(super) struct Use {
     pub(super) pin: Pin,
     /// The mount that it is on.

@@ -25,7 +25,6 @@ const FDS_MAX: usize = 1024;
 /// `MINORBITS` of include/linux/kdev_t.h.
 const MINOR_BITS: u32 = 20;
 
-/// The FUSE file system that a process serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Served {
     pub(super) mountpoint: String,
@@ -33,7 +32,6 @@ pub(super) struct Served {
     pub(super) is_certain: bool,
 }
 
-/// Finds the file system that a process serves.
 pub(super) fn served(proc: &Proc, (tgid, process): (u32, &Dir)) -> Option<Served> {
     let (mut links, mut text) = (Buffer::default(), Vec::new());
     let survivor = survivor(tgid, process, &mut links);
@@ -81,12 +79,10 @@ fn connections(proc: &Proc, process: (u32, &Dir), links: &mut Buffer) -> Option<
     (!open.is_empty()).then(|| open.into_iter().flatten().collect())
 }
 
-/// Descriptors of the device that a process has.
 #[derive(Default)]
 struct Devices {
     /// Each with its connection where the kernel shows it (`fuse_connection` in fdinfo). One that is not mounted yet has none.
     open: Vec<Option<u32>>,
-    /// Whether all descriptors of the process were looked at.
     is_whole: bool,
     looked: usize,
 }

@@ -30,19 +30,14 @@ use super::pins::{Pin, describe};
 use super::rbd::{alone, oldest, sorted};
 use super::scan_order::ScanOrder;
 
-/// How often is looked.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// A process that ends still has its files open when that is told.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Processor time for one look.
 const BUDGET: Duration = Duration::from_secs(1);
 /// File systems that are followed.
 const MOST: usize = 512;
-/// Paths of one file system that are told.
 const PATHS_MAX: usize = 64;
-/// Mounts of one file system that are told.
 const MOUNTS_MAX: usize = 64;
 /// How often the servers of one are searched that are not found, and how often it is looked first at one that nobody serves.
 const TRIES: u32 = 6;
@@ -86,7 +81,6 @@ async fn follow(readers: Readers, mut known: Vec<Followed>, mut requests: mpsc::
     }
 }
 
-/// A file system that is followed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Followed {
     pub(super) mount: FuseMount,
@@ -94,7 +88,6 @@ pub(super) struct Followed {
     pub(super) looks: u32,
 }
 
-/// Looks at the file systems of the host, and at those that were found before.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Look {
     pub(super) known: Vec<Followed>,

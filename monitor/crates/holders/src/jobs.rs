@@ -36,7 +36,6 @@ pub fn jobs() -> impl Iterator<Item = Entry> {
     scans.chain(looks).chain(others).chain([entry::<LookForMount>()])
 }
 
-/// An answer, and the processor time that it took.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Measured<T> {
     pub(super) found: T,
@@ -99,7 +98,6 @@ impl Job for Scan {
     }
 }
 
-/// Finds only the mount of a scan.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Locate {
     pub(super) request: ScanRequest,
@@ -140,7 +138,6 @@ impl Job for Presence {
     }
 }
 
-/// Finds who still holds a detached mount.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct StillHeld {
     pub(super) request: StillHeldRequest,
@@ -160,7 +157,6 @@ impl Job for StillHeld {
     }
 }
 
-/// Finds who uses detached mounts, or goes on with it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Detached {
     pub(super) request: DetachedRequest,

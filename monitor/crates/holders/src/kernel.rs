@@ -31,7 +31,6 @@ const EXPORTS: &str = "fs/nfs/exports";
 /// Where the kernel lists the probes that were defined in tracefs, below /sys.
 const UPROBES: [&str; 2] = ["kernel/tracing/uprobe_events", "kernel/debug/tracing/uprobe_events"];
 
-/// All mounts that are seen.
 pub(super) struct Seen<'a> {
     pub(super) proc: &'a Proc,
     pub(super) targets: &'a ScanTargets<'a>,

@@ -26,7 +26,6 @@ pub(super) struct Listed {
     handle: IteratorHandle,
     lists: Lists,
     pub(super) tasks: Vec<ListedTask>,
-    /// File system that was asked about.
     device: Option<u32>,
     /// Who can hold it by what is in the lists of `/proc`; all, where that is not known.
     holding: Option<BTreeSet<u32>>,
@@ -95,7 +94,6 @@ impl Listed {
         }
     }
 
-    /// Who maps a file of it.
     fn mapping(&self, device: u32) -> io::Result<Vec<u32>> {
         if IS_STUCK.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::TimedOut.into());

@@ -13,7 +13,6 @@ use super::resolve::{Resolved, Unresolved, View};
 use super::table::Uncertainty;
 use super::{Deadline, ScanRequest, own_tgid, presence, same_directory, target};
 
-/// What a path leads to.
 pub(super) struct Found {
     pub(super) seen: Seen,
     /// `None` where nothing is mounted; on demand, where nothing is.

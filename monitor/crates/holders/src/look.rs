@@ -15,7 +15,6 @@ pub(super) struct Look {
     pub(super) located: Located,
     /// Why that is only likely what was meant.
     pub(super) doubt: Option<Uncertainty>,
-    /// The processor time that it took.
     pub(super) took: Duration,
 }
 

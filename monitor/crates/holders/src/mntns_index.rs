@@ -39,14 +39,12 @@ impl Member {
     }
 }
 
-/// The first thread of a process, and its namespace.
 #[derive(Debug, Clone, Copy)]
 struct Leader {
     tgid: u32,
     own: Option<NsInum>,
 }
 
-/// All processes by mount namespace.
 #[derive(Debug, Default)]
 pub(super) struct MntnsIndex {
     /// One member per process, and one per thread in another namespace than its process.
@@ -179,7 +177,6 @@ impl MntnsIndex {
         self.namespaces.entry(ns).or_default().push(member);
     }
 
-    /// Members of a namespace.
     pub(super) fn members(&self, ns: NsInum) -> &[Member] {
         self.namespaces.get(&ns).map_or(&[], Vec::as_slice)
     }
@@ -216,7 +213,6 @@ pub(super) fn survivor(tgid: u32, dir: &Dir, buffer: &mut Buffer) -> Option<Dir>
     others.filter_map(|tid| task_dir(dir, tid)).find(|task| task.link(c"root", buffer).is_ok())
 }
 
-/// The directory of a thread.
 pub(super) fn task_dir(dir: &Dir, tid: u32) -> Option<Dir> {
     dir.at(c"task").ok()?.at(NumberName::new(tid).as_c_str()).ok()
 }

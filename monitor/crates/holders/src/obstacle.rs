@@ -18,7 +18,6 @@ use serde::{Deserialize, Serialize};
 
 use super::resolve::{cached_stat, is_local};
 
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Looks at a path of the node, and at the directory that it is in.

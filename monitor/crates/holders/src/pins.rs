@@ -169,7 +169,6 @@ impl Visit {
     }
 }
 
-/// Reads processes, with buffers for all.
 #[derive(Debug, Default)]
 pub(super) struct Visitor {
     buffer: Buffer,
@@ -182,7 +181,6 @@ pub(super) struct Visitor {
     kernel_threads: BTreeSet<u32>,
     /// The directory of this process in /proc, if that shows the ids of our own pid namespace.
     own: Option<PathBuf>,
-    /// Which namespaces open files are looked at for.
     pub(super) namespaces: Kept,
 }
 

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use super::mntns_index::namespace;
 use super::{Deadline, ScanRequest, TOO_LONG, own_tgid};
 
-/// A request whether a mount is still there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PresenceRequest {
     /// Returned in the reply.

@@ -110,7 +110,6 @@ impl Progress {
         self.sockets.get(&tgid).is_some_and(Vec::is_empty)
     }
 
-    /// Goes on to a stage.
     pub(super) fn enter(&mut self, stage: Stage) {
         if self.stage != stage {
             self.stage = stage;

@@ -30,7 +30,6 @@ pub(super) struct MountCopy<'a> {
     pub(super) propagated: bool,
 }
 
-/// All that were found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Copies<'a> {
     pub(super) found: Vec<MountCopy<'a>>,

@@ -33,11 +33,8 @@ use descriptors::{Descriptors, Mounts};
 const INTERVAL: Duration = Duration::from_secs(30);
 /// How often while one of them has no use in a pod's directory: it may get one, or lose what holds it.
 const OFTEN: Duration = Duration::from_secs(15);
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Processor time for one look.
 const BUDGET: Duration = Duration::from_millis(500);
-/// Holders of one image that are told.
 const HOLDERS_MAX: usize = 64;
 /// Members of a namespace of which the oldest is looked for.
 const MEMBERS_LOOKED_AT: usize = 16;
@@ -101,7 +98,6 @@ fn is_in_pod(holders: &[Holder]) -> bool {
     holders.iter().any(|holder| holder.path.as_deref().is_some_and(|path| path.contains("/pods/")))
 }
 
-/// A device that is looked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Device {
     /// Of an image.
@@ -296,7 +292,6 @@ fn add(found: &mut RbdUse, holders: Vec<Holder>) {
     }
 }
 
-/// The mount namespace of the host.
 fn host(proc: &Proc) -> Option<NsInum> {
     let own = || own_tgid(proc).and_then(|own| proc.ns(own, "mnt"));
     proc.host_mntns().or_else(own)

@@ -143,7 +143,6 @@ pub(super) struct Origin {
     pub(super) root: Option<Anchor>,
     /// The caller's current directory; `None` for an absolute path.
     pub(super) cwd: Option<Anchor>,
-    /// As it was given.
     pub(super) path: String,
     /// Whether a link at its end is followed.
     pub(super) follow: bool,
@@ -153,7 +152,6 @@ pub(super) struct Origin {
 #[derive(Debug)]
 pub(super) struct Resolved {
     pub(super) path: String,
-    /// The topmost mount there, if there is any.
     pub(super) mount: Option<Mount>,
     /// Where there is none: the mount that it lies on, if there is something at the path.
     pub(super) lies_on: Option<u64>,
@@ -171,7 +169,6 @@ pub(super) struct View<'t> {
 }
 
 impl<'t> View<'t> {
-    /// Opens the root directory of a process.
     pub(super) fn open(process: &Dir, shown: &str, table: &'t MountTable) -> Result<Self, Unresolved> {
         let top = process.root().map_err(|_| Unresolved::NoProcess)?;
         Ok(Self { top, shown: names(shown).collect(), table })
@@ -386,7 +383,6 @@ enum Step {
     Nothing,
 }
 
-/// The names in a path, without those that lead nowhere.
 fn names(path: &str) -> impl DoubleEndedIterator<Item = String> {
     path.split('/').filter(|name| !matches!(*name, "" | ".")).map(str::to_owned)
 }
@@ -406,7 +402,6 @@ pub(super) fn is_local(fstype: &str) -> bool {
     LOCAL.contains(&fstype)
 }
 
-/// The mount that an open file is on.
 fn mount_of(file: BorrowedFd<'_>) -> Result<u64, Unresolved> {
     let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
     let id = mnt_id(&fdinfo.map_err(Unresolved::MountId)?);

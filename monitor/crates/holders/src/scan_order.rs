@@ -18,7 +18,6 @@ const PER_LOOK: usize = 64;
 /// Whose a process is: an account, by its place among the names, and a user.
 type Party = (usize, Option<u32>);
 
-/// Whose processes are, as far as it was asked for.
 #[derive(Debug, Default)]
 pub(super) struct ScanOrder {
     parties: HashMap<u32, Party>,

@@ -11,7 +11,6 @@ use kevtmon_observation::{NsInum, Rank, Share};
 /// Accounts, users and mount namespaces of which it is remembered when it was their turn last.
 const REMEMBERED: usize = 512;
 
-/// A kind of work; each has places of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     /// Takes as long as reading one mount table.
@@ -39,7 +38,6 @@ fn parties(share: &Share) -> [Party<'_>; 3] {
     [(account, None, None), (account, Some(*uid), None), (account, Some(*uid), Some(*mntns))]
 }
 
-/// Those that wait, and whose turn it was.
 #[derive(Debug)]
 pub(super) struct ScanQueue<T> {
     waiting: Vec<Waiting<T>>,

@@ -19,7 +19,6 @@ pub(super) struct SearchedMount<'a> {
     pub(super) mount: &'a Mount,
 }
 
-/// What is looked for.
 #[derive(Debug)]
 pub(super) struct ScanTargets<'a> {
     pub(super) mounts: Vec<SearchedMount<'a>>,

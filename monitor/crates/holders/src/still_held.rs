@@ -27,7 +27,6 @@ use super::resolve::is_local;
 use super::searched::{answers_at_once, is_device, is_layered};
 use super::{Deadline, Holder, HolderReport, kernel, own_directory};
 
-/// Descriptors between two looks at the clock.
 const FDS_PER_LOOK: usize = 256;
 
 /// A request who still holds a detached mount.
@@ -100,7 +99,6 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
     report
 }
 
-/// What is known of one holder, and where it is looked at.
 struct Look<'a> {
     proc: &'a Proc,
     process: &'a Dir,

@@ -126,7 +126,6 @@ mod tests {
         }
     }
 
-    /// Paths of root and current directory.
     fn start(links: &[(&str, &str)], request: &ScanRequest) -> Option<(String, Option<String>)> {
         let (_files, proc) = proc(links);
         let origin = origin(&proc, request).ok()?;

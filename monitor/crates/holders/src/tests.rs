@@ -61,7 +61,6 @@ fn request(path: &Path) -> ScanRequest {
     }
 }
 
-/// A scan of one part.
 fn scan(proc: &Proc, request: &ScanRequest, budget: Duration) -> HolderReport {
     scan_part(proc, request, Progress::default(), budget).report
 }

@@ -30,9 +30,7 @@ mod calls;
 /// Programs that unmount where they are called so: those of util-linux, FUSE and NFS, and those of many names.
 const NAMES: [&str; 7] =
     ["umount", "fusermount", "fusermount3", "mount.nfs", "mount.nfs4", "busybox", "toybox"];
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often all processes are looked at.
 const INTERVAL: Duration = Duration::from_secs(20);
 /// How often all threads are looked at, of which there are many.
 const CALLS_INTERVAL: Duration = Duration::from_secs(60);
@@ -40,7 +38,6 @@ const CALLS_INTERVAL: Duration = Duration::from_secs(60);
 const OFTEN: Duration = Duration::from_secs(2);
 /// Processes that are told at a time; only root of the node adds to them.
 const MOST: usize = 64;
-/// Longest search for the server of one file system.
 const SEARCH: Duration = Duration::from_millis(200);
 
 /// Follows such processes until the receiver of observations is gone.
@@ -95,7 +92,6 @@ fn all(programs: Vec<Unmounter>, calls: &[Call]) -> Vec<Unmounter> {
     all
 }
 
-/// Looks for such processes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Look {
     /// The threads, with their processes before them, that are looked at for calls; all, where it is absent.

@@ -11,10 +11,8 @@ use kevtmon_sources::procfs::readers::{Job, Readers};
 use kevtmon_sources::{Sender, tell};
 use serde::{Deserialize, Serialize};
 
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Looks for the other ends of these devices.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct FindPeers {
     pub(super) links: Vec<VethLink>,

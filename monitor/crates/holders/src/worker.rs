@@ -44,7 +44,6 @@ const DETACHED_LEFT_MAX: usize = 4;
 /// A scan that goes on for longer is ended with what it found.
 const SCAN_MAX: Duration = Duration::from_secs(300);
 
-/// What scanning may cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Scans that wait, and have not begun: as of all volumes of a node that is drained.
@@ -93,7 +92,6 @@ impl ScanThread {
     }
 }
 
-/// What a thread does next.
 #[derive(Debug)]
 enum Work {
     /// First of a scan.
@@ -104,7 +102,6 @@ enum Work {
     Detached(Box<Detached>),
 }
 
-/// A scan, and how far it came.
 #[derive(Debug)]
 struct Scan {
     request: ScanRequest,
@@ -320,11 +317,9 @@ fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, (thread, limits
     }
 }
 
-/// Work that was done.
 struct Done {
     /// The answer, if there is one yet.
     reply: Option<Fact>,
-    /// The processor time that it took.
     took: Duration,
     left: Option<Work>,
 }

@@ -13,13 +13,11 @@ settings! { "polling":
 
 static LIMIT: OnceLock<Duration> = OnceLock::new();
 
-/// Sets the value of [`MAX_INTERVAL`], once and before the first [`at_look`].
 pub fn limit(seconds: u64) {
     // A second call changes nothing.
     let _ = LIMIT.set(Duration::from_secs(seconds));
 }
 
-/// Seconds between two beats, for pauses that are multiples of that; the first one that fits is taken.
 const BEATS: [u64; 3] = [20, 10, 5];
 
 /// An interval, or [`MAX_INTERVAL`] if that is shorter.
@@ -43,7 +41,6 @@ pub fn at_look(interval: Duration) -> tokio::time::Instant {
     at_beat(limited(interval))
 }
 
-/// When a pause ends that begins at this time; both since the first beat.
 fn end(begin: Duration, pause: Duration) -> Duration {
     let end = begin + pause;
     let is_multiple = |beat: &u64| {

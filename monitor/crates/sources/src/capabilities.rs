@@ -5,28 +5,22 @@ use std::io;
 use kevtmon_types::kernel_release::KernelRelease;
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 
-/// A capability of `include/uapi/linux/capability.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capability {
     pub name: &'static str,
     bit: u32,
 }
 
-/// Change who owns a file.
 pub const CHOWN: Capability = Capability { name: "CAP_CHOWN", bit: 0 };
-/// Write to files of others.
 pub const DAC_OVERRIDE: Capability = Capability { name: "CAP_DAC_OVERRIDE", bit: 1 };
-/// Read files and search directories of others.
 pub const DAC_READ_SEARCH: Capability = Capability { name: "CAP_DAC_READ_SEARCH", bit: 2 };
 /// Give up capabilities for all programs that are executed.
 pub const SETPCAP: Capability = Capability { name: "CAP_SETPCAP", bit: 8 };
-/// Listen on a port below 1024.
 pub const NET_BIND_SERVICE: Capability = Capability { name: "CAP_NET_BIND_SERVICE", bit: 10 };
 /// Hear of all network namespaces on one socket.
 pub const NET_BROADCAST: Capability = Capability { name: "CAP_NET_BROADCAST", bit: 11 };
 /// Configure networks, and see of sockets what others may not.
 pub const NET_ADMIN: Capability = Capability { name: "CAP_NET_ADMIN", bit: 12 };
-/// Look into any process.
 pub const SYS_PTRACE: Capability = Capability { name: "CAP_SYS_PTRACE", bit: 19 };
 /// Enter namespaces, mount, and much else.
 pub const SYS_ADMIN: Capability = Capability { name: "CAP_SYS_ADMIN", bit: 21 };

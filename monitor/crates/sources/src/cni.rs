@@ -14,7 +14,6 @@ use super::procfs::Proc;
 use super::procfs::readers::{Job, Readers, reading_none};
 use super::{Sender, tell};
 
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 settings! { "cni":
@@ -23,7 +22,6 @@ settings! { "cni":
     BIN_DIRS: BinDirs = "bin_dirs", default BinDirs::default();
 }
 
-/// Absolute paths of directories.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BinDirs(pub Vec<PathBuf>);
 
@@ -53,7 +51,6 @@ impl<'de> Deserialize<'de> for BinDirs {
     }
 }
 
-/// Finds the network namespace that a path leads to.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct FindNetns {
     path: String,
@@ -78,7 +75,6 @@ impl Job for FindNetns {
     }
 }
 
-/// The process of a path such as `/proc/16707/ns/net`.
 fn process_of(path: &str) -> Option<u32> {
     path.strip_prefix("/proc/")?.strip_suffix("/ns/net")?.parse().ok()
 }
@@ -95,7 +91,6 @@ fn netns_within(proc: &Proc, mntns: NsInum, processes: &[u32], path: &str) -> Op
     found.filter(|_| is_in_it(tgid))
 }
 
-/// The namespace that is mounted at a path.
 fn netns_at(path: &Path) -> Option<NsInum> {
     let (own, found) = (fs::metadata("/proc/self/ns/net").ok()?, fs::metadata(path).ok()?);
     (own.dev() == found.dev()).then_some(NsInum::try_from(found.ino()).ok()?)

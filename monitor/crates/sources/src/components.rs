@@ -28,7 +28,6 @@ mod kubernetes;
 mod plugin_dirs;
 mod version;
 
-/// Programs, and what they are called here.
 const PROGRAMS: [(&str, &str); 9] = [
     ("kubelet", "kubelet"),
     ("hyperkube", "kubelet"),
@@ -50,9 +49,7 @@ const NAMES: [&str; 9] = {
     }
     names
 };
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often all processes are looked at.
 const INTERVAL: Duration = Duration::from_secs(60);
 /// Pauses between the looks after one has ended; the last one several times.
 const PAUSES_MS: [u64; 3] = [250, 1_000, 2_000];
@@ -120,7 +117,6 @@ fn which(told: Vec<u32>) -> Option<Vec<u32>> {
     (told.len() < EXECUTED_MAX).then_some(told)
 }
 
-/// When the next look at single processes may begin.
 fn after_rest(began: Instant, ended: Instant) -> Instant {
     ended + (ended.saturating_duration_since(began) * RESTS).min(INTERVAL)
 }
@@ -131,7 +127,6 @@ struct Follower {
     tx: Sender,
     ended: mpsc::Sender<ComponentExit>,
     known: BTreeMap<(u32, BootNs), ComponentFacts>,
-    /// Whether any list was sent.
     is_told: bool,
 }
 

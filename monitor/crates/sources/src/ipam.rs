@@ -33,7 +33,6 @@ settings! { "ipam":
     DIRECTORY: Directory = "directory", default Directory::default();
 }
 
-/// How often is looked where the kernel tells nothing.
 const INTERVAL: Duration = Duration::from_secs(300);
 /// The same where it cannot tell, or there is no such directory yet.
 const UNWATCHED: Duration = Duration::from_secs(60);
@@ -43,12 +42,10 @@ const SETTLE: Duration = Duration::from_millis(200);
 const REST: Duration = Duration::from_secs(2);
 /// After so many failures in a row what was told last counts no more.
 const FAILURES_MAX: u32 = 2;
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The source, as in [`Fact::Malformed`].
 const NAME: &str = "ipam";
 
-/// An absolute path of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Directory(pub PathBuf);
 
@@ -72,7 +69,6 @@ impl<'de> Deserialize<'de> for Directory {
     }
 }
 
-/// Follows the files until the receiver of observations is gone.
 pub fn start(directory: PathBuf, readers: Readers, tx: Sender) {
     let told = LastLook::default();
     spawn_until_closed(tx.clone(), Follower { directory, readers, tx, told, failures: 0 }.run());
@@ -145,11 +141,9 @@ async fn changed(watch: Option<&AsyncFd<OwnedFd>>) {
     }
 }
 
-/// What was told last.
 #[derive(Debug, Default)]
 struct LastLook {
     found: Option<Found>,
-    /// What was wrong at the last look; each is said once.
     problems: BTreeSet<Problem>,
 }
 

@@ -12,7 +12,6 @@ use nix::sys::utsname::uname;
 
 /// The first bytes of type information (`struct btf_header`, include/uapi/linux/btf.h), in the order of this machine.
 const BTF_MAGIC: [u8; 2] = 0xeb9f_u16.to_ne_bytes();
-/// Where tracefs may be.
 const TRACEFS: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
 
 /// The mode of lockdown in which the kernel lets no program read its memory.
@@ -21,15 +20,12 @@ pub const CONFIDENTIALITY: &str = "confidentiality";
 /// What the node offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelFacts {
-    /// Release, as of `uname -r`.
     pub release: String,
-    /// Machine, as of `uname -m`.
     pub machine: String,
     /// Bytes of type information (BTF), or why there is none.
     pub btf: Result<u64, String>,
     /// Where tracefs is mounted and shows its events, or why it does not.
     pub tracefs: Result<PathBuf, String>,
-    /// How control groups are mounted.
     pub cgroups: Cgroups,
     /// The mode of lockdown; `None` where the kernel has none, or does not tell.
     pub lockdown: Option<String>,
@@ -37,7 +33,6 @@ pub struct KernelFacts {
     pub proc: Result<(), String>,
 }
 
-/// How control groups are mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cgroups {
     /// The unified hierarchy alone.

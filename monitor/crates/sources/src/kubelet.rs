@@ -40,12 +40,9 @@ const LINKS_MAX: usize = 40;
 const FORMER_MAX: usize = 8;
 /// Longest name in the key of a label, and longest value (apimachinery's validation).
 const LABEL_MAX: usize = 63;
-/// Process 1.
 const INIT: u32 = 1;
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Absolute paths of directories.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Roots(pub Vec<PathBuf>);
 
@@ -62,7 +59,6 @@ impl<'de> Deserialize<'de> for Roots {
     }
 }
 
-/// Keys of labels of pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct PodLabels(pub Vec<String>);
 
@@ -84,7 +80,6 @@ impl PodLabels {
     }
 }
 
-/// Whether these are characters of a label's name or value.
 fn is_label(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
@@ -111,20 +106,17 @@ impl<'de> Deserialize<'de> for PodLabels {
     }
 }
 
-/// Finds the kubelets of this node.
 #[derive(Debug, Clone)]
 pub struct KubeletFinder {
     configured: Vec<String>,
     lookup: Arc<Mutex<Lookup>>,
 }
 
-/// What the finder is doing, and what it knows from before.
 #[derive(Debug, Default)]
 struct Lookup {
     stage: Stage,
     /// Root directories in the host's mount namespace of kubelets that were found once.
     former: VecDeque<String>,
-    /// What the last look found.
     facts: Option<KubeletFacts>,
 }
 
@@ -137,7 +129,6 @@ enum Stage {
     LookAgain,
 }
 
-/// A kubelet that runs.
 #[derive(Debug, PartialEq, Eq)]
 struct Kubelet {
     tgid: u32,

@@ -36,9 +36,7 @@ const _: () = assert!(size_of::<Status>() == 232 && offset_of!(Status, inode) ==
 /// A loop device that has a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loop {
-    /// `loop3`.
     pub name: String,
-    /// Name of the file.
     pub file: String,
     /// `major:minor` of the device, and of its partitions.
     pub numbers: Vec<String>,
@@ -55,7 +53,6 @@ pub fn bound(sys: &Path, mut wanted: impl FnMut(&str) -> bool) -> Vec<Loop> {
     found.collect()
 }
 
-/// The name of the file of a device.
 fn file(sys: &Path, name: &str) -> Option<String> {
     let text = fs::read(sys.join("block").join(name).join("loop/backing_file")).ok()?;
     let text = String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned();
@@ -103,7 +100,6 @@ impl Loop {
         File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(again)
     }
 
-    /// Block devices that are made of it (`holders` in sysfs).
     #[must_use]
     pub fn users(&self, sys: &Path) -> Vec<String> {
         let entries = fs::read_dir(sys.join("block").join(&self.name).join("holders")).into_iter().flatten();

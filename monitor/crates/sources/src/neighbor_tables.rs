@@ -11,7 +11,6 @@ use crate::beat::at_look;
 use crate::procfs::Proc;
 use crate::{Sender, spawn_until_closed, tell};
 
-/// How often is looked.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Follows them until the receiver of observations is gone. Only the initial network namespace shows them

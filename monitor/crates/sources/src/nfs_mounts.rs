@@ -14,14 +14,12 @@ use super::procfs::mountinfo::unescape;
 use super::procfs::readers::{Job, Readers};
 use super::{Sender, tell};
 
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Mounts of one server that are reported.
 const MOUNTS_MAX: usize = 256;
 /// Of a line; those that count have a source and a path.
 const LINE: usize = 8 << 10;
 
-/// Looks, and sends what is found.
 pub fn send(readers: &Readers, tx: &Sender, servers: Vec<String>) {
     let (readers, tx) = (readers.clone(), tx.clone());
     tokio::spawn(async move {
@@ -32,7 +30,6 @@ pub fn send(readers: &Readers, tx: &Sender, servers: Vec<String>) {
     });
 }
 
-/// Looks for the mounts of these servers.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Look {
     servers: Vec<String>,
@@ -53,7 +50,6 @@ impl Job for Look {
     }
 }
 
-/// What is read of the file so far.
 struct Table {
     found: Vec<NfsMounts>,
     /// The mount of which statistics follow, by its server.

@@ -23,7 +23,6 @@ mod directories;
 mod logs;
 mod processes;
 
-/// How often is looked.
 const INTERVAL: Duration = Duration::from_secs(20);
 /// How often while something remains of a pod.
 const OFTEN: Duration = Duration::from_secs(5);
@@ -33,7 +32,6 @@ const KUBELETS_AFTER: u32 = 15;
 const KUBELETS_AFTER_FAILURES: u32 = 3;
 /// After so many in a row what was told last counts no more.
 const FAILURES_MAX: u32 = 2;
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Pods that are told; a node has some hundred, and only root makes their directories.
 const PODS_MAX: usize = 512;
@@ -71,7 +69,6 @@ pub fn list_mounts(wanted: Option<&Wanted>, pods: Vec<String>) {
     }
 }
 
-/// Follows the pods until the receiver of observations is gone.
 pub fn start(readers: Readers, kubelets: KubeletFinder, tx: Sender) -> Wanted {
     let (wanted, changes) = watch::channel(Lists::default());
     spawn_until_closed(tx.clone(), follow(readers, kubelets, changes, tx));
@@ -118,7 +115,6 @@ fn is_unfinished(pod: &PodRemains) -> bool {
     pod.started && !pod.mounts.is_empty() || !pod.processes.is_empty()
 }
 
-/// Looks at all pods.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Look {
     kubelets: KubeletFacts,

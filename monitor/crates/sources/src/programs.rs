@@ -77,7 +77,6 @@ pub(super) fn flag<'a>(arguments: &[&'a str], names: &[&str]) -> Option<&'a str>
     })
 }
 
-/// Which of these names a path ends with.
 pub fn named(exe: &str, names: &[&'static str]) -> Option<&'static str> {
     let path = exe.strip_suffix(" (deleted)").unwrap_or(exe);
     let name = path.rsplit('/').next()?;
@@ -100,7 +99,6 @@ const OF_RUNTIMES: [&str; 13] = [
     "conmon",
     "podman",
 ];
-/// Those that watch containers.
 const WATCHERS: [&str; 5] = [
     "containerd-shim",
     "containerd-shim-runc-v1",
@@ -117,7 +115,6 @@ pub fn is_of_runtime(dir: &Dir, links: &mut Buffer, text: &mut Vec<u8>) -> bool 
         && dir.link(c"ns/pid", links).is_ok_and(|link| super::procfs::parse_ns(&link) == Some(INITIAL_PIDNS))
 }
 
-/// Whether a program with this path watches containers.
 pub fn starts_containers(exe: &str) -> bool {
     named(exe, &WATCHERS).is_some()
 }

@@ -14,8 +14,6 @@ const SIOCGSKNS: libc::c_ulong = 0x894c;
 /// Controllers of v1 by which a socket has the class of a task.
 const CLASSES: [&str; 2] = ["net_cls", "net_prio"];
 
-/// Opens the namespace of a socket.
-///
 /// # Errors
 /// As ioctl(2): `ENOTTY` for other files, at best.
 pub fn of_own(socket: BorrowedFd<'_>) -> io::Result<File> {
@@ -23,8 +21,6 @@ pub fn of_own(socket: BorrowedFd<'_>) -> io::Result<File> {
     Ok(unsafe { owned(libc::ioctl(socket.as_raw_fd(), SIOCGSKNS)) }?.into())
 }
 
-/// Opens the namespace of a socket of another process.
-///
 /// # Errors
 /// `ENOTSUP` where that would change the socket, `ENOTSOCK` for other files, and as pidfd_getfd(2).
 pub fn of_other(proc: &Proc, process: &PidFd, fd: u32) -> io::Result<File> {

@@ -50,7 +50,6 @@ pub enum Binding {
     Name(String),
 }
 
-/// The file to which a socket is bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BoundFile {
     /// Id of the mount that the socket keeps in use.
@@ -187,7 +186,6 @@ pub fn bound_file(own: &Path, process: &PidFd, fd: u32) -> io::Result<Option<Bou
     Ok(Some(BoundFile { mount, path }))
 }
 
-/// `SO_DOMAIN` of a socket.
 pub(super) fn family(socket: &OwnedFd) -> io::Result<libc::c_int> {
     let mut family = 0;
     let mut length = libc::socklen_t::try_from(size_of_val(&family)).unwrap_or(0);

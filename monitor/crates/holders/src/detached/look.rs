@@ -27,7 +27,6 @@ const UNLISTED: &str = "the processes of the node could not be listed";
 pub(super) struct Look<'a> {
     pub(super) proc: &'a Proc,
     pub(super) searched: &'a [Searched<'a>],
-    /// All of them together.
     targets: ScanTargets<'a>,
     mapped: Mapped<'a>,
     pub(super) visitor: Visitor,

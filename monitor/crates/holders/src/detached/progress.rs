@@ -27,7 +27,6 @@ impl Part {
     }
 }
 
-/// How far a look came.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// What was found of each mount; none before it begins.

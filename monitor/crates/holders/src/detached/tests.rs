@@ -16,7 +16,6 @@ fn a_name_from_the_root_of_a_mount_is_one_below_its_mount_point() {
     assert_eq!(path_on("/v", "/a/b"), "/v/a/b");
 }
 
-/// A process that has this file open as its standard input, and what `/proc` tells of the mount.
 fn holder(file: &File) -> (std::process::Child, MeantMount) {
     let proc = Proc::default();
     let input = file.try_clone().unwrap();

@@ -17,7 +17,6 @@ use crate::mntns_index::survivor;
 use crate::pins::Extent;
 use crate::scan_order::ScanOrder;
 
-/// Servers of one file system that are told.
 const MOST: usize = 8;
 /// A release that shows the connection of a descriptor. Whether an earlier one does, a descriptor tells that has one.
 const SHOWN_SINCE: KernelRelease = KernelRelease(6, 18);
@@ -25,7 +24,6 @@ const SHOWN_SINCE: KernelRelease = KernelRelease(6, 18);
 const SLICE: Duration = Duration::from_millis(5);
 const SLICE_GROWTH: u32 = 4;
 
-/// Who serves a file system.
 #[derive(Debug, Default)]
 pub struct Serving {
     pub servers: Vec<FileServer>,

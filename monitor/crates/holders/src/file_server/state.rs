@@ -48,18 +48,15 @@ pub(super) fn state(process: &Dir, leader: char) -> (ServerState, Option<String>
     (ServerState::Waiting, kind.map(|kind| kind.name.to_owned()))
 }
 
-/// The threads of a process.
 #[derive(Debug, Default)]
 struct Threads {
     /// Of those that have not ended.
     states: Vec<char>,
     /// Those that wait uninterruptibly.
     waiting: BTreeMap<u32, Waiting>,
-    /// Whether these are all.
     are_all: bool,
 }
 
-/// A thread that waits uninterruptibly.
 #[derive(Debug, PartialEq, Eq)]
 struct Waiting {
     /// How often it has left the processor: where that is the same, it has not run in between.

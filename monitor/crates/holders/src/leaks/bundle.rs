@@ -21,9 +21,7 @@ use serde::Deserialize;
 const DEPTH: usize = 32;
 /// What is read of a specification, in bytes.
 const MOST: u64 = 4 << 20;
-/// Mounts of one container that are kept.
 const BINDS_MAX: usize = 128;
-/// Digits of a container's id.
 const ID_DIGITS: usize = 64;
 
 #[derive(Deserialize)]

@@ -50,7 +50,6 @@ const NAMED_MAX: usize = 16;
 const OWN_PLACES: [&str; 3] = ["/dev", "/proc", "/sys"];
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Looks at the mounts of all namespaces.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Inventory {
     pub(super) budget: Duration,
@@ -61,7 +60,6 @@ pub struct Inventory {
     pub(super) wanted: Vec<(NsInum, u64)>,
 }
 
-/// What such a look found.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Found {
     /// What the host has mounted; `None` where its mounts could not be read.
@@ -97,9 +95,7 @@ pub struct Found {
     /// The mounts of the host, with the copies that go with them.
     #[serde(default)]
     pub(super) attached: Vec<AttachedMount>,
-    /// Whether there was time for all.
     pub(super) finished: bool,
-    /// Processor time that it took.
     pub(super) took: Duration,
 }
 
@@ -239,7 +235,6 @@ fn kept(proc: &Proc, index: &MntnsIndex, wanted: &[(NsInum, u64)]) -> BTreeSet<u
     kept
 }
 
-/// Whose a mount namespace is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whose {
     /// The host's, a kubelet's or a runtime's.

@@ -19,12 +19,10 @@ const TOLD_MAX: usize = 1024;
 /// A file system that was left behind when an earlier run of the daemon ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remembered {
-    /// `major:minor`.
     pub device: String,
     /// The directory of it that the copy is of.
     pub root: String,
     pub source: String,
-    /// Type of the file system.
     pub fstype: String,
     /// Where the host had it mounted.
     pub path: String,

@@ -37,9 +37,7 @@ use own_table::OwnTable;
 
 /// What is reported as degraded while no reader answers.
 const SOURCE: &str = "mount-inventory";
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Processor time for one look.
 const BUDGET: Duration = Duration::from_millis(500);
 /// How often all namespaces are looked at where nothing is left and no change of mounts is seen.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -218,7 +216,6 @@ pub async fn look_once(readers: &Readers, patience: Duration) -> Result<OnDemand
     Ok(OnDemand { copies, is_complete, unread })
 }
 
-/// What a look on demand found.
 #[derive(Debug)]
 pub struct OnDemand {
     /// What other namespaces have mounted, and the host has not.
@@ -229,7 +226,6 @@ pub struct OnDemand {
     pub unread: Vec<UnreadProcess>,
 }
 
-/// A process that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnreadProcess {
     pub pid: u32,

@@ -6,7 +6,6 @@ use std::fs::File;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// The mounts of our own namespace.
 #[derive(Debug)]
 pub(super) struct OwnTable(Option<AsyncFd<File>>);
 
@@ -20,7 +19,6 @@ impl OwnTable {
         Self(table.and_then(Result::ok))
     }
 
-    /// Waits for a change.
     pub(super) async fn changed(&mut self) {
         match &self.0 {
             Some(table) => {

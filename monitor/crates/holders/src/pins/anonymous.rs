@@ -47,13 +47,11 @@ impl Anonymous {
     }
 }
 
-/// The anonymous files of a process that matter.
 #[derive(Debug, Default)]
 struct Found {
     /// Numbers of the rings that it has open, if the kernel tells them.
     rings: BTreeSet<u64>,
     has_unknown_ring: bool,
-    /// A descriptor that may be a probe.
     probe: Option<u32>,
 }
 

@@ -23,7 +23,6 @@ pub struct Described {
     pub is_replaced: bool,
 }
 
-/// What tells one program from another.
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
     comm: String,

@@ -17,7 +17,6 @@ use crate::Deadline;
 use crate::mntns_index::{MAX_THREADS, task_dir, threads};
 use crate::searched::ScanTargets;
 
-/// Descriptors between two looks at the clock.
 pub(super) const FDS_PER_LOOK: u32 = 256;
 
 /// Numbers that may be unused among the lowest ones before the rest is listed.

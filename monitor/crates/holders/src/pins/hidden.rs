@@ -236,7 +236,6 @@ enum Line<'l> {
     /// The path of a file that is registered with the ring. `None` for one of which there is no path: 6.12 and older show the
     /// last part of it, and only if it is short.
     File(Option<Cow<'l, str>>),
-    /// There are no more of them.
     End,
     Other,
 }

@@ -62,7 +62,6 @@ impl Mounts {
     }
 }
 
-/// What is looked for in descriptors.
 pub(super) struct Descriptors<'d> {
     devices: &'d [Device],
     mounts: Mounts,

@@ -17,7 +17,6 @@ pub(super) fn visit(own_ids: bool, target: &Path, child: &Child) -> (Visit, bool
     (visit, rest.is_some())
 }
 
-/// Who of these still holds a mount that is not detached.
 pub(super) fn still(report: &HolderReport, holders: &[Holder]) -> HolderReport {
     let (mount, holders) = (report.mount.clone().unwrap(), holders.to_vec());
     let request = StillHeldRequest { id: 7, mount, holders, is_attached: true };

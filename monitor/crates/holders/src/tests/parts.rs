@@ -6,7 +6,6 @@ use crate::scan::{self, Part};
 /// Ends each part soon, and after any progress at all.
 const SHORT: Duration = Duration::from_micros(100);
 
-/// One part, by /proc alone.
 pub(super) fn scan_part(proc: &Proc, request: &ScanRequest, progress: Progress, budget: Duration) -> Part {
     scan::scan(proc, request, progress, budget, None)
 }

@@ -57,7 +57,6 @@ pub(super) fn captured(path: &Path) -> Option<CallerDirectory> {
     Some(CallerDirectory { mount_id: u32::try_from(mount).unwrap(), path })
 }
 
-/// A scan for a caller that has ended.
 fn scan_captured(root: &Path, cwd: &Path, path: &str) -> HolderReport {
     let origin = PathOrigin { root: captured(root), cwd: captured(cwd), ..PathOrigin::default() };
     let (path, origin) = (path.to_owned(), Some(Box::new(origin)));

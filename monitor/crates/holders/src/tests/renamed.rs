@@ -3,7 +3,6 @@
 use super::descriptors::still;
 use super::*;
 
-/// Who holds a detached mount on.
 fn detached(report: &HolderReport, holders: &[Holder]) -> HolderReport {
     let (mount, holders) = (report.mount.clone().unwrap(), holders.to_vec());
     let request = StillHeldRequest { id: 7, mount, holders, is_attached: false };

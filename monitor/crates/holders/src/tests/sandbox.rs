@@ -43,7 +43,6 @@ impl MountSandbox {
         self.top.join(name)
     }
 
-    /// Mounts a tmpfs at a directory of this name.
     pub(super) fn mount(&mut self, name: &str) -> PathBuf {
         let path = self.path(name);
         std::fs::create_dir_all(&path).unwrap();
@@ -52,7 +51,6 @@ impl MountSandbox {
         path
     }
 
-    /// Mounts one directory at another.
     pub(super) fn bind(&mut self, from: &str, at: &str) {
         let (from, at) = (self.path(from), self.path(at));
         mount(from.to_str().unwrap(), &at, "", libc::MS_BIND, "");
@@ -72,7 +70,6 @@ impl MountSandbox {
 }
 
 impl MountSandbox {
-    /// A directory at which a child mounts something.
     pub(super) fn place(&mut self, name: &str) -> PathBuf {
         let path = self.path(name);
         std::fs::create_dir_all(&path).unwrap();
@@ -335,7 +332,6 @@ unsafe fn start_thread(path: &CString, life: Life) -> bool {
     }
 }
 
-/// Goes to the directory.
 extern "C" fn live_in(argument: *mut c_void) -> *mut c_void {
     // SAFETY: two system calls, the second with a string of the process.
     live_on(argument, |path| unsafe { libc::unshare(libc::CLONE_FS) == 0 && libc::chdir(path) == 0 })

@@ -17,7 +17,6 @@ use crate::mntns_index::{task_dir, threads};
 
 /// Threads of one process that are looked at.
 const THREADS_MAX: usize = 512;
-/// Longest path that is read.
 const PATH_MAX: usize = 4096;
 /// Functions in which threads wait that have nothing to do, and none that unmounts.
 const IDLE: [&str; 16] = [

@@ -11,7 +11,6 @@ use crate::DetachedRequest;
 use crate::detached::{Looked, Progress};
 use crate::jobs::{self, Measured};
 
-/// A look, and how far it came.
 #[derive(Debug)]
 pub(super) struct Detached {
     pub(super) request: DetachedRequest,

@@ -17,7 +17,6 @@ const SLOT: usize = 16;
 const ALIGNMENT: usize = 8;
 /// The package has six such variables.
 const BESIDE: usize = 5;
-/// Of a version, and of each of its numbers.
 const VERSION_BYTES: std::ops::RangeInclusive<u64> = 6..=64;
 const NUMBER_BYTES: std::ops::RangeInclusive<u64> = 1..=4;
 /// Of a date as in `1970-01-01T00:00:00Z`.
@@ -89,7 +88,6 @@ fn of_variables<'t>(
     found
 }
 
-/// The first two numbers of a version such as `v1.20.2`.
 fn numbers_of(version: &str) -> Option<(&str, &str)> {
     let (major, rest) = version.strip_prefix('v')?.split_once('.')?;
     let (minor, _) = rest.split_once('.')?;

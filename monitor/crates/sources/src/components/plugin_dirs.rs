@@ -15,9 +15,7 @@ use crate::kubelet::{below, is_plain};
 use crate::procfs::readers::reading_none;
 use crate::programs::flag;
 
-/// Directories of one component.
 const DIRECTORIES_MAX: usize = 16;
-/// Files of one configuration, with all that they import.
 const FILES_MAX: usize = 64;
 /// Real ones have some kilobytes.
 const FILE_MAX: u64 = 1 << 20;
@@ -61,7 +59,6 @@ fn cleaned(directory: &str) -> Option<String> {
     is_plain(directory).then(|| format!("/{}", names.join("/")))
 }
 
-/// Configuration files below a root directory.
 struct Files<'a> {
     top: &'a Path,
 }
@@ -74,7 +71,6 @@ impl Files<'_> {
         text.parse().ok()
     }
 
-    /// The files of a directory whose names begin and end so, in the order of their names.
     fn list(&self, directory: &str, start: &str, end: &str) -> Vec<String> {
         let entries = fs::read_dir(below(self.top, directory)).into_iter().flatten().take(4 * FILES_MAX);
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -135,7 +131,6 @@ fn at<'t>(table: &'t Table, names: &[&str]) -> Option<&'t Value> {
     above.iter().try_fold(table, |table, name| table.get(*name)?.as_table())?.get(*last)
 }
 
-/// A text, or those of a list.
 fn texts(value: Option<&Value>) -> impl Iterator<Item = String> {
     let list = value.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let all = value.into_iter().chain(list);

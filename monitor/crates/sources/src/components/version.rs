@@ -76,7 +76,6 @@ fn of_build_info(info: &str) -> Option<String> {
     given.or_else(|| version(module?.split('\t').nth(1)?))
 }
 
-/// The version that a text begins with.
 pub(super) fn version(text: &str) -> Option<String> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+' | '~' | '_');
     let version: String = text.chars().take_while(|c| is_part(*c)).take(VERSION_MAX).collect();

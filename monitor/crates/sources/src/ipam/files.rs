@@ -27,7 +27,6 @@ mod result;
 /// Networks that are looked at, and records of all of them. A node has some hundred pods.
 const NETWORKS_MAX: usize = 64;
 const RECORDS_MAX: usize = 4096;
-/// Entries of a directory that are looked at.
 const ENTRIES_MAX: usize = 8192;
 /// A reservation has an id and the name of an interface.
 const RESERVATION_MAX: u64 = 1024;
@@ -35,7 +34,6 @@ const RESERVATION_MAX: u64 = 1024;
 const RESULT_MAX: u64 = 256 << 10;
 /// Longest name of a network, and id, that are believed.
 const WORD_MAX: usize = 255;
-/// Faults that are told.
 const PROBLEMS_MAX: usize = 64;
 
 /// Reads all of them, and makes a watch of their directories.
@@ -54,7 +52,6 @@ pub struct Found {
     pub(super) problems: BTreeSet<Problem>,
 }
 
-/// What is wrong with a file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Problem {
     pub(super) path: String,
@@ -85,7 +82,6 @@ impl Job for Look {
     }
 }
 
-/// All below a directory of the tree of the node.
 pub(super) fn look(root: &Path, directory: &Path) -> Opened<Found> {
     let watch = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).ok();
     let found = Found { complete: true, ..Found::default() };
@@ -113,7 +109,6 @@ impl Reading<'_> {
         Some(below(self.root, self.directory.join(below_it).to_str()?))
     }
 
-    /// Watches a directory from now on: what changes after that is told.
     fn watch(&mut self, directory: &Path) {
         let flags = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
@@ -207,7 +202,6 @@ impl Reading<'_> {
         }
     }
 
-    /// The results that libcni keeps in a directory.
     fn results(&mut self, below_it: &str) {
         let Some(directory) = self.place(below_it) else { return };
         // That they cannot be read hides nothing: a reservation that is there is one.

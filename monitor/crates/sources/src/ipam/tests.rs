@@ -12,7 +12,6 @@ use super::*;
 
 const ID: &str = "291716a39be9291716a39be9291716a39be9291716a39be9291716a39be92917";
 
-/// A directory as `/var/lib/cni`.
 struct Tree(TempDir);
 
 impl Tree {

@@ -11,7 +11,6 @@ use kevtmon_types::regular_file;
 
 /// Longest line that is looked at; the rest of a longer one is left out.
 const LINE_MAX: usize = 16 * 1024;
-/// Bytes that are read at once.
 const CHUNK: usize = 64 * 1024;
 /// So much more than can be read is left out: what is far behind is old.
 const BEHIND_MAX: u64 = 8 << 20;
@@ -28,7 +27,6 @@ const COARSE: Duration = Duration::from_millis(100);
 /// Takes each line as soon as it is whole: of many short ones, all at once would need many times the memory of what is read.
 pub(super) type OnLine<'a> = dyn FnMut(&str) + 'a;
 
-/// Which file it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -54,16 +52,13 @@ struct ReadTo {
 enum Rest {
     /// It was renamed, and has more than was read.
     Unread(ReadTo),
-    /// It was renamed, and is read to its end.
     Read,
     /// It is nowhere in its directory.
     Gone,
 }
 
-/// What a look at a file found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Looked {
-    /// Bytes that were read.
     pub(super) bytes: usize,
     /// Bytes that were left out, as more was written than is read.
     pub(super) skipped: u64,
@@ -81,12 +76,10 @@ pub(super) struct Followed {
     at: Option<ReadTo>,
     /// When it was looked for last while it was not there.
     missing_at: Option<SystemTime>,
-    /// Looks in a row that did not find it.
     missed: u32,
     line: Line,
 }
 
-/// A line that has begun.
 #[derive(Debug, Default)]
 struct Line {
     bytes: Vec<u8>,
@@ -250,7 +243,6 @@ impl Line {
     }
 }
 
-/// Whether a file was made after a moment.
 fn is_new(since: SystemTime, born: Option<SystemTime>, changed: Option<SystemTime>, len: u64) -> bool {
     let Some(since) = since.checked_sub(COARSE) else { return false };
     match born {

@@ -23,7 +23,6 @@ const SETTLED: u32 = 10;
 /// Takes each line of an entry, with the index of its unit.
 pub(super) type OnLine<'a> = dyn FnMut(usize, &str) + 'a;
 
-/// What a look at the journal found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Looked {
     /// Lines of the program that are no entry or too long, and messages that are too long or no text.
@@ -53,7 +52,6 @@ impl Moment {
     }
 }
 
-/// The journal of some units.
 #[derive(Debug)]
 pub(super) struct Journal {
     program: PathBuf,
@@ -61,7 +59,6 @@ pub(super) struct Journal {
     running: Option<Running>,
     /// Those that were ended, until they are gone.
     ended: Vec<Running>,
-    /// Since when it runs.
     since: Moment,
     lines: Lines,
     /// How old an entry may be, microseconds.
@@ -132,7 +129,6 @@ impl Journal {
         looked
     }
 
-    /// What is wrong with it, by what the program says.
     pub(super) fn problem(&self) -> Option<String> {
         let says = || {
             let says = self.running.as_ref()?.says()?;

@@ -36,7 +36,6 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Record<'_>> {
     Some(Record { facility: priority >> LEVEL_BITS, seq, is_fragment, text })
 }
 
-/// What a look at the messages found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Looked {
     /// Lines of the kernel.
@@ -45,7 +44,6 @@ pub(super) struct Looked {
     pub(super) lost: u64,
     /// Those that are none.
     pub(super) malformed: u64,
-    /// Whether no more can be read.
     pub(super) is_over: bool,
 }
 
@@ -58,8 +56,6 @@ pub(super) struct Messages<R> {
     begun: String,
 }
 
-/// Opens the device behind its last record.
-///
 /// # Errors
 /// When it cannot be opened: where `kernel.dmesg_restrict` is set, this takes SYSLOG.
 pub(super) fn open(path: &Path) -> io::Result<File> {

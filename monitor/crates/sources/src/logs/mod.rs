@@ -55,7 +55,6 @@ pub const NAME: &str = "logs";
 const OF_JOURNAL: &str = "journal:";
 /// The kernel's messages.
 const DEVICE: &str = "/dev/kmsg";
-/// How often is looked.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// What is read in that time at most: of all files, of what the journal is printed as, and of the kernel's messages.
 const BYTES: usize = 1 << 20;
@@ -64,13 +63,11 @@ const RECORDS: usize = 2000;
 const LINES: usize = 20;
 /// How often is said that something was left out.
 const SAY: Duration = Duration::from_secs(60);
-/// Files at most.
 const FILES_MAX: usize = 8;
 /// Units at most, and the longest name of one (`UNIT_NAME_MAX` of systemd's src/basic/unit-name.h, with the end of the text).
 const UNITS_MAX: usize = 8;
 const UNIT_MAX: usize = 255;
 
-/// Absolute paths of files.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Files(pub Vec<PathBuf>);
 
@@ -90,7 +87,6 @@ impl<'de> Deserialize<'de> for Files {
     }
 }
 
-/// Names of units of systemd, in full.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Units(pub Vec<String>);
 
@@ -116,7 +112,6 @@ fn is_unit(name: &str) -> bool {
     name.len() <= UNIT_MAX && stem.is_some_and(|stem| !stem.is_empty() && stem.bytes().all(is_of_name))
 }
 
-/// The absolute path of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Program(pub PathBuf);
 
@@ -145,12 +140,10 @@ pub struct Logs {
     messages: Option<Messages<File>>,
     files: Vec<Followed>,
     journal: Option<UnitLogs>,
-    /// Why the kernel's messages cannot be read.
     refused: Option<String>,
 }
 
 impl Logs {
-    /// Opens them, if the configuration names any.
     #[must_use]
     pub fn open(values: &Values) -> Option<Self> {
         let files = values.get(&FILES).0;
@@ -169,7 +162,6 @@ impl Logs {
         Some(Self { messages: file.map(Messages::new), files, journal, refused })
     }
 
-    /// Follows them until the receiver of observations is gone.
     pub fn start(self, tx: Sender) {
         let (ticks, due) = mpsc::channel(1);
         let progress = Arc::new(Progress::default());
@@ -197,7 +189,6 @@ impl Logs {
 #[derive(Debug)]
 struct UnitLogs {
     journal: Journal,
-    /// What each is called.
     names: Vec<String>,
 }
 
@@ -218,12 +209,10 @@ fn status<'a>(problems: impl Iterator<Item = &'a String>) -> SourceStatus {
 /// What was left out and is not said yet.
 #[derive(Debug, Default)]
 struct LeftOut {
-    /// Records of the kernel that were overwritten.
     overrun: u64,
     /// Whether a part of a file was: how many lines that were is not known.
     behind: bool,
     torn: bool,
-    /// Whether the journal was not read for a while.
     interrupted: bool,
     /// Lines that were recognised, beyond those that are handed on.
     beyond: u64,
@@ -233,7 +222,6 @@ struct LeftOut {
 }
 
 impl LeftOut {
-    /// What is to be said now.
     fn facts(&mut self, now: Instant) -> Vec<Fact> {
         if self.said.is_some_and(|said| now.duration_since(said) < SAY) {
             return Vec::new();

@@ -13,7 +13,6 @@ use crate::observed_now;
 /// Moments in a row, one a second, at which a look had not ended: a disk that is slow takes less.
 pub(super) const MISSED_MAX: u32 = 30;
 
-/// What the two know of each other.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// The log that is looked at.
@@ -34,7 +33,6 @@ impl Progress {
     }
 }
 
-/// Has the reader look.
 #[derive(Debug)]
 pub(super) struct Pace {
     pub(super) ticks: mpsc::Sender<()>,

@@ -11,7 +11,6 @@ const NAME_MAX: usize = 255;
 /// Longest part of a line that is kept, characters.
 const TEXT_MAX: usize = 240;
 
-/// What was recognised, and the part of the line that says so.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Recognised {
     pub(super) says: LogSays,

@@ -180,7 +180,6 @@ impl Stream {
     }
 }
 
-/// That somebody asked for a change of default routes.
 fn asked(routes: &[RouteFacts], is_asked: bool, replaces: bool) -> impl Iterator<Item = Fact> {
     let defaults = routes.iter().filter(move |route| is_asked && route.is_default()).cloned();
     defaults.map(move |route| Fact::RouteAsked { route, replaces })

@@ -26,7 +26,6 @@ const PROCESSES: usize = 4;
 /// All requests of a discovery together.
 const BUDGET: Duration = Duration::from_secs(1);
 
-/// A namespace other than the host's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiscoveredNetns {
     pub(super) netns: NsInum,
@@ -63,7 +62,6 @@ impl DiscoveredNetns {
     }
 }
 
-/// Finds every namespace but the host's.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Discover {
     pub(super) bind_directories: Vec<PathBuf>,
@@ -79,7 +77,6 @@ impl Job for Discover {
     }
 }
 
-/// Opens a namespace, and finds its owner.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Open(pub(super) DiscoveredNetns);
 
@@ -97,7 +94,6 @@ impl Job for Open {
     }
 }
 
-/// The namespace of this process.
 pub(super) fn own_namespace(proc: &Proc) -> io::Result<NsInum> {
     let link = fs::read_link(proc.root().join("self/ns/net"))?;
     procfs::parse_ns(&link.to_string_lossy())

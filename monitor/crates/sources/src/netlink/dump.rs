@@ -38,7 +38,6 @@ use crate::procfs::readers::{Readers, Unread};
 
 /// All dumps of a namespace together; longer than that nothing of it may still be open.
 pub(super) const BUDGET: Duration = Duration::from_millis(900);
-/// Longest wait for a reader of /proc.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a table is read again because it changed under the reader.
 const ATTEMPTS: usize = 4;
@@ -53,7 +52,6 @@ const FOREIGN_NEIGHBORS: usize = 16_384;
 /// Deep enough for a dump; the default of 2 MiB would count for nothing.
 const STACK: usize = 256 * 1024;
 
-/// A namespace that could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     #[error("no handle to the namespace is left")]
@@ -68,7 +66,6 @@ pub(super) enum ReadError {
     Tables(#[from] RequestError),
 }
 
-/// The namespace that an nsid of another namespace refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PeerName {
     Host,
@@ -88,7 +85,6 @@ pub(super) struct Reading {
     pub(super) nsid: Option<Nsid>,
     /// A table changed under every attempt: read the namespace again soon.
     pub(super) interrupted: bool,
-    /// Messages that did not decode.
     pub(super) undecoded: u64,
 }
 
@@ -100,7 +96,6 @@ pub(super) struct Nsid {
     pub(super) assigned: Option<Owned>,
 }
 
-/// Runs `work` on a thread of its own.
 pub(super) fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<oneshot::Receiver<T>, ReadError> {
@@ -129,7 +124,6 @@ pub(super) async fn read_on_thread<T: Send + 'static>(
     read.inspect_err(|error| tracing::debug!(error = error as &dyn std::error::Error, "{failure}")).ok()
 }
 
-/// Reads the namespace of this thread.
 pub(super) fn read_host(host: NsInum) -> Result<Reading, ReadError> {
     Ok(read_tables(&mut RequestSocket::open(BUDGET)?, host, Most::ALL)?)
 }
@@ -314,7 +308,6 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: Most) -> Resul
     })
 }
 
-/// How many rows of a table are kept.
 #[derive(Debug, Clone, Copy, Default)]
 struct Most {
     /// Of each but the neighbors; one with more is left out with all of its namespace.

@@ -19,7 +19,6 @@ use super::socket::{RequestError, RequestSocket};
 use crate::beat::at_look;
 use crate::{Sender, spawn_until_closed, tell};
 
-/// How often is looked.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Entries that are told: the table of a node has some thousand at most, of which few are not resolved.
 const MOST: usize = 256;

@@ -29,7 +29,6 @@ const NETCONFA_IFINDEX_DEFAULT: i32 = -2;
 /// What cannot be read is tried again so late.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// Why nothing is told of them.
 #[derive(Debug, thiserror::Error)]
 enum FollowError {
     #[error("cannot {}", .0.step)]

@@ -13,7 +13,6 @@ use super::dump::{self, ReadError, Reading};
 use super::nsid::Naming;
 use crate::procfs::readers::Readers;
 
-/// A reading job under way.
 #[derive(Debug)]
 pub(super) enum Job {
     Discover {

@@ -35,7 +35,6 @@ const NSID_HEADER: usize = 4;
 const VRF: &str = "vrf";
 /// `IFLA_VRF_TABLE` of include/uapi/linux/if_link.h.
 const IFLA_VRF_TABLE: u16 = 1;
-/// Bytes that are no rtnetlink message.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DecodeError {
     #[error("malformed message at byte {offset} of a datagram")]
@@ -287,7 +286,6 @@ fn address(netns: NsInum, payload: &[u8]) -> Decoded<Option<AddressFacts>> {
     }))
 }
 
-/// The first attribute of a kind, as a number.
 fn attribute_u32(bytes: &[u8], wanted: u16) -> Decoded<Option<u32>> {
     for attribute in attributes(bytes, 0) {
         let (kind, value) = attribute?;

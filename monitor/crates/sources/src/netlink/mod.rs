@@ -73,10 +73,8 @@ impl Default for NetlinkConfig {
 /// come by different ways.
 pub use super::Barrier;
 
-/// Netlink cannot be listened to.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// The socket could not be set up.
     #[error("netlink: cannot {step}")]
     Socket {
         step: &'static str,
@@ -88,7 +86,6 @@ pub enum NetlinkError {
     Namespace(#[source] io::Error),
 }
 
-/// The source, listening already.
 #[derive(Debug)]
 pub struct NetlinkSource {
     config: NetlinkConfig,
@@ -122,7 +119,6 @@ impl NetlinkSource {
         Ok(Self { config, readers, host, subscription })
     }
 
-    /// The namespace taken for the host's.
     #[must_use]
     pub fn host(&self) -> NsInum {
         self.host

@@ -69,7 +69,6 @@ impl Link {
 }
 
 impl NeighborCache {
-    /// A link appeared or changed.
     pub(super) fn link(&mut self, facts: &LinkFacts) {
         self.touch(facts.netns, facts.ifindex, None);
         let links = &mut self.namespaces.entry(facts.netns).or_default().links;
@@ -95,7 +94,6 @@ impl NeighborCache {
         namespace.entries.retain(|(on, _), _| *on != ifindex);
     }
 
-    /// A link lost an address.
     pub(super) fn address_gone(&mut self, netns: NsInum, ifindex: u32) {
         if let Some(link) = self.namespaces.entry(netns).or_default().links.get_mut(&ifindex) {
             link.explains = Some(NeighborCause::LastAddressRemoved);
@@ -212,7 +210,6 @@ impl NeighborCache {
         }
     }
 
-    /// The namespace is gone.
     pub(super) fn forget(&mut self, netns: NsInum) {
         self.namespaces.remove(&netns);
     }

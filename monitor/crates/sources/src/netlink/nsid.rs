@@ -53,7 +53,6 @@ impl Naming {
     }
 }
 
-/// The namespace of an nsid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PeerLookup {
     Known(NsInum),

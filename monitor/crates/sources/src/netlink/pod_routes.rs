@@ -16,7 +16,6 @@ use super::route::{ROUTE_HEADER, RTA_NH_ID, next_hops};
 use super::socket::{RequestError, RequestSocket};
 use crate::{Sender, tell};
 
-/// A route that the kernel finds.
 #[derive(Debug, PartialEq, Eq)]
 struct Found {
     kind: RouteType,

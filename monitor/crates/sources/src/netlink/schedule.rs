@@ -17,7 +17,6 @@ const DISCOVERY_PAUSE: u32 = 19;
 /// Failed readings of a namespace before it is not tried again.
 const ATTEMPTS: u32 = 5;
 
-/// The next thing to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     /// Find the namespaces; with `all`, to read every one.
@@ -27,7 +26,6 @@ pub(super) enum Work {
     Read(NsInum),
 }
 
-/// Why everything is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum FullRead {
     Start,
@@ -83,7 +81,6 @@ impl ReadSchedule {
         self.discovery_not_before = Some(now + took * DISCOVERY_PAUSE);
     }
 
-    /// Read it next, after what is queued already.
     pub(super) fn enqueue(&mut self, netns: NsInum) {
         self.stale.remove(&netns);
         if !self.queue.contains(&netns) {
@@ -97,7 +94,6 @@ impl ReadSchedule {
         self.stale.entry(netns).or_insert(spaced.max(now + DEBOUNCE));
     }
 
-    /// The namespace was read.
     pub(super) fn read_done(&mut self, netns: NsInum, now: Instant) {
         self.last_read.insert(netns, now);
         self.failures.remove(&netns);
@@ -128,7 +124,6 @@ impl ReadSchedule {
         }
     }
 
-    /// The namespace is gone.
     pub(super) fn forget(&mut self, netns: NsInum) {
         self.queue.retain(|queued| *queued != netns);
         self.stale.remove(&netns);
@@ -136,7 +131,6 @@ impl ReadSchedule {
         self.failures.remove(&netns);
     }
 
-    /// Takes the next thing to do.
     pub(super) fn next(&mut self, now: Instant) -> Option<Work> {
         if self.full_read.is_none()
             && let Some((reasons, _)) = self.gap.take_if(|(_, due)| *due <= now)
@@ -166,7 +160,6 @@ impl ReadSchedule {
         Some(full_read)
     }
 
-    /// Whether everything is being read.
     pub(super) fn is_reading_all(&self) -> bool {
         self.full_read.is_some()
     }

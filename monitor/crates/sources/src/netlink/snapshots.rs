@@ -13,7 +13,6 @@ use super::stream::{SendResult, Stream};
 use crate::observed_now_by;
 
 impl Stream {
-    /// What a discovery found: forgets what is gone, and plans to read what is new.
     pub(super) async fn discovered(
         &mut self,
         all: bool,
@@ -68,7 +67,6 @@ impl Stream {
         Ok(())
     }
 
-    /// A namespace was read, or could not be.
     pub(super) async fn read(
         &mut self,
         netns: NsInum,
@@ -271,7 +269,6 @@ fn link_of(fact: &Fact) -> Option<(u32, bool)> {
     }
 }
 
-/// An error with its causes, for a status.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
@@ -289,7 +286,6 @@ mod tests {
     use crate::procfs::Proc;
 
     const HOST: NsInum = 1;
-    /// The number of the peer's namespace.
     const NSID: i32 = 5;
 
     fn link(ifindex: u32) -> LinkFacts {

@@ -34,20 +34,16 @@ const OPTIONAL_TABLES: [u16; 2] = [libc::RTM_GETRULE, RTM_GETNEXTHOP];
 /// Longest wait for one datagram of an answer.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// One read of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Datagram {
-    /// Bytes in the buffer.
     pub(super) length: usize,
     /// Namespace id of the sender; `None` means the socket's own namespace.
     pub(super) nsid: Option<i32>,
-    /// It did not fit.
     pub(super) truncated: bool,
     /// Sent by the kernel (port 0), not by a process.
     pub(super) from_kernel: bool,
 }
 
-/// A socket that could not be set up.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}")]
 pub(super) struct SetupError {
@@ -192,7 +188,6 @@ fn enlarge(socket: &Socket, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Why a request has no reply.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
     #[error("cannot open a netlink socket")]

@@ -397,7 +397,6 @@ impl Stream {
         }
     }
 
-    /// A message did not decode.
     pub(super) async fn undecoded(&mut self) -> SendResult {
         self.schedule.gap("decode", Instant::now());
         self.lost("decode", Some(1)).await?;

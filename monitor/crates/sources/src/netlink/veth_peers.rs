@@ -71,7 +71,6 @@ pub fn find(
     })
 }
 
-/// Why nothing was found.
 #[derive(Debug, thiserror::Error)]
 enum FindError {
     #[error("cannot read the namespace of this process")]
@@ -157,7 +156,6 @@ enum Other {
     Gone,
 }
 
-/// The veth devices of the host.
 fn devices(requests: &mut RequestSocket, host: NsInum) -> Result<HashMap<u32, Other>, RequestError> {
     let mut request = LinkMessage::default();
     request.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
@@ -460,7 +458,6 @@ fn open(proc: &Proc, netns: NsInum, keeper: &Holder) -> io::Result<File> {
     }
 }
 
-/// Opens the namespace of a socket.
 fn open_by_socket(proc: &Proc, netns: NsInum, keeper: &Holder, fd: u32) -> io::Result<File> {
     reading(keeper.tgid);
     let process = keeper.tid.map_or_else(|| PidFd::open(keeper.tgid), PidFd::open_thread)?;

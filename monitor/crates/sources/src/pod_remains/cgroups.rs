@@ -24,7 +24,6 @@ const PROCESSES_MAX: usize = 512;
 /// Digits of a container's id that are told.
 const SHORT_ID: usize = 12;
 
-/// The control groups of all pods.
 #[derive(Debug, Default)]
 pub(super) struct PodCgroups {
     /// The directories of each, with the number of their hierarchy: v2 first.
@@ -33,7 +32,6 @@ pub(super) struct PodCgroups {
     is_complete: bool,
 }
 
-/// What was found of one pod.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) state: PodCgroup,

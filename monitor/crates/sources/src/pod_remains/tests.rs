@@ -13,7 +13,6 @@ fn own_mntns() -> NsInum {
     Proc::default().ns(std::process::id(), "mnt").unwrap()
 }
 
-/// A look at this root directory only.
 fn look(root: &Path, wanted: &[&str]) -> Option<Vec<PodRemains>> {
     let namespace = KubeletNamespace {
         mntns: own_mntns(),

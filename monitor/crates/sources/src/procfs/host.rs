@@ -78,7 +78,6 @@ impl Proc {
         self.ns(first, "mnt")
     }
 
-    /// The root of that mount namespace.
     #[must_use]
     pub fn first_root(&self) -> PathBuf {
         self.path(self.stand_in.unwrap_or(KTHREADD), "root")

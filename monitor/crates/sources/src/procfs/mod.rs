@@ -158,7 +158,6 @@ impl Proc {
         Ok(pids)
     }
 
-    /// `/proc/PID/stat`.
     #[must_use]
     pub fn stat(&self, pid: u32) -> Option<Stat> {
         parse_stat(&String::from_utf8_lossy(&self.read(pid, "stat")?))
@@ -176,7 +175,6 @@ impl Proc {
         self.stat(key.tgid).is_some_and(|stat| stat.start_ns / NS_PER_TICK == key.start_ns / NS_PER_TICK)
     }
 
-    /// Target of `/proc/PID/exe`.
     #[must_use]
     pub fn exe(&self, pid: u32) -> Option<String> {
         self.link(pid, "exe")
@@ -246,7 +244,6 @@ impl Proc {
         cgroups::most_telling_of(&self.root, &String::from_utf8(self.read(pid, "cgroup")?).ok()?, ids)
     }
 
-    /// The root below which it reads.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root

@@ -25,7 +25,6 @@ pub struct Mount {
     pub shared: Option<u64>,
     /// Peer group that it receives them from.
     pub master: Option<u64>,
-    /// Type of the file system.
     pub fstype: String,
     pub source: String,
 }
@@ -126,7 +125,6 @@ impl MountTable {
         self.is_cut = true;
     }
 
-    /// Keeps only some of its mounts.
     pub fn retain(&mut self, is_kept: impl FnMut(&Mount) -> bool) {
         self.mounts.retain(is_kept);
         self.mounts.shrink_to_fit();
@@ -185,7 +183,6 @@ impl MountTable {
             .max_by_key(|mount| mount.mountpoint.len())
     }
 
-    /// Mounts that sit on this one.
     pub fn children(&self, id: u64) -> impl Iterator<Item = &Mount> {
         self.mounts.iter().filter(move |mount| mount.parent == id && mount.id != id)
     }
@@ -205,7 +202,6 @@ impl FromIterator<Mount> for MountTable {
     }
 }
 
-/// The place that a mount sits on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment<'a> {
     pub parent: &'a Mount,

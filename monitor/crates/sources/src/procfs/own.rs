@@ -92,7 +92,6 @@ impl Own {
         parse_confinement(&fs::read_to_string(self.proc.path(self.pid, "status")).ok()?)
     }
 
-    /// When this process started, on the boot clock.
     #[must_use]
     pub fn start_ns(&self) -> Option<BootNs> {
         Some(self.proc.stat(self.pid)?.start_ns)

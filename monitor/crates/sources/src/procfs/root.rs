@@ -30,7 +30,6 @@ fn is_root(status: &str) -> bool {
     is_root && capable.is_some_and(|bits| bits & CAP_SYS_ADMIN != 0)
 }
 
-/// Real, effective, saved and file system user id.
 pub(super) fn uids(status: &str) -> Option<impl Iterator<Item = u32>> {
     let ids: Option<Vec<u32>> =
         field(status, "Uid:")?.split_ascii_whitespace().map(|uid| uid.parse().ok()).collect();

@@ -31,16 +31,13 @@ settings! { "rbd":
     SYSFS: Sysfs = "sysfs", default Sysfs::default();
 }
 
-/// How often is looked where the kernel tells nothing.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// When is looked after the kernel has told: at once, and once more, since an image goes after it was told to go.
 const AFTER_EVENT: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 /// The source, as in [`Fact::Malformed`] and [`Fact::Resync`].
 const NAME: &str = "rbd";
 
-/// An absolute path of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Sysfs(pub PathBuf);
 
@@ -158,7 +155,6 @@ impl Follower {
         }
     }
 
-    /// All that are mapped.
     async fn find(&self) -> io::Result<Found> {
         let mut found = sysfs::look(&self.sysfs)?;
         let connected = nbd::connected(&self.sysfs, &mut found)?;

@@ -22,7 +22,6 @@ const PROGRAM: &str = "rbd-nbd";
 /// What is said of one whose arguments are not understood.
 const UNCLEAR: &str = "which image rbd-nbd has mapped";
 
-/// A network block device that is connected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Connected {
     number: RbdNumber,
@@ -104,7 +103,6 @@ pub(super) fn add(
     }
 }
 
-/// What has connected a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mapper {
     /// `rbd-nbd`, for this image or snapshot.
@@ -119,7 +117,6 @@ pub enum Mapper {
     Gone,
 }
 
-/// Looks at the processes that have connected devices.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Look {
     devices: Vec<(RbdNumber, u32)>,

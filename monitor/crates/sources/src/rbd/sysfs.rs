@@ -11,7 +11,6 @@ use kevtmon_observation::{RbdImage, RbdImages, RbdNumber};
 
 /// Images that are followed.
 pub(super) const IMAGES_MAX: usize = 256;
-/// Partitions of a device that are looked at.
 const PARTITIONS_MAX: usize = 64;
 /// Block devices made of one that are told.
 const USERS_MAX: usize = 16;
@@ -25,7 +24,6 @@ const NO_SNAPSHOT: &str = "-";
 /// What is wrong, and with which device.
 pub(super) type Problem = (Option<RbdNumber>, &'static str);
 
-/// What a look found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) images: RbdImages,

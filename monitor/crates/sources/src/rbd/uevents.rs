@@ -16,7 +16,6 @@ use crate::netlink::attach_filter;
 
 /// The group of the kernel's own messages; in the other one udev repeats them.
 const GROUP: u32 = 1;
-/// Port of the kernel.
 const KERNEL: u32 = 0;
 /// Larger than any message of the kernel (`UEVENT_BUFFER_SIZE` and the path).
 const MESSAGE_MAX: usize = 8192;
@@ -39,7 +38,6 @@ pub(super) enum Heard {
     Closed,
 }
 
-/// What a message is about.
 pub(super) fn judge(port: u32, message: &[u8]) -> Heard {
     if port != KERNEL {
         return Heard::Refused;
@@ -54,7 +52,6 @@ pub(super) struct Uevents {
     buffer: Vec<u8>,
 }
 
-/// A socket that can be watched.
 struct Readable(Socket);
 
 impl AsRawFd for Readable {

@@ -23,7 +23,6 @@ pub enum ChangeKind {
     Other,
 }
 
-/// A change of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// 64 hex digits.

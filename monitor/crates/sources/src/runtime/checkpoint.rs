@@ -21,7 +21,6 @@ use crate::{Sender, tell};
 /// Where they are, under the id of the sandbox.
 pub(super) const CHECKPOINTS: [&str; 2] = ["var/lib/dockershim/sandbox", "var/lib/cri-dockerd/sandbox"];
 
-/// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Looks for the checkpoints of these sandboxes: in the host's files, and in those of kubelets that run in a container.

@@ -24,10 +24,8 @@ pub(super) const ENTRIES_MAX: usize = 32 << 10;
 /// An error of the library that implements the runtime's API.
 type Cause = Box<dyn Error + Send + Sync>;
 
-/// Changes as they happen.
 pub type Changes = Pin<Box<dyn Stream<Item = Result<Change, RuntimeError>> + Send>>;
 
-/// The answer to a list.
 #[derive(Debug, Clone, Default)]
 pub struct Listed {
     pub containers: Vec<ContainerFacts>,
@@ -48,7 +46,6 @@ impl FromIterator<Option<ContainerFacts>> for Listed {
     }
 }
 
-/// The answer to an inspect.
 #[derive(Debug, Clone)]
 pub struct Inspection {
     pub facts: ContainerFacts,
@@ -101,10 +98,7 @@ pub trait RuntimeClient: Clone + Send + Sync + 'static {
 #[derive(Debug, Error)]
 pub enum RuntimeError {
     #[error("there is no socket at {}", path.display())]
-    NoSocket {
-        /// Where it was looked for.
-        path: PathBuf,
-    },
+    NoSocket { path: PathBuf },
     /// No process listens there, or access is denied.
     #[error("cannot connect to the socket")]
     Connect {
@@ -113,18 +107,13 @@ pub enum RuntimeError {
     },
     /// The runtime hangs, starts, or is overloaded.
     #[error("no answer within {after:?}")]
-    Timeout {
-        /// How long it was waited for.
-        after: Duration,
-    },
-    /// A request was refused.
+    Timeout { after: Duration },
     #[error("{request} failed")]
     Request {
         request: &'static str,
         #[source]
         source: Cause,
     },
-    /// An answer or event cannot be read.
     #[error("{request} returned an invalid response")]
     Decode {
         request: &'static str,
@@ -134,7 +123,6 @@ pub enum RuntimeError {
     /// An event tells no container; those after it are not affected.
     #[error("{request} sent an event without a proper container id")]
     UnidentifiedEvent { request: &'static str },
-    /// The event stream broke off.
     #[error("the event stream failed")]
     Events {
         #[source]

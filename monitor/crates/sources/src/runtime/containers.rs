@@ -14,7 +14,6 @@ use super::process::Identity;
 #[derive(Debug)]
 pub(super) struct Containers {
     known: BTreeMap<String, Known>,
-    /// Name of the source.
     source: String,
     /// What answers at the socket.
     runtime: String,
@@ -79,7 +78,6 @@ impl Containers {
         Self { known: BTreeMap::new(), source, runtime: String::new() }
     }
 
-    /// Name of the source.
     pub(super) fn source(&self) -> &str {
         &self.source
     }

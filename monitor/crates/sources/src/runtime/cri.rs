@@ -49,7 +49,6 @@ const RUNTIMES: &[(&str, &str)] = &[("cri-o", "crio")];
 /// A runtime without a proper name.
 const UNNAMED: &str = "cri";
 
-/// A connection to a runtime.
 #[derive(Debug, Clone)]
 pub(super) struct Cri {
     channel: Channel,

@@ -43,7 +43,6 @@ const INFO: &str = "GET /info";
 /// How long an engine has for telling where its data is, which is only needed once it does not answer.
 const INFO_PATIENCE: Duration = Duration::from_secs(1);
 
-/// A connection to an engine.
 #[derive(Debug, Clone)]
 pub struct Docker {
     socket: PathBuf,

@@ -19,7 +19,6 @@ const RESTARTS: &str = "io.kubernetes.container.restartCount";
 /// Longest name that Kubernetes allows (a DNS subdomain).
 const MAX_NAME: usize = 253;
 
-/// A container's place in a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PodMember {
     pub(super) pod: PodIdentity,

@@ -71,7 +71,6 @@ impl RuntimeKind {
 /// A socket to watch: a source of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeSocket {
-    /// Its API.
     pub kind: RuntimeKind,
     pub path: PathBuf,
 }

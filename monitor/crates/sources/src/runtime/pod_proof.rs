@@ -27,11 +27,9 @@ const CHECKPOINT_MAX: u64 = 64 << 10;
 /// Logs of one container that are looked at: the kubelet keeps two by default.
 const LOGS_MAX: usize = 64;
 
-/// Looks for proofs on the node.
 #[derive(Debug)]
 pub(super) struct Proofs {
     proc: Proc,
-    /// The host's root directory.
     root: PathBuf,
 }
 

@@ -15,7 +15,6 @@ use crate::procfs::readers::{Job, Readers};
 /// Longest wait for a reader. One that hangs is noticed after half a second.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What /proc says of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Its start, to 10 ms; none where there is no such process.

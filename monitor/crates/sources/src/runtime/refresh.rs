@@ -62,13 +62,11 @@ impl Refresh {
         }
     }
 
-    /// The container is gone.
     pub(super) fn forget(&mut self, id: &str) {
         self.jobs.remove(id);
         self.waiting.retain(|waiting| waiting != id);
     }
 
-    /// The next container to inspect now.
     pub(super) fn launch(&mut self) -> Option<String> {
         if self.in_flight >= MAX_IN_FLIGHT {
             return None;

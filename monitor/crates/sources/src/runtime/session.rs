@@ -32,9 +32,7 @@ use crate::procfs::readers::Readers;
 /// Containers without a process that are inspected after one of the later lists, until all were.
 const LATER_MAX: usize = 64;
 
-/// Why a session ended.
 pub(super) enum End {
-    /// The receiver of observations is gone.
     Closed,
     /// The runtime cannot be queried.
     Failed(RuntimeError),
@@ -48,9 +46,7 @@ impl From<RuntimeError> for End {
 
 type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A list under way.
 struct Listing {
-    /// When it was requested.
     read: BootNs,
     /// The containers that changed since: it may not include that.
     changed: HashSet<String>,
@@ -64,7 +60,6 @@ struct Inspected {
     answer: Result<Option<Inspection>, RuntimeError>,
 }
 
-/// The state of one connection.
 pub(super) struct Session<'a, C> {
     options: &'a Options,
     containers: &'a mut Containers,

@@ -27,7 +27,6 @@ const BY_KTHREADD: &str = " by way of kthreadd, since the root of pid 1 is out o
 /// Containers that are named at once to be read again.
 const WANTED_MAX: usize = 64;
 
-/// How a runtime is watched.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Between two full lists, which repair what the event stream did not report.
@@ -214,7 +213,6 @@ impl OnDisk {
     }
 }
 
-/// The receiver of observations is gone.
 struct Closed;
 
 async fn send(tx: &Sender, fact: Fact) -> Result<(), Closed> {

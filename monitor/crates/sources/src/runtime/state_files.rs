@@ -30,7 +30,6 @@ mod oci;
 const CRIO_ROOT: &str = "/var/lib/containers/storage";
 /// Longest wait for a reader: a runtime that answers again is not to wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Entries of a directory that are looked at.
 const ENTRIES_MAX: usize = 4096;
 /// A file with more is not one of a container: its labels and environment have kilobytes.
 const FILE_MAX: u64 = 4 << 20;
@@ -99,7 +98,6 @@ pub struct Written {
     since: Option<i64>,
 }
 
-/// Reads the files of one runtime.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ReadStateFiles(StateFiles, PodLabels);
 

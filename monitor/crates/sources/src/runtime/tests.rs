@@ -42,7 +42,6 @@ fn every_runtime_that_can_be_named_has_a_usual_place() {
 #[derive(Clone)]
 struct Mute;
 
-/// What [`Mute`] lists.
 static LISTED: Mutex<Vec<ContainerFacts>> = Mutex::new(Vec::new());
 
 fn container(digit: char) -> ContainerFacts {

@@ -14,13 +14,11 @@ use super::is_word;
 const KIND: &str = "cniCacheV1";
 /// Where host-local has its reservations, unless it is told otherwise.
 const DATA_DIR: &str = "/var/lib/cni/networks";
-/// Addresses of one interface that are taken.
 const ADDRESSES_MAX: usize = 16;
 /// Devices of one result that are taken, and how long a name may be (`IFNAMSIZ`).
 const DEVICES_MAX: usize = 8;
 const IFNAME_MAX: usize = 15;
 
-/// Addresses that host-local gave to a sandbox.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct CachedResult {
     pub(super) network: String,

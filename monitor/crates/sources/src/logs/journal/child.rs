@@ -22,11 +22,9 @@ use crate::capabilities::{self, Capability, DAC_READ_SEARCH};
 const KEPT: [Capability; 1] = [DAC_READ_SEARCH];
 /// So much waits in its pipe between two looks, where the kernel allows it (`fs.pipe-max-size`); then the program waits.
 const PIPE: libc::c_int = 1 << 20;
-/// Bytes that are read at once.
 const CHUNK: usize = 64 * 1024;
 /// So often is read of what it complains of.
 const COMPLAINTS: usize = 16;
-/// Bytes that are kept of that.
 const SAYS_MAX: usize = 300;
 /// Write permission for others than the owner.
 const OTHERS_WRITE: u32 = 0o022;
@@ -108,7 +106,6 @@ impl Running {
         }
     }
 
-    /// The first line that it has complained of.
     pub(super) fn says(&self) -> Option<String> {
         let text = String::from_utf8_lossy(&self.says);
         let line = text.lines().map(str::trim).find(|line| !line.is_empty())?;

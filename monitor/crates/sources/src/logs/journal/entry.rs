@@ -43,7 +43,6 @@ impl Lines {
     }
 }
 
-/// The value of a field.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 enum Value {

@@ -14,7 +14,6 @@ use crate::capabilities;
 const KUBELET: &str = "kubelet.service";
 const ALL: usize = 1 << 20;
 
-/// A script, and what it is to print.
 struct Fake {
     directory: TempDir,
     journal: Journal,
@@ -35,7 +34,6 @@ impl Fake {
         Self { directory, journal, lines: Vec::new(), malformed: 0, interruptions: 0 }
     }
 
-    /// One that prints these entries, and waits.
     fn printing(entries: &[&str]) -> Self {
         let fake = Self::new("cat $D/entries; exec sleep 1000");
         fs::write(fake.directory.path().join("entries"), entries.join("\n") + "\n").unwrap();

@@ -20,13 +20,11 @@ mod namespaces;
 mod neighbors;
 mod routes;
 
-/// Longest wait for a condition.
 fn patience() -> Duration {
     let seconds = std::env::var("KEVTMON_TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(60))
 }
 
-/// Runs `ip` with words separated by blanks.
 fn ip(words: &str) {
     let output = Command::new("ip").args(words.split_ascii_whitespace()).output().unwrap();
     assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
@@ -48,7 +46,6 @@ impl Netns {
         Self { name, inode: inode.try_into().unwrap() }
     }
 
-    /// Runs `ip` inside.
     fn ip(&self, words: &str) {
         ip(&format!("-n {} {words}", self.name));
     }
@@ -112,7 +109,6 @@ impl Running {
         }
     }
 
-    /// The next snapshot of a namespace.
     async fn snapshot(&mut self, netns: NsInum) -> NetnsSnapshot {
         self.find(|fact| match fact {
             Fact::Netns(snapshot) if snapshot.netns == netns => Some(*snapshot),

@@ -12,7 +12,6 @@ async fn listening(netns: &Netns) -> Running {
     source
 }
 
-/// The next change of an entry in the namespace.
 async fn change(source: &mut Running, netns: &Netns) -> NeighborChange {
     source
         .find(|fact| match fact {

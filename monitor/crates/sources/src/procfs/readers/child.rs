@@ -120,7 +120,6 @@ impl Child {
         Ok(Self { process, socket, background, idle_since, is_new: true, note: None })
     }
 
-    /// Has a job done.
     pub(super) async fn converse<J: Job>(&mut self, job: &J, proc: &Proc) -> Result<Opened<J::Reply>, Ended> {
         let with = Cow::Owned(to_raw_value(job).map_err(io::Error::from)?);
         let request = wire::Request { job: Cow::Borrowed(J::NAME), proc: proc.clone(), with };

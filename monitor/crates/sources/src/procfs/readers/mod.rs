@@ -49,7 +49,6 @@ use serve::{ARGUMENT, BACKGROUND, PROGRAM};
 pub use serve::{Entry, asker, entry, note, reading_none, serve_if_asked};
 pub use waits_in::{WAITS, Waits, unanswered};
 
-/// Readers at a time.
 const READERS: usize = 8;
 /// Readers besides that were killed and do not end, since the kernel waits for what they read. They work no more, but each
 /// costs memory; of further ones each takes the place of one that works.
@@ -59,7 +58,6 @@ const LOST_AFTER: Duration = Duration::from_secs(1);
 /// A reader that had nothing to do for this long is ended: longer than between two of the looks that never cease, since to start
 /// one costs more than most of what it reads.
 const IDLE: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 65 });
-/// How often such readers are looked for.
 const SWEEP: Duration = Duration::from_secs(10);
 /// How often a job is begun again because a reader hung.
 const ATTEMPTS: usize = 64;
@@ -152,7 +150,6 @@ struct State {
     reviewing: bool,
 }
 
-/// Where hanging processes are reported.
 struct Report {
     tx: Sender,
     metrics: Arc<Metrics>,
@@ -183,7 +180,6 @@ impl Readers {
         Self(Arc::new(Inner { proc, slots, lost, state, prefiltered, reporting, report }))
     }
 
-    /// The /proc that is read.
     #[must_use]
     pub fn proc(&self) -> &Proc {
         &self.0.proc

@@ -31,7 +31,6 @@ pub(super) struct Prefilter {
     pub(super) pids: Option<Vec<u32>>,
 }
 
-/// What came of it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Filtered {
     pub(super) hanging: BTreeSet<u32>,

@@ -13,7 +13,6 @@ use super::{READERS, Readers};
 use crate::procfs::pidfd::PidFd;
 use crate::procfs::{DirectoryId, Proc};
 
-/// Name of the source.
 const SOURCE: &str = "procfs";
 /// Pause before it is tried again whether it can be read, and the longest; it doubles with each trial.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));

@@ -25,7 +25,6 @@ fn proc_reader() {
     }
 }
 
-/// The names of processes.
 #[derive(Debug, Serialize, Deserialize)]
 struct Names(Vec<u32>);
 
@@ -38,7 +37,6 @@ impl Job for Names {
     }
 }
 
-/// Keeps so many bytes.
 #[derive(Debug, Serialize, Deserialize)]
 struct Keep(usize);
 

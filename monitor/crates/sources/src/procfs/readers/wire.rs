@@ -42,7 +42,6 @@ pub(super) async fn write(stream: &mut UnixStream, body: &[u8]) -> io::Result<()
     stream.write_all(&[&header(body)?[..], body].concat()).await
 }
 
-/// A frame of a reader.
 #[derive(Debug)]
 pub(super) enum Said {
     /// An answer, and what was opened for it.

@@ -49,17 +49,14 @@ impl Drop for Driver {
     }
 }
 
-/// A method of a service.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Method {
     pub(super) service: &'static str,
     pub(super) name: &'static str,
 }
 
-/// Why there is no answer.
 #[derive(Debug, Error)]
 pub(super) enum Fault {
-    /// The server refused the request, or the connection failed.
     #[error("{}", text(.0))]
     Status(Box<Status>),
     /// The answer is no such message.
@@ -123,7 +120,6 @@ impl Channel {
         Ok(Self { requests, _driver: Arc::new(Driver(driver)) })
     }
 
-    /// One request, one answer.
     pub(super) async fn ask<A: Message + Default>(
         &self,
         method: Method,

@@ -22,7 +22,6 @@ use super::api::{
 use crate::kubelet::PodLabels;
 
 const SECOND_NS: i64 = 1_000_000_000;
-/// Longest part of an error of the runtime that is repeated.
 const ERROR_MAX: usize = 300;
 
 /// An entry of the list, which has no pid; `None` without a proper id.

@@ -11,8 +11,6 @@ use super::facts;
 use crate::kubelet::PodLabels;
 use crate::runtime::client::{ENTRIES_MAX, Listed};
 
-/// Reads a list.
-///
 /// # Errors
 /// What is no list of containers, or one of more than a node can have.
 pub(super) fn read(answer: &[u8], labels: &PodLabels) -> Result<Listed, serde_json::Error> {

@@ -25,7 +25,6 @@ use crate::runtime::{Options, run};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// Name of the source under test.
 const SOURCE: &str = "docker:d.sock";
 
 impl Reports {

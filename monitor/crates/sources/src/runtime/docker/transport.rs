@@ -35,7 +35,6 @@ const MAX_EVENT: usize = 2 << 20;
 pub(super) const ORIGIN: &str = "http://localhost";
 const HOST_NAME: HeaderValue = HeaderValue::from_static("localhost");
 
-/// Why there is no answer.
 #[derive(Debug, Error)]
 pub(super) enum Fault {
     /// No process listens there, or access is denied.
@@ -66,7 +65,6 @@ impl Fault {
     }
 }
 
-/// How much may still be read.
 #[derive(Debug)]
 pub(super) struct Allowance {
     limit: usize,

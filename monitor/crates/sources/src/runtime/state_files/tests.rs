@@ -16,7 +16,6 @@ const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 const SANDBOX: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
 const UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
 
-/// A node of which pid 1 shows the root.
 struct Node(tempfile::TempDir);
 
 impl Node {
@@ -33,7 +32,6 @@ impl Node {
         fs::write(path, text).unwrap();
     }
 
-    /// A process in a control group.
     fn process(&self, pid: u32, cgroup: &str) {
         let fields = "0 ".repeat(17);
         self.write(&format!("proc/{pid}/stat"), format!("{pid} (etcd) S 1 {fields}7 0\n"));

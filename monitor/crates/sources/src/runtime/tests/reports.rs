@@ -14,7 +14,6 @@ use crate::runtime::{Options, RuntimeClient, run};
 /// How long a condition may take on a loaded machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The source under test and all that it has reported.
 pub(crate) struct Reports {
     rx: mpsc::Receiver<Observation>,
     pub(crate) seen: Vec<Fact>,
@@ -59,7 +58,6 @@ impl Reports {
         }
     }
 
-    /// Waits until an answer was read, or counted as malformed.
     pub(crate) async fn read_or_refused(&mut self) {
         let is_either = |fact: &Fact| matches!(fact, Fact::RuntimeSnapshot { .. } | Fact::Malformed { .. });
         self.until(|fact| is_either(fact).then_some(())).await;

@@ -22,11 +22,9 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::runtime::cri::api;
 
-/// How the runtime behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mood {
     Well,
-    /// Never answers.
     Silent,
     /// Answers with bytes that are no message.
     Nonsense,
@@ -60,7 +58,6 @@ pub(super) struct State {
     subscribers: Vec<mpsc::Sender<Bytes>>,
 }
 
-/// The runtime; it ends when dropped.
 pub(super) struct FakeCri {
     dir: tempfile::TempDir,
     state: Arc<Mutex<State>>,
@@ -93,24 +90,20 @@ impl FakeCri {
         self.dir.path().join("c.sock")
     }
 
-    /// Changes what it is or does.
     pub(super) fn set<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         change(&mut self.state.lock().unwrap())
     }
 
-    /// Sends an event to all who listen.
     pub(super) async fn event(&self, message: &impl Message) {
         self.raw_event(&message.encode_to_vec()).await;
     }
 
-    /// Sends any bytes as an event.
     pub(super) async fn raw_event(&self, message: &[u8]) {
         for subscriber in self.set(|state| state.subscribers.clone()) {
             let _ = subscriber.send(framed(message)).await;
         }
     }
 
-    /// Waits until a client subscribes to events.
     pub(super) async fn subscribed(&self) {
         until("a client subscribes", || self.set(|state| !state.subscribers.is_empty())).await;
     }

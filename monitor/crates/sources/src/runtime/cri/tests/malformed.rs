@@ -159,7 +159,6 @@ async fn after_any_answer_a_good_one_is_taken() {
     answers.assert_counted();
 }
 
-/// Larger than what is read of an answer.
 fn huge() -> Vec<u8> {
     let name = "a".repeat(17 << 20);
     let metadata = api::PodSandboxMetadata { name, ..Default::default() };

@@ -23,17 +23,14 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::runtime::change::wall_now;
 
-/// How the daemon behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mood {
     Well,
-    /// Accepts connections and never responds.
     Silent,
     /// Answers anything but HTTP.
     Garbage,
     /// Answers HTTP that is no JSON.
     NoJson,
-    /// Answers 500.
     Broken,
     /// Lists, but never answers an inspect.
     InspectHangs,
@@ -45,7 +42,6 @@ pub(crate) enum Mood {
     InspectWaits,
 }
 
-/// An answer to be spoiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     List,
@@ -81,14 +77,12 @@ struct State {
     spoiled: Option<(Answer, Spoiled)>,
     /// Bytes of huge answers that were sent.
     sent: usize,
-    /// Inspect answers by id.
     containers: BTreeMap<String, Value>,
     /// `METHOD path?query`.
     requests: Vec<String>,
     subscribers: Vec<Events>,
 }
 
-/// The daemon; it ends when dropped.
 pub(crate) struct FakeDocker {
     dir: tempfile::TempDir,
     state: Arc<Mutex<State>>,
@@ -96,7 +90,6 @@ pub(crate) struct FakeDocker {
 }
 
 impl FakeDocker {
-    /// A daemon that does not listen yet.
     pub(crate) fn stopped() -> Self {
         let state = State {
             mood: Mood::Well,
@@ -151,7 +144,6 @@ impl FakeDocker {
         self.state.lock().unwrap().gate.add_permits(number);
     }
 
-    /// Has it call itself something else.
     pub(crate) fn engine(&self, name: &'static str) {
         self.state.lock().unwrap().engine = name;
     }
@@ -175,13 +167,11 @@ impl FakeDocker {
         self.state.lock().unwrap().spoiled = None;
     }
 
-    /// Adds or replaces a container, by what an inspect answers.
     pub(crate) fn put_inspected(&self, container: Value) {
         let id = container["Id"].as_str().unwrap().to_owned();
         self.state.lock().unwrap().containers.insert(id, container);
     }
 
-    /// Adds or replaces a container.
     pub(crate) fn put(&self, id: &str, state: &str, pid: u32) {
         let container = json!({
             "Id": id, "Name": format!("/c-{}", &id[..2]), "Image": "sha256:0",
@@ -205,7 +195,6 @@ impl FakeDocker {
         self.state.lock().unwrap().containers.remove(id);
     }
 
-    /// Sends an event of now to all who listen.
     pub(crate) async fn event(&self, action: &str, id: &str) {
         self.event_at(wall_now(), action, id).await;
     }
@@ -220,7 +209,6 @@ impl FakeDocker {
         self.raw_event(Ok(Frame::data(Bytes::from(format!("{event}\n"))))).await;
     }
 
-    /// Sends bytes, or breaks the stream off.
     pub(crate) async fn raw_event(&self, frame: Result<Frame<Bytes>, io::Error>) {
         let subscribers = self.state.lock().unwrap().subscribers.clone();
         for subscriber in subscribers {
@@ -237,7 +225,6 @@ impl FakeDocker {
         self.state.lock().unwrap().subscribers.clear();
     }
 
-    /// Waits until a client subscribes to events.
     pub(crate) async fn subscribed(&self) {
         until("a client subscribes", || !self.state.lock().unwrap().subscribers.is_empty()).await;
     }
