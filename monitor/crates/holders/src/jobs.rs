@@ -98,64 +98,32 @@ impl Job for Scan {
     }
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Locate {
-    pub(super) request: ScanRequest,
-    pub(super) terms: Terms,
+macro_rules! answer_in_one_look {
+    ($job:ident, $name:literal, $answer:path, $request:ty => $reply:ty) => {
+        #[derive(Debug, Serialize, Deserialize)]
+        pub(super) struct $job {
+            pub(super) request: $request,
+            pub(super) terms: Terms,
+        }
+
+        impl Job for $job {
+            const NAME: &'static str = $name;
+            type Reply = Measured<$reply>;
+
+            fn in_background(&self) -> bool {
+                self.terms.in_background
+            }
+
+            fn run(&self, proc: &Proc) -> Self::Reply {
+                measured(|| $answer(proc, &self.request, Deadline::after(self.terms.budget)))
+            }
+        }
+    };
 }
 
-impl Job for Locate {
-    const NAME: &'static str = "locate-mount";
-    type Reply = Measured<Located>;
-
-    fn in_background(&self) -> bool {
-        self.terms.in_background
-    }
-
-    fn run(&self, proc: &Proc) -> Self::Reply {
-        measured(|| first(proc, &self.request, Deadline::after(self.terms.budget)))
-    }
-}
-
-/// Answers whether a mount is still there.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Presence {
-    pub(super) request: PresenceRequest,
-    pub(super) terms: Terms,
-}
-
-impl Job for Presence {
-    const NAME: &'static str = "mount-presence";
-    type Reply = Measured<MountPresence>;
-
-    fn in_background(&self) -> bool {
-        self.terms.in_background
-    }
-
-    fn run(&self, proc: &Proc) -> Self::Reply {
-        let deadline = Deadline::after(self.terms.budget);
-        measured(|| presence(proc, &self.request, deadline))
-    }
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct StillHeld {
-    pub(super) request: StillHeldRequest,
-    pub(super) terms: Terms,
-}
-
-impl Job for StillHeld {
-    const NAME: &'static str = "still-held";
-    type Reply = Measured<HolderReport>;
-
-    fn in_background(&self) -> bool {
-        self.terms.in_background
-    }
-
-    fn run(&self, proc: &Proc) -> Self::Reply {
-        measured(|| still_held(proc, &self.request, Deadline::after(self.terms.budget)))
-    }
-}
+answer_in_one_look!(Locate, "locate-mount", first, ScanRequest => Located);
+answer_in_one_look!(Presence, "mount-presence", presence, PresenceRequest => MountPresence);
+answer_in_one_look!(StillHeld, "still-held", still_held, StillHeldRequest => HolderReport);
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Detached {

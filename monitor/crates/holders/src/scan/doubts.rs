@@ -61,72 +61,63 @@ impl Scan<'_> {
         if visit.refused && process.is_there(&mut Vec::new()) {
             self.add_unreadable(tgid, near);
         }
-        if visit.is_named_by_ring && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "a file of this name is registered with its io_uring; the mount is unknown");
-        }
-        if visit.keeps_unknown && process.is_there(&mut Vec::new()) {
-            self.blind_to(
-                tgid,
-                "it keeps a mount namespace without a process; this kernel does not show the mounts there",
-            );
-        }
         let is_certain = visit.pins.iter().any(|pin| !pin.possible);
-        if !visit.doubts.is_empty() && !is_certain && process.is_there(&mut Vec::new()) {
-            let is_socket = |access: &Access| *access == Access::Socket;
-            if visit.doubts.iter().any(is_socket) {
-                self.blind_to(tgid, "it has a socket bound to a file; the mount is unknown");
-            }
-            if !visit.doubts.iter().all(is_socket) {
-                self.blind_to(tgid, "it uses a file or directory of this name; the mount is unknown");
-            }
-        }
-        if visit.is_sent_files && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "it has a socket with files in flight; their mounts are unknown");
-        }
-        if visit.is_unlisted && process.is_there(&mut Vec::new()) {
-            self.blind_to(
-                tgid,
+        let is_socket = |access: &&Access| **access == Access::Socket;
+        let (sockets, others): (Vec<_>, Vec<_>) =
+            visit.doubts.iter().filter(|_| !is_certain).partition(is_socket);
+        let by_files = [
+            (
+                visit.is_named_by_ring,
+                "a file of this name is registered with its io_uring; the mount is unknown",
+            ),
+            (
+                visit.keeps_unknown,
+                "it keeps a mount namespace without a process; this kernel does not show the mounts there",
+            ),
+            (!sockets.is_empty(), "it has a socket bound to a file; the mount is unknown"),
+            (!others.is_empty(), "it uses a file or directory of this name; the mount is unknown"),
+            (visit.is_sent_files, "it has a socket with files in flight; their mounts are unknown"),
+            (
+                visit.is_unlisted,
                 "it uses a mount of the same file system that no mount namespace shows; the unmount may reach that \
                  mount",
-            );
-        }
-        if visit.is_cut && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "time ran out before all its open files were read");
-        }
-        if visit.is_ending && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "a thread is exiting; its open files are not visible");
-        }
+            ),
+            (visit.is_cut, "time ran out before all its open files were read"),
+            (visit.is_ending, "a thread is exiting; its open files are not visible"),
+        ];
+        self.blind_where(tgid, process, &by_files);
         match visit.awaited {
-            Some(Awaited::Server(kind)) => self.blind_to(
-                tgid,
-                &format!(
-                    "a thread waits for {kind} in a system call; the files of that call are not visible"
-                ),
-            ),
-            Some(Awaited::Pipe) => self.blind_to(
-                tgid,
-                "a thread waits in open(2) of a named pipe; the mount of the pipe is unknown",
-            ),
+            Some(Awaited::Server(kind)) => {
+                let what = format!("a thread waits for {kind} in a system call");
+                self.blind_to(tgid, &format!("{what}; the files of that call are not visible"));
+            }
+            Some(Awaited::Pipe) => {
+                let what = "a thread waits in open(2) of a named pipe; the mount of the pipe is unknown";
+                self.blind_to(tgid, what);
+            }
             Some(Awaited::Closed) => self.blind_to(
                 tgid,
                 "a thread waits in a system call for a file whose descriptor is closed; the file is unknown",
             ),
             None => {}
         }
-        if visit.may_probe && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "it has a perf event open that may be a uprobe; the file is unknown");
-        }
-        if visit.has_closed_ring && process.is_there(&mut Vec::new()) {
-            self.blind_to(
-                tgid,
+        let by_rest = [
+            (visit.may_probe, "it has a perf event open that may be a uprobe; the file is unknown"),
+            (
+                visit.has_closed_ring,
                 "it has mapped an io_uring whose descriptor is closed; the registered files are unknown",
-            );
-        }
-        if visit.has_more_threads && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "time ran out before all its threads were read");
-        }
-        if visit.has_more_sockets && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "time ran out before all its sockets were read");
+            ),
+            (visit.has_more_threads, "time ran out before all its threads were read"),
+            (visit.has_more_sockets, "time ran out before all its sockets were read"),
+        ];
+        self.blind_where(tgid, process, &by_rest);
+    }
+
+    fn blind_where(&mut self, tgid: u32, process: &Dir, reasons: &[(bool, &str)]) {
+        for (_, reason) in reasons.iter().filter(|(is_so, _)| *is_so) {
+            if process.is_there(&mut Vec::new()) {
+                self.blind_to(tgid, reason);
+            }
         }
     }
 
