@@ -11,11 +11,11 @@ use calls::Call;
 pub(super) use calls::path as path_of_call;
 use kevtmon_observation::{Ancestor, Fact, TaskFacts, TaskKey, TaskPlace, UnmountedMount, Unmounter};
 use kevtmon_sources::beat::at_look;
-use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::{Buffer, Dir};
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 use kevtmon_sources::procfs::readers::{Job, Readers, WAITS, Waits};
 use kevtmon_sources::procfs::root::is_root_of_node;
+use kevtmon_sources::procfs::{Proc, Stat};
 use kevtmon_sources::programs::named;
 use kevtmon_sources::{Sender, spawn_until_closed, tell};
 use kevtmon_types::clock::boot_now;
@@ -135,19 +135,7 @@ fn unmounter(proc: &Proc, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> O
     if waits.is_none() && stat.state != 'D' {
         return None;
     }
-    let mntns = proc.ns(tgid, "mnt")?;
-    let key = TaskKey { tgid, start_ns: stat.start_ns, exec_id: 0 };
-    let task = TaskFacts {
-        key,
-        place: TaskPlace::default(),
-        uid: proc.uid(tgid)?,
-        exe: Some(exe),
-        cmdline: proc.cmdline(tgid),
-        netns: proc.ns(tgid, "net").unwrap_or_default(),
-        mntns,
-        cgroup: proc.cgroup(tgid),
-        ancestors: parent(proc, stat.ppid).into_iter().collect(),
-    };
+    let task = task(proc, tgid, exe, &stat)?;
     let mount = mount(proc, &dir, waits, text);
     // Much was read by its number.
     dir.is_there(text).then_some(Unmounter {
@@ -156,6 +144,20 @@ fn unmounter(proc: &Proc, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> O
         waits_for: waits.map(|kind| kind.name.to_owned()),
         mount,
         call: None,
+    })
+}
+
+fn task(proc: &Proc, tgid: u32, exe: String, stat: &Stat) -> Option<TaskFacts> {
+    Some(TaskFacts {
+        key: TaskKey { tgid, start_ns: stat.start_ns, exec_id: 0 },
+        place: TaskPlace::default(),
+        uid: proc.uid(tgid)?,
+        exe: Some(exe),
+        cmdline: proc.cmdline(tgid),
+        netns: proc.ns(tgid, "net").unwrap_or_default(),
+        mntns: proc.ns(tgid, "mnt")?,
+        cgroup: proc.cgroup(tgid),
+        ancestors: parent(proc, stat.ppid).into_iter().collect(),
     })
 }
 

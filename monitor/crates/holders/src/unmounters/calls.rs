@@ -5,7 +5,7 @@
 
 use std::ffi::CStr;
 
-use kevtmon_observation::{BootNs, TaskFacts, TaskKey, TaskPlace, UmountCall};
+use kevtmon_observation::{BootNs, UmountCall};
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::{Buffer, Dir};
 use kevtmon_sources::procfs::readers::{WAITS, Waits};
@@ -104,17 +104,7 @@ fn of_process(
             let table = process.mount_table("/", |_| true).ok().filter(|table| !table.is_cut())?;
             table.at(path.trim_end_matches('/')).map(|mount| server_of_mount(proc, mount, waits))
         });
-        let task = TaskFacts {
-            key: TaskKey { tgid, start_ns: stat.start_ns, exec_id: 0 },
-            place: TaskPlace::default(),
-            uid: proc.uid(tgid)?,
-            exe: Some(exe),
-            cmdline: proc.cmdline(tgid),
-            netns: proc.ns(tgid, "net").unwrap_or_default(),
-            mntns: proc.ns(tgid, "mnt")?,
-            cgroup: proc.cgroup(tgid),
-            ancestors: super::parent(proc, stat.ppid).into_iter().collect(),
-        };
+        let task = super::task(proc, tgid, exe, &stat)?;
         let call = Some(UmountCall { tid, path, since: now });
         let waits_for = waits.map(|kind| kind.name.to_owned());
         let unmounter = Unmounter { task, comm: stat.comm, waits_for, mount, call };

@@ -33,20 +33,6 @@ pub struct Own {
     has_root_of_host: bool,
 }
 
-impl ProcessReader for Own {
-    fn start_ns(&self) -> Option<BootNs> {
-        self.start_ns()
-    }
-
-    fn usage(&self) -> Option<Usage> {
-        self.usage()
-    }
-
-    fn pins(&self) -> Vec<Pin> {
-        self.pins()
-    }
-}
-
 impl Default for Own {
     fn default() -> Self {
         let proc = Proc::default();
@@ -57,6 +43,60 @@ impl Default for Own {
         };
         let (host_mntns, pid) = (proc.first_mntns(), process::id());
         Self { proc, pid, directories: Vec::new(), host_mntns, has_root_of_host }
+    }
+}
+
+impl ProcessReader for Own {
+    fn start_ns(&self) -> Option<BootNs> {
+        Some(self.proc.stat(self.pid)?.start_ns)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        let pages = parse_pages(&fs::read_to_string(self.proc.path(self.pid, "statm")).ok()?)?;
+        let page = u64::try_from(sysconf(SysconfVar::PAGE_SIZE).ok()??).ok()?;
+        // The listing holds one descriptor itself.
+        let listed = fs::read_dir(self.proc.path(self.pid, "fd")).ok()?.count().saturating_sub(1);
+        Some(Usage {
+            cpu_seconds: self.cpu_time()?.as_secs_f64(),
+            resident_bytes: pages.1.saturating_mul(page),
+            virtual_bytes: pages.0.saturating_mul(page),
+            open_fds: u64::try_from(listed).ok()?,
+            max_fds: getrlimit(Resource::RLIMIT_NOFILE).ok()?.0,
+        })
+    }
+
+    /// What this process keeps alive at this moment. Scans hold such things for less than a second, so
+    /// what counts is what stays.
+    fn pins(&self) -> Vec<Pin> {
+        let (Some(netns), Some(mntns)) = (self.proc.ns(self.pid, "net"), self.proc.ns(self.pid, "mnt"))
+        else {
+            return Vec::new();
+        };
+        let mut pins = self.thread_pins(netns, mntns);
+        let private = self.private_mntns();
+        pins.extend(
+            private.map(|own| Pin { kind: PinKind::Mntns, what: format!("own namespace mnt:[{own}]") }),
+        );
+        let mut mounts = None;
+        for fd in numbers(self.proc.path(self.pid, "fd")) {
+            let Some(link) = self.proc.link(self.pid, &format!("fd/{fd}")) else { continue };
+            let kind = match link.split_once(':').map(|(kind, _)| kind) {
+                Some("net") => (parse_ns(&link) != Some(netns)).then_some(PinKind::Netns),
+                Some("mnt") => (parse_ns(&link) != Some(mntns)).then_some(PinKind::Mntns),
+                Some("socket") => {
+                    socket_netns(fd).is_some_and(|inum| inum != netns).then_some(PinKind::Netns)
+                }
+                _ if is_mount_table(&link, self.pid) => Some(PinKind::Mntns),
+                // Descriptors 0 to 2 are inherited from the parent.
+                _ if fd > 2 && may_pin_mount(&link) && !self.is_in_own_directory(&link) => {
+                    let mounts = mounts.get_or_insert_with(|| self.mountinfo());
+                    self.pins_mount(fd, mounts).then_some(PinKind::Mount)
+                }
+                _ => None,
+            };
+            pins.extend(kind.map(|kind| Pin { kind, what: format!("fd {fd}: {link}") }));
+        }
+        pins
     }
 }
 
@@ -92,27 +132,6 @@ impl Own {
         parse_confinement(&fs::read_to_string(self.proc.path(self.pid, "status")).ok()?)
     }
 
-    #[must_use]
-    pub fn start_ns(&self) -> Option<BootNs> {
-        Some(self.proc.stat(self.pid)?.start_ns)
-    }
-
-    /// What this process uses now; `None` without /proc.
-    #[must_use]
-    pub fn usage(&self) -> Option<Usage> {
-        let pages = parse_pages(&fs::read_to_string(self.proc.path(self.pid, "statm")).ok()?)?;
-        let page = u64::try_from(sysconf(SysconfVar::PAGE_SIZE).ok()??).ok()?;
-        // The listing holds one descriptor itself.
-        let listed = fs::read_dir(self.proc.path(self.pid, "fd")).ok()?.count().saturating_sub(1);
-        Some(Usage {
-            cpu_seconds: self.cpu_time()?.as_secs_f64(),
-            resident_bytes: pages.1.saturating_mul(page),
-            virtual_bytes: pages.0.saturating_mul(page),
-            open_fds: u64::try_from(listed).ok()?,
-            max_fds: getrlimit(Resource::RLIMIT_NOFILE).ok()?.0,
-        })
-    }
-
     /// What this process has run, and all that it has executed: its readers do much of its work, and some of them for hours.
     fn cpu_time(&self) -> Option<Duration> {
         let own = Duration::from(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).ok()?);
@@ -131,41 +150,6 @@ impl Own {
         lists
             .flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
             .collect()
-    }
-
-    /// What this process keeps alive at this moment. Scans hold such things for less than a second, so
-    /// what counts is what stays.
-    #[must_use]
-    pub fn pins(&self) -> Vec<Pin> {
-        let (Some(netns), Some(mntns)) = (self.proc.ns(self.pid, "net"), self.proc.ns(self.pid, "mnt"))
-        else {
-            return Vec::new();
-        };
-        let mut pins = self.thread_pins(netns, mntns);
-        let private = self.private_mntns();
-        pins.extend(
-            private.map(|own| Pin { kind: PinKind::Mntns, what: format!("own namespace mnt:[{own}]") }),
-        );
-        let mut mounts = None;
-        for fd in numbers(self.proc.path(self.pid, "fd")) {
-            let Some(link) = self.proc.link(self.pid, &format!("fd/{fd}")) else { continue };
-            let kind = match link.split_once(':').map(|(kind, _)| kind) {
-                Some("net") => (parse_ns(&link) != Some(netns)).then_some(PinKind::Netns),
-                Some("mnt") => (parse_ns(&link) != Some(mntns)).then_some(PinKind::Mntns),
-                Some("socket") => {
-                    socket_netns(fd).is_some_and(|inum| inum != netns).then_some(PinKind::Netns)
-                }
-                _ if is_mount_table(&link, self.pid) => Some(PinKind::Mntns),
-                // Descriptors 0 to 2 are inherited from the parent.
-                _ if fd > 2 && may_pin_mount(&link) && !self.is_in_own_directory(&link) => {
-                    let mounts = mounts.get_or_insert_with(|| self.mountinfo());
-                    self.pins_mount(fd, mounts).then_some(PinKind::Mount)
-                }
-                _ => None,
-            };
-            pins.extend(kind.map(|kind| Pin { kind, what: format!("fd {fd}: {link}") }));
-        }
-        pins
     }
 
     fn thread_pins(&self, netns: NsInum, mntns: NsInum) -> Vec<Pin> {

@@ -17,6 +17,7 @@ use kevtmon_history::query::why::why;
 use kevtmon_history::query::wire::{self, VersionAnswer};
 use kevtmon_history::query::{API, API_HEADER};
 use kevtmon_history::query::{quiet_period, recount, stale};
+use kevtmon_metrics::ProcessReader as _;
 use kevtmon_sources::procfs::own::Own;
 use kevtmon_types::error_chain::chain;
 use kevtmon_types::escape::to_json;

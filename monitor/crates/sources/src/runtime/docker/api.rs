@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-pub use bollard::models::{ContainerStateStatusEnum, ContainerSummaryStateEnum};
+pub use bollard::models::ContainerStateStatusEnum;
 use serde::Deserialize;
 
 /// `GET /containers/json`: an entry.
@@ -16,7 +16,7 @@ pub struct ContainerSummary {
     #[serde(rename = "ImageID")]
     pub image_id: Option<String>,
     pub created: Option<i64>,
-    pub state: Option<ContainerSummaryStateEnum>,
+    pub state: Option<ContainerStateStatusEnum>,
     pub labels: Option<HashMap<String, String>>,
     pub host_config: Option<HostConfig>,
     pub network_settings: Option<NetworkSettings>,

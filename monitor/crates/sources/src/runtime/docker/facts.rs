@@ -16,8 +16,7 @@ use kevtmon_types::redact;
 use super::super::client::Inspection;
 use super::super::{is_container_id, kubelet};
 use super::api::{
-    ContainerInspectResponse, ContainerStateStatusEnum, ContainerSummary, ContainerSummaryStateEnum,
-    EndpointSettings, GraphDriver,
+    ContainerInspectResponse, ContainerStateStatusEnum, ContainerSummary, EndpointSettings, GraphDriver,
 };
 use crate::kubelet::PodLabels;
 
@@ -40,7 +39,7 @@ pub(super) fn from_summary(entry: ContainerSummary, wanted: &PodLabels) -> Optio
         error: None,
     };
     let networks = entry.network_settings.and_then(|settings| settings.networks);
-    described.facts(entry.id?, entry.state.map_or(ContainerState::Unknown, listed), networks, wanted)
+    described.facts(entry.id?, entry.state.map_or(ContainerState::Unknown, state), networks, wanted)
 }
 
 /// The answer to an inspect; `None` without a proper id. `data_root`: where the engine keeps its data, if it tells that.
@@ -51,7 +50,7 @@ pub(crate) fn from_inspect(
 ) -> Option<Inspection> {
     let config = answer.config.unwrap_or_default();
     let state = answer.state.unwrap_or_default();
-    let name = state.status.map_or(ContainerState::Unknown, inspected);
+    let name = state.status.map_or(ContainerState::Unknown, self::state);
     let error = state.error.as_deref().filter(|_| name == ContainerState::Dead);
     let removal_error = error.filter(|error| is_of_removal(error));
     let refused_removal = removal_error.and_then(refused_removal).map(Box::new);
@@ -221,32 +220,18 @@ fn addresses(networks: HashMap<String, EndpointSettings>) -> Vec<IpAddr> {
     all
 }
 
-fn listed(state: ContainerSummaryStateEnum) -> ContainerState {
-    use ContainerSummaryStateEnum as Listed;
-    match state {
-        Listed::CREATED => ContainerState::Created,
+fn state(of: ContainerStateStatusEnum) -> ContainerState {
+    use ContainerStateStatusEnum as Status;
+    match of {
+        Status::CREATED => ContainerState::Created,
         // It is being stopped: its processes still run.
-        Listed::RUNNING | Listed::STOPPING => ContainerState::Running,
-        Listed::PAUSED => ContainerState::Paused,
-        Listed::RESTARTING => ContainerState::Restarting,
-        Listed::REMOVING => ContainerState::Removing,
-        Listed::EXITED => ContainerState::Exited,
-        Listed::DEAD => ContainerState::Dead,
-        Listed::EMPTY => ContainerState::Unknown,
-    }
-}
-
-fn inspected(state: ContainerStateStatusEnum) -> ContainerState {
-    use ContainerStateStatusEnum as Inspected;
-    match state {
-        Inspected::CREATED => ContainerState::Created,
-        Inspected::RUNNING | Inspected::STOPPING => ContainerState::Running,
-        Inspected::PAUSED => ContainerState::Paused,
-        Inspected::RESTARTING => ContainerState::Restarting,
-        Inspected::REMOVING => ContainerState::Removing,
-        Inspected::EXITED => ContainerState::Exited,
-        Inspected::DEAD => ContainerState::Dead,
-        Inspected::EMPTY => ContainerState::Unknown,
+        Status::RUNNING | Status::STOPPING => ContainerState::Running,
+        Status::PAUSED => ContainerState::Paused,
+        Status::RESTARTING => ContainerState::Restarting,
+        Status::REMOVING => ContainerState::Removing,
+        Status::EXITED => ContainerState::Exited,
+        Status::DEAD => ContainerState::Dead,
+        Status::EMPTY => ContainerState::Unknown,
     }
 }
 

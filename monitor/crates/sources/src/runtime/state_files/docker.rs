@@ -1,7 +1,6 @@
 //! Files of dockerd: `containers/ID/config.v2.json` and `hostconfig.json` below its data root (container/container.go in
 //! moby).
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -37,15 +36,8 @@ struct Config {
     created: Option<String>,
     image: Option<String>,
     state: State,
-    config: Option<Description>,
-    network_settings: Option<Networks>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "PascalCase")]
-struct Description {
-    image: Option<String>,
-    labels: Option<HashMap<String, String>>,
+    config: Option<api::ContainerConfig>,
+    network_settings: Option<api::NetworkSettings>,
 }
 
 #[derive(Deserialize, Default)]
@@ -63,18 +55,6 @@ struct State {
     error: String,
     started_at: String,
     finished_at: String,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Networks {
-    networks: Option<HashMap<String, api::EndpointSettings>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct HostConfig {
-    network_mode: Option<String>,
 }
 
 impl State {
@@ -111,9 +91,9 @@ fn configured(root: &Path) -> PathBuf {
 fn container(id: &str, directory: &Path, labels: &PodLabels) -> Option<Written> {
     let (text, _) = file_of_root(&directory.join("config.v2.json"))?;
     let config: Config = serde_json::from_slice(&text).ok()?;
-    let host: Option<HostConfig> = file_of_root(&directory.join("hostconfig.json"))
+    let host_config = file_of_root(&directory.join("hostconfig.json"))
         .and_then(|(text, _)| serde_json::from_slice(&text).ok());
-    let described = config.config.unwrap_or_default();
+    let networks = config.network_settings.and_then(|settings| settings.networks);
     let state = config.state;
     let status = state.status();
     let answer = api::ContainerInspectResponse {
@@ -121,12 +101,9 @@ fn container(id: &str, directory: &Path, labels: &PodLabels) -> Option<Written> 
         name: config.name,
         created: config.created,
         image: config.image,
-        config: Some(api::ContainerConfig { image: described.image, labels: described.labels }),
-        host_config: Some(api::HostConfig { network_mode: host.and_then(|host| host.network_mode) }),
-        network_settings: Some(api::NetworkSettings {
-            networks: config.network_settings.and_then(|settings| settings.networks),
-            sandbox_key: None,
-        }),
+        config: config.config,
+        host_config,
+        network_settings: Some(api::NetworkSettings { networks, sandbox_key: None }),
         graph_driver: None,
         state: Some(api::ContainerState {
             status: Some(status),
