@@ -88,7 +88,6 @@ pub async fn initial_namespace(
     readers.ask(InitialNamespace, patience).await
 }
 
-/// Finds the mount namespace of process 1.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct InitialNamespace;
 

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 /// So long a mount is remembered that the host has no longer: whoever wants to know of it asks sooner.
 const REMEMBERED: Duration = Duration::from_secs(180);
 
-/// A mount of the host, as it was seen last.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AttachedMount {
     pub(super) mount: MeantMount,

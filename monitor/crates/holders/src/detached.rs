@@ -31,7 +31,6 @@ mod progress;
 #[cfg(test)]
 mod tests;
 
-/// What is not looked at.
 const BLIND: &str = "its files in sockets and in io_urings, and what the kernel has of it, were not scanned";
 /// The same where its file system is not known, its files show another one, or a server may have to be asked.
 const UNMAPPED: &str = "its files that are only mapped were not scanned";
@@ -90,7 +89,6 @@ impl<'a> Searched<'a> {
         targets(&self.mounts)
     }
 
-    /// Its file system, as mappings show it.
     fn device(&self) -> Option<&'a str> {
         // Each mapping is asked for its mount, and no server is to be waited for.
         let is_told = |fstype: &str| !is_layered(fstype) && answers_at_once(fstype);
@@ -180,7 +178,6 @@ fn pins(process: &Dir, ns: NsInum, uses: Vec<Use>, searched: &Searched<'_>) -> V
 
 pub(super) struct Use {
     pub(super) pin: Pin,
-    /// The mount that it is on.
     pub(super) id: u64,
     pub(super) unique: Option<u64>,
 }

@@ -35,14 +35,12 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const SETTLE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 const BUDGET: Duration = Duration::from_secs(1);
-/// File systems that are followed.
 const MOST: usize = 512;
 const PATHS_MAX: usize = 64;
 const MOUNTS_MAX: usize = 64;
 /// How often the servers of one are searched that are not found, and how often it is looked first at one that nobody serves.
 const TRIES: u32 = 6;
 
-/// Has them looked at soon.
 pub fn look_soon(wanted: Option<&mpsc::Sender<()>>) {
     if let Some(wanted) = wanted {
         // Where there is no room, a look is due.
@@ -149,7 +147,6 @@ impl Look {
         found
     }
 
-    /// Looks which are served, in one look at all processes.
     fn review(&self, proc: &Proc, table: &MountTable, found: &mut [Followed], deadline: &Deadline) {
         let mut searched: Vec<&mut Followed> =
             found.iter_mut().filter(|followed| followed.is_to_be_searched(proc)).collect();

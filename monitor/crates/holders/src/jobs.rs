@@ -48,7 +48,6 @@ fn measured<T>(work: impl FnOnce() -> T) -> Measured<T> {
     Measured { found, took: thread_time().saturating_sub(before) }
 }
 
-/// What work may cost.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Terms {
     pub(super) budget: Duration,
@@ -56,7 +55,6 @@ pub(super) struct Terms {
     pub(super) in_background: bool,
 }
 
-/// Finds who pins a mount, or goes on with it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Scan {
     pub(super) request: ScanRequest,

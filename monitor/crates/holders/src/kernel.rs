@@ -96,7 +96,6 @@ fn named(seen: &Seen<'_>, access: Access) -> Vec<Holder> {
 /// How a line of a list names a file.
 type Named = fn(&str) -> Option<&str>;
 
-/// The kernel's list of such holders.
 fn list(proc: &Proc, access: Access) -> Option<(String, Named)> {
     let sys = proc.root().with_file_name("sys");
     let read = |file: PathBuf| Some(String::from_utf8_lossy(&std::fs::read(file).ok()?).into_owned());

@@ -133,7 +133,6 @@ pub(super) fn best_members(index: &MntnsIndex, request: &ScanRequest, own: Optio
     members
 }
 
-/// What a path leads to, found before anything else is looked at.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Located {
     /// With the mount, if it was found.
@@ -142,7 +141,6 @@ pub(super) struct Located {
     pub(super) is_meant: bool,
     /// Whether the path may have led elsewhere when the call began.
     pub(super) may_be_replaced: bool,
-    /// Why there is none to be found any more.
     pub(super) lost: Option<Uncertainty>,
 }
 

@@ -49,7 +49,6 @@ struct Leader {
 pub(super) struct MntnsIndex {
     /// One member per process, and one per thread in another namespace than its process.
     pub(super) namespaces: BTreeMap<NsInum, Vec<Member>>,
-    /// Every process that there was.
     pub(super) listed: BTreeSet<u32>,
     /// Processes whose namespace may not be read.
     pub(super) unreadable: Vec<u32>,
@@ -60,7 +59,6 @@ pub(super) struct MntnsIndex {
 }
 
 impl MntnsIndex {
-    /// Looks up every process.
     pub(super) fn build(proc: &Proc, deadline: &Deadline) -> io::Result<Self> {
         let mut index = Self { finished: true, ..Self::default() };
         let mut buffer = Buffer::default();
@@ -217,10 +215,8 @@ pub(super) fn task_dir(dir: &Dir, tid: u32) -> Option<Dir> {
     dir.at(c"task").ok()?.at(NumberName::new(tid).as_c_str()).ok()
 }
 
-/// What is known of the mounts of a namespace.
 #[derive(Debug)]
 pub(super) struct Shown {
-    /// Those that were wanted.
     pub(super) table: MountTable,
     /// Where some are hidden from every member, or there are more than are read: one of them.
     pub(super) hidden_from: Option<Member>,
@@ -300,11 +296,9 @@ fn with_hidden(dir: &Dir, member: Member, table: MountTable, count: Option<usize
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) tgid: u32,
-    /// The directory of the task.
     pub(super) process: Dir,
     /// Its root directory; `/` but for a chroot.
     pub(super) root: String,
-    /// The mounts below that.
     pub(super) table: MountTable,
 }
 

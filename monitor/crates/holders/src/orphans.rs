@@ -33,13 +33,10 @@ pub(super) struct Keeper {
 
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
-    /// Those that may matter.
     pub(super) views: Vec<NamespaceMounts>,
-    /// Those that do not.
     pub(super) others: Vec<NsInum>,
     /// Whether the kernel lists them.
     is_listed: bool,
-    /// Why there may be more.
     pub(super) missing: Option<&'static str>,
 }
 

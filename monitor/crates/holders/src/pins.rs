@@ -65,14 +65,11 @@ impl Pin {
     }
 }
 
-/// The result for one process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Visit {
     /// At most one for each way.
     pub(super) pins: Vec<Pin>,
-    /// Namespace of the process.
     pub(super) ns: NsInum,
-    /// Something of it may not be read.
     pub(super) refused: bool,
     /// What has the name of something on a searched mount, and may be on another one of the same name. All but sockets are
     /// possible pins too.

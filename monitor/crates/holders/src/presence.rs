@@ -82,7 +82,6 @@ fn find(table: &MountTable, identity: &MountIdentity) -> Option<bool> {
     is_there.then_some(true)
 }
 
-/// A process, if it is in the namespace.
 fn member(proc: &Proc, tgid: u32, mntns: NsInum) -> Option<Dir> {
     proc.dir(tgid).ok().filter(|process| is_member(process, mntns))
 }

@@ -71,7 +71,6 @@ impl Stage {
     }
 }
 
-/// How far a scan came.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Progress {
     /// What was found; none until the mount is found.

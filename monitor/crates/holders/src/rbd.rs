@@ -29,7 +29,6 @@ mod descriptors;
 
 use descriptors::{Descriptors, Mounts};
 
-/// How often is looked while images are mapped.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// How often while one of them has no use in a pod's directory: it may get one, or lose what holds it.
 const OFTEN: Duration = Duration::from_secs(15);
@@ -102,7 +101,6 @@ fn is_in_pod(holders: &[Holder]) -> bool {
 pub(super) struct Device {
     /// Of an image.
     number: RbdNumber,
-    /// As the kernel calls it: `rbd0`.
     name: String,
     /// `major:minor` of it and its partitions.
     devices: Vec<String>,

@@ -79,7 +79,6 @@ const LOCAL: &[&str] = &[
     "zonefs",
 ];
 
-/// Why a path could not be resolved.
 #[derive(Debug, Error)]
 pub(super) enum Unresolved {
     #[error("no process in its mount namespace has a root directory that can be opened")]
@@ -128,7 +127,6 @@ impl Unresolved {
     }
 }
 
-/// A directory of the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Anchor {
     pub(super) path: String,
@@ -148,7 +146,6 @@ pub(super) struct Origin {
     pub(super) follow: bool,
 }
 
-/// What a path leads to.
 #[derive(Debug)]
 pub(super) struct Resolved {
     pub(super) path: String,
@@ -185,7 +182,6 @@ impl<'t> View<'t> {
         Ok(Resolved { path, mount, lies_on, walked })
     }
 
-    /// The path, and what is there.
     fn walk(&self, origin: &Origin, walked: &mut BTreeSet<String>) -> Result<(String, Step), Unresolved> {
         if origin.path.contains(char::REPLACEMENT_CHARACTER) {
             return Err(Unresolved::NotText);
@@ -370,7 +366,6 @@ impl<'t> View<'t> {
     }
 }
 
-/// What one name of a path is.
 enum Step {
     Directory,
     Link(String),

@@ -96,7 +96,6 @@ pub(super) struct Scan<'p> {
     elapsed_before: u64,
 }
 
-/// How far a part came.
 struct Outcome {
     verdict: Verdict,
     /// Mount namespaces with a copy, each by its oldest process.
@@ -194,7 +193,6 @@ impl<'p> Scan<'p> {
         Some(self.search((request, budget), &index, seen, &scope))
     }
 
-    /// The mount is not there, or not any more.
     fn nothing_there(&mut self, request: &ScanRequest) -> Outcome {
         if self.report.mount.is_some() {
             self.report.blind_spot(None, "the mount went before every process was read");

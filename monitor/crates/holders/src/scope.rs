@@ -10,7 +10,6 @@ use kevtmon_sources::procfs::mountinfo::{Mount, MountTable};
 
 use super::propagation::{AttachPoint, MountCopy};
 
-/// A mount, or a part of it.
 #[derive(Debug)]
 pub(super) struct Scope<'t> {
     pub(super) target: &'t Mount,
@@ -19,7 +18,6 @@ pub(super) struct Scope<'t> {
     part: Option<Part>,
 }
 
-/// What lies below a path.
 #[derive(Debug)]
 struct Part {
     /// The target, as if it was mounted at the path.

@@ -22,7 +22,6 @@ pub(super) struct SearchedMount<'a> {
 #[derive(Debug)]
 pub(super) struct ScanTargets<'a> {
     pub(super) mounts: Vec<SearchedMount<'a>>,
-    /// Tables of the namespaces of the mounts.
     pub(super) tables: BTreeMap<NsInum, &'a MountTable>,
 }
 

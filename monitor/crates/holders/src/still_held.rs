@@ -29,7 +29,6 @@ use super::{Deadline, Holder, HolderReport, kernel, own_directory};
 
 const FDS_PER_LOOK: usize = 256;
 
-/// A request who still holds a detached mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StillHeldRequest {
     /// Returned in the report.

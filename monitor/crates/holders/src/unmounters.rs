@@ -40,7 +40,6 @@ const OFTEN: Duration = Duration::from_secs(2);
 const MOST: usize = 64;
 const SEARCH: Duration = Duration::from_millis(200);
 
-/// Follows such processes until the receiver of observations is gone.
 pub fn start(readers: Readers, tx: Sender) {
     spawn_until_closed(tx.clone(), follow(readers, tx));
 }

@@ -318,7 +318,6 @@ fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, (thread, limits
 }
 
 struct Done {
-    /// The answer, if there is one yet.
     reply: Option<Fact>,
     took: Duration,
     left: Option<Work>,
@@ -370,7 +369,6 @@ impl Work {
         Done { reply: Some(self.unanswered(reason)), took: Duration::ZERO, left: None }
     }
 
-    /// The answer where no more is found out.
     fn unanswered(self, reason: &str) -> Fact {
         match self {
             Self::Locate(scan) | Self::Scan(scan) => Fact::Holders(Box::new(scan.unanswered(reason))),
@@ -386,7 +384,6 @@ impl Work {
 }
 
 impl Scan {
-    /// What is known where no more is found out.
     fn unanswered(self, reason: &str) -> HolderReport {
         let Self { request, progress, told, doubt, .. } = self;
         let located = || {
@@ -426,7 +423,6 @@ impl Scan {
         Done { reply: None, took, left: Some(Work::Scan(self)) }
     }
 
-    /// Scans until the time is over.
     fn carry_out(mut self: Box<Self>, readers: &BlockingReaders, tables: &Tables, terms: Terms) -> Done {
         let located = mem::take(&mut self.located);
         let begun = *self.begun.get_or_insert_with(Instant::now);

@@ -17,7 +17,6 @@ const TRACEFS: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
 /// The mode of lockdown in which the kernel lets no program read its memory.
 pub const CONFIDENTIALITY: &str = "confidentiality";
 
-/// What the node offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelFacts {
     pub release: String,

@@ -232,7 +232,6 @@ impl KubeletFinder {
 pub(super) struct Look {
     configured: Vec<String>,
     former: VecDeque<String>,
-    /// The process that asks.
     daemon: u32,
 }
 

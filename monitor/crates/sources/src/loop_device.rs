@@ -33,7 +33,6 @@ struct Status {
 
 const _: () = assert!(size_of::<Status>() == 232 && offset_of!(Status, inode) == 8);
 
-/// A loop device that has a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loop {
     pub name: String,

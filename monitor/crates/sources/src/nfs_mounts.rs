@@ -75,7 +75,6 @@ impl Table {
         }
     }
 
-    /// The place of the server, if the line begins a mount of one.
     fn begin(&mut self, line: &str) -> Option<usize> {
         let (source, path) = mount(line)?;
         let server = nfs_server(&source)?;

@@ -118,7 +118,6 @@ fn is_unfinished(pod: &PodRemains) -> bool {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Look {
     kubelets: KubeletFacts,
-    /// The process that asks.
     daemon: u32,
     wanted: Lists,
 }

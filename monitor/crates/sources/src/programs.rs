@@ -18,7 +18,6 @@ const UNTRUSTED_MODE: u32 = 0o6022;
 /// A process that runs such a program.
 #[derive(Debug)]
 pub(super) struct Program {
-    /// The name by which it was looked for.
     pub(super) name: &'static str,
     /// Its path, as its own mount namespace shows it; ` (deleted)` behind it where the file is no longer there.
     pub(super) exe: String,

@@ -54,7 +54,6 @@ pub enum Binding {
 pub struct BoundFile {
     /// Id of the mount that the socket keeps in use.
     pub mount: u64,
-    /// Name of the file, as the kernel shows it to this process.
     pub path: String,
 }
 

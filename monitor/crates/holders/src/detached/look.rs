@@ -20,7 +20,6 @@ use crate::{Deadline, FILES_OF_ONE, MAX_LISTED, READS_HANG, own_directory, own_t
 const TURNS_MIN: u32 = 4;
 /// How often it is written down how far it came, in case that a process hangs the reader.
 const NOTE_EVERY: Duration = Duration::from_millis(100);
-/// Why nobody was looked at.
 const UNLISTED: &str = "the processes of the node could not be listed";
 
 /// A look at all processes, by turns: what is quick is looked at of each before anybody's thousands of descriptors.
@@ -71,7 +70,6 @@ impl<'a> Look<'a> {
         (self.progress, is_done)
     }
 
-    /// Gives a turn to all processes that had none.
     fn list(&mut self, deadline: &Deadline) {
         let Progress { listed, order, part, next, .. } = &mut self.progress;
         (*part, *next) = (Some(Part::Links), 0);

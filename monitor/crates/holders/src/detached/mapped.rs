@@ -18,7 +18,6 @@ const TEXT_MAX: u64 = 8 << 20;
 /// Of a line of it: what is before the name, and as much of that as a link shows.
 const LINE_MAX: usize = 80 + 4096;
 
-/// The file systems of which mappings are looked for.
 pub(super) struct Mapped<'a> {
     devices: Vec<&'a str>,
     numbers: Vec<(u32, u32)>,
@@ -36,7 +35,6 @@ impl<'a> Mapped<'a> {
         Self { devices, numbers }
     }
 
-    /// Whether a process has a file of one of them mapped.
     pub(super) fn any(&self, process: &Dir) -> io::Result<bool> {
         if self.devices.is_empty() {
             return Ok(false);

@@ -32,13 +32,11 @@ pub struct Serving {
     /// older kernels do not show whose a connection is. Only the first process keeps its files to itself on many nodes; it
     /// serves none.
     pub is_unserved: bool,
-    /// Whether all processes were looked at.
     pub is_whole: bool,
     /// Whether some have the device open of which the kernel does not show whose connection it is.
     pub is_hidden: bool,
 }
 
-/// What a look at processes has found.
 struct Search<'a> {
     proc: &'a Proc,
     mounts: &'a [&'a Mount],
@@ -48,7 +46,6 @@ struct Search<'a> {
     /// Of each mount, by their connections, and by their arguments.
     shown: Vec<Vec<u32>>,
     told: Vec<Vec<u32>>,
-    /// Whether this kernel shows connections.
     shows: bool,
     /// Whether somebody has the device open, and no connection is shown of it.
     is_hidden: bool,

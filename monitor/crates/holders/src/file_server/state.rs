@@ -50,9 +50,7 @@ pub(super) fn state(process: &Dir, leader: char) -> (ServerState, Option<String>
 
 #[derive(Debug, Default)]
 struct Threads {
-    /// Of those that have not ended.
     states: Vec<char>,
-    /// Those that wait uninterruptibly.
     waiting: BTreeMap<u32, Waiting>,
     are_all: bool,
 }

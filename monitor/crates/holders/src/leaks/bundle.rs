@@ -73,7 +73,6 @@ fn container_id(cgroup: &str) -> Option<&str> {
     cgroup.rsplit(|c: char| !c.is_ascii_alphanumeric()).find(is_id)
 }
 
-/// The process above that watches the container.
 fn watcher(proc: &Proc, tgid: u32) -> Option<u32> {
     let (mut links, mut text) = (Buffer::default(), Vec::new());
     let mut pid = tgid;

@@ -82,11 +82,9 @@ pub struct Found {
     pub(super) before: BootNs,
     /// All namespaces, where there was time to look up every process.
     pub(super) indexed: Option<BTreeSet<NsInum>>,
-    /// Namespaces all of whose mounts were read.
     pub(super) read: BTreeSet<NsInum>,
     /// Namespaces of which not all is told: they could not be read, or have too many mounts.
     pub(super) missed: BTreeSet<NsInum>,
-    /// Processes that could not be looked at.
     pub(super) unread: BTreeSet<u32>,
     /// Command names of some of those, where that can be read.
     pub(super) names: BTreeMap<u32, String>,
@@ -111,7 +109,6 @@ impl Found {
     }
 }
 
-/// A directory of a file system that the host has mounted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HostMount {
     pub(super) device: String,
@@ -122,12 +119,10 @@ pub(super) struct HostMount {
     pub(super) mntns: NsInum,
     /// Control group of the container whose root directory it is.
     pub(super) root_of: Option<String>,
-    /// What its kubelet has written beside it.
     pub(super) volume_data: Option<VolumeData>,
 }
 
 impl HostMount {
-    /// Whether the other is the same directory at the same place.
     pub(super) fn is_at(&self, other: &Self) -> bool {
         self.path == other.path && self.root == other.root && self.source == other.source
     }

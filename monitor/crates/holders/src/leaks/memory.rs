@@ -13,7 +13,6 @@ use super::mount_points::MountPoints;
 
 /// File systems that the host no longer has and that are remembered.
 const GONE_MAX: usize = 1024;
-/// Copies that are told.
 const TOLD_MAX: usize = 1024;
 
 /// A file system that was left behind when an earlier run of the daemon ended.
@@ -133,7 +132,6 @@ impl Memory {
         self.by_device.insert(device, Seen { places, fstype, at, before: found.before, bound: found.bound });
     }
 
-    /// Whether any copies were told last.
     pub(super) fn has_any(&self) -> bool {
         !self.told.is_empty()
     }
@@ -263,7 +261,6 @@ fn is_missed(copy: &MountCopy, found: &Found) -> bool {
     !found.read.contains(namespace) && (may_be_there || is_unread)
 }
 
-/// Whether both are one mount.
 fn is_same(one: &MountCopy, other: &MountCopy) -> bool {
     if let (Some(one), Some(other)) = (one.mount.unique, other.mount.unique) {
         return one == other;

@@ -45,7 +45,6 @@ const INTERVAL: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(1);
 /// So many looks in succession that were not at all are told.
 const PARTIAL_LOOKS: u32 = 2;
-/// Shortest time between two looks.
 const PAUSE: Duration = Duration::from_secs(4);
 /// The rest after a look that failed: what made it fail may cost as much again.
 const AFTER_FAILURE: Duration = Duration::from_secs(120);

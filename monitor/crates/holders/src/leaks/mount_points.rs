@@ -7,9 +7,7 @@ use kevtmon_sources::procfs::mountinfo::is_below;
 
 use super::inventory::{HostMount, is_in_pod, is_staged};
 
-/// Places of one file system that are remembered.
 const MOUNT_POINTS_MAX: usize = 256;
-/// Other places of a copy that are told.
 const OTHERS_MAX: usize = 16;
 
 /// Where the host has or had one file system.
@@ -23,7 +21,6 @@ pub(super) struct MountPoints {
 #[derive(Debug)]
 struct MountPoint {
     mount: HostMount,
-    /// When it was seen last.
     at: BootNs,
     /// Mounts with this unique id, or a lower one, were there then.
     bound: Option<u64>,

@@ -16,10 +16,8 @@ use crate::mntns_index::Member;
 /// Mounts of the host, and copies of all of them, that are told.
 const MOUNTS_MAX: usize = 1024;
 const COPIES_MAX: usize = 4096;
-/// Members of a namespace that are tried.
 const TRIED: usize = 16;
 
-/// What was found so far.
 #[derive(Debug, Default)]
 pub(super) struct Reached {
     mounts: Vec<Known>,

@@ -56,7 +56,6 @@ struct Found {
 }
 
 impl Visitor {
-    /// Looks for such in one process.
     pub(super) fn anonymous(
         &mut self,
         (tgid, process): (u32, &Dir),
@@ -110,7 +109,6 @@ impl Visitor {
         }
     }
 
-    /// The numbers of the rings that a process has mapped.
     fn mapped_rings(&mut self, (tgid, process): (u32, &Dir), visit: &mut Visit) -> BTreeSet<u64> {
         let mut rings = BTreeSet::new();
         let Some(main) = self.main(tgid, process) else { return rings };

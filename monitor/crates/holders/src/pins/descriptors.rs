@@ -119,7 +119,6 @@ pub(super) struct Files<'a> {
 }
 
 impl Files<'_> {
-    /// Whether no more of them are to be looked at now.
     fn is_enough(&self) -> bool {
         match self.extent {
             Extent::First => self.count >= FIRST_FDS,
@@ -128,7 +127,6 @@ impl Files<'_> {
     }
 }
 
-/// What a descriptor is.
 enum State {
     Closed,
     Open,
@@ -138,7 +136,6 @@ enum State {
 
 /// The tables of one process that are known.
 pub struct Tables {
-    /// A thread of each.
     tids: Vec<u32>,
     own_ids: bool,
     /// Descriptors of threads that were looked at.

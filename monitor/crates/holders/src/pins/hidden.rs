@@ -156,7 +156,6 @@ impl Visitor {
         }
     }
 
-    /// Finds out whether files wait in a socket.
     fn find_sent_files(&mut self, infos: &Dir, fd: u32, visit: &mut Visit) {
         let info = infos.text(NumberName::new(fd).as_c_str(), &mut self.text);
         if info.is_ok_and(|info| sent_files(&info) > 0) {
@@ -230,7 +229,6 @@ impl Visitor {
     }
 }
 
-/// What a line of a ring's fdinfo tells.
 #[derive(Debug, PartialEq, Eq)]
 enum Line<'l> {
     /// The path of a file that is registered with the ring. `None` for one of which there is no path: 6.12 and older show the

@@ -62,7 +62,6 @@ pub fn bound_file(
 }
 
 impl Visitor {
-    /// Looks at a socket.
     pub(super) fn socket(&mut self, files: &mut Files<'_>, (fd, inode): (u32, u32), visit: &mut Visit) {
         if !files.is_netns_listed {
             files.is_netns_listed = true;

@@ -15,7 +15,6 @@ use crate::mntns_index::MntnsIndex;
 use crate::pins::{Pin, describe};
 use crate::searched::answers_at_once;
 
-/// Descriptors of one process that are looked at.
 pub(super) const DESCRIPTORS_MAX: usize = 4096;
 /// Mounts that are remembered: users can make very many.
 const MOUNTS_MAX: usize = 1 << 17;

@@ -110,13 +110,11 @@ pub(super) fn c_path(path: &Path) -> CString {
     CString::new(path.to_str().unwrap()).unwrap()
 }
 
-/// What a child does before it waits.
 pub(super) enum Step {
     Open(CString, c_int),
     /// Opens at this descriptor.
     OpenAt(CString, c_int),
     Map(CString),
-    /// Binds a socket to this name.
     Bind(CString),
     Chdir(CString),
     Chroot(CString),
@@ -125,7 +123,6 @@ pub(super) enum Step {
     Detach(CString),
     /// Mounts a FUSE file system as the first step, which is its server and never answers.
     Serve(CString),
-    /// Mounts a tmpfs of its own.
     Mount(CString),
     /// Mounts a tmpfs on the root directory, and makes that its root directory.
     CoverRoot,
@@ -312,7 +309,6 @@ unsafe fn share_files() -> bool {
     }
 }
 
-/// What a thread executes.
 type Life = extern "C" fn(*mut c_void) -> *mut c_void;
 
 /// Starts a thread with a path, and waits until it is ready.

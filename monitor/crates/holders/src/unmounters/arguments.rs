@@ -5,9 +5,7 @@
 
 /// Short options without a value, of `umount`, its helpers and `fusermount`.
 const FLAGS: &str = "cdfilnqruvz";
-/// Short options with a value.
 const VALUED: &str = "oOt";
-/// Long options without a value.
 const LONG_FLAGS: [&str; 11] = [
     "detach-loop",
     "fake",
@@ -21,7 +19,6 @@ const LONG_FLAGS: [&str; 11] = [
     "unmount",
     "verbose",
 ];
-/// Long options with a value.
 const LONG_VALUED: [&str; 2] = ["test-opts", "types"];
 
 /// Whether a program of that name unmounts. The same ones mount: those of NFS by another name, that of FUSE with other

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use super::{MOST, Unmounter, server_of_mount};
 use crate::mntns_index::{task_dir, threads};
 
-/// Threads of one process that are looked at.
 const THREADS_MAX: usize = 512;
 const PATH_MAX: usize = 4096;
 /// Functions in which threads wait that have nothing to do, and none that unmounts.
@@ -153,7 +152,6 @@ fn switches(thread: &Dir, text: &mut Vec<u8>) -> Option<u64> {
     status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
 }
 
-/// An absolute path in the memory of a process.
 fn path_at(process: &Dir, address: u64) -> Option<String> {
     let bytes = process.memory(address, PATH_MAX).ok()?;
     let path = CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok()?;

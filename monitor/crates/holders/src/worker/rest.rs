@@ -16,13 +16,11 @@ pub(super) const HASTE_FACTOR: u32 = 4;
 /// Until when it rests, but for what needs none.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rest {
-    /// After work for the host.
     pub(super) host: Instant,
     /// The same, before a scan of the host that has not begun.
     pub(super) begin: Instant,
     /// Before a scan of the host goes on. Not prolonged by others that begin meanwhile, or it never would.
     pub(super) go_on: Instant,
-    /// After any work.
     pub(super) all: Instant,
 }
 
@@ -50,7 +48,6 @@ impl Rest {
         }
     }
 
-    /// Adds the rest after work.
     pub(super) fn add(&mut self, rank: Rank, took: Duration, limits: &Limits, now: Instant) {
         let rest = rest_after(took, limits.max_rest);
         let longer = |until: Instant| (until.max(now) + rest).min(now + limits.max_rest);
@@ -61,7 +58,6 @@ impl Rest {
         }
     }
 
-    /// The time for work that is begun now.
     pub(super) fn budget(self, rank: Rank, kind: Kind, limits: &Limits, now: Instant) -> Duration {
         let is_early = rank != Rank::Other && kind == Kind::Scan && self.host > now;
         if is_early { limits.budget / HASTE_FACTOR } else { limits.budget }

@@ -6,7 +6,6 @@
 
 use super::NAMES;
 
-/// What else a program does than run as a daemon.
 struct Tools {
     commands: &'static [&'static str],
     /// Flags before a subcommand whose value is the next word, without dashes.

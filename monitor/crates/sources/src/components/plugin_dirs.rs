@@ -24,7 +24,6 @@ const GENERAL: [&str; 6] = ["/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/loca
 /// What the table of containerd's CRI plugin is called: in version 3 of its configuration, in 2, and in 1.
 const CRI: [&str; 3] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"];
 
-/// The directories of a component of this name; `top` is its root directory.
 pub(super) fn of(name: &str, arguments: &[String], top: &Path) -> BTreeSet<String> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let given = |names: &[&str]| flag(&arguments, names).map(str::to_owned);

@@ -47,7 +47,6 @@ pub struct Found {
     pub(super) records: BTreeSet<IpamRecord>,
     /// The devices that the results tell, whatever gave the addresses.
     pub(super) devices: BTreeSet<CniDevice>,
-    /// Whether these are all reservations.
     pub(super) complete: bool,
     pub(super) problems: BTreeSet<Problem>,
 }
@@ -104,7 +103,6 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// A path below the directory, where it is seen from here.
     fn place(&self, below_it: &str) -> Option<PathBuf> {
         Some(below(self.root, self.directory.join(below_it).to_str()?))
     }

@@ -47,13 +47,10 @@ struct ReadTo {
     position: u64,
 }
 
-/// What has become of a file that is no longer at its path.
 #[derive(Debug)]
 enum Rest {
-    /// It was renamed, and has more than was read.
     Unread(ReadTo),
     Read,
-    /// It is nowhere in its directory.
     Gone,
 }
 
@@ -66,7 +63,6 @@ pub(super) struct Looked {
     pub(super) malformed: u64,
     /// Whether the file was replaced, and what was written to it last could not be read.
     pub(super) is_torn: bool,
-    /// Whether it is not there, and has not been for long.
     pub(super) is_missing: bool,
 }
 
@@ -145,7 +141,6 @@ impl Followed {
         if is_new { 0 } else { status.len() }
     }
 
-    /// Reads what was not read yet of a file that has been renamed.
     fn rest_of(
         &mut self,
         mut at: ReadTo,

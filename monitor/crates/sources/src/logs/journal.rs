@@ -57,7 +57,6 @@ pub(super) struct Journal {
     program: PathBuf,
     units: Vec<String>,
     running: Option<Running>,
-    /// Those that were ended, until they are gone.
     ended: Vec<Running>,
     since: Moment,
     lines: Lines,
@@ -65,11 +64,9 @@ pub(super) struct Journal {
     behind: u64,
     /// After how many looks it is taken to work.
     settled: u32,
-    /// How often was looked since.
     looks: u32,
     /// Looks until it is started, and how many there will be the next time.
     pause: (u32, u32),
-    /// Why it ended or does not start.
     failure: Option<String>,
     /// Whether it is told which fields are wanted (since systemd 236).
     names_fields: bool,
@@ -137,7 +134,6 @@ impl Journal {
         self.failure.clone().or_else(says).map(|problem| format!("the journal: {problem}"))
     }
 
-    /// Starts it, unless that is to wait.
     fn start(&mut self) -> bool {
         if let Some(left) = self.pause.0.checked_sub(1) {
             self.pause.0 = left;
@@ -168,7 +164,6 @@ impl Journal {
         true
     }
 
-    /// Ends it, for it to be started again.
     fn stop(&mut self) {
         if let Some(mut running) = self.running.take() {
             let _ = running.end();

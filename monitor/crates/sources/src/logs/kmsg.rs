@@ -38,21 +38,17 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Record<'_>> {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Looked {
-    /// Lines of the kernel.
     pub(super) lines: Vec<String>,
     /// Records that were overwritten before they were read.
     pub(super) lost: u64,
-    /// Those that are none.
     pub(super) malformed: u64,
     pub(super) is_over: bool,
 }
 
-/// Reads records from one moment on.
 #[derive(Debug)]
 pub(super) struct Messages<R> {
     from: R,
     next: Option<u64>,
-    /// A line of which more may come.
     begun: String,
 }
 

@@ -53,7 +53,6 @@ settings! { "logs":
 pub const NAME: &str = "logs";
 /// What the log of a unit is called begins so.
 const OF_JOURNAL: &str = "journal:";
-/// The kernel's messages.
 const DEVICE: &str = "/dev/kmsg";
 const INTERVAL: Duration = Duration::from_secs(1);
 /// What is read in that time at most: of all files, of what the journal is printed as, and of the kernel's messages.
@@ -185,7 +184,6 @@ impl Logs {
     }
 }
 
-/// The journal of some units, each of which is a log.
 #[derive(Debug)]
 struct UnitLogs {
     journal: Journal,
@@ -206,7 +204,6 @@ fn status<'a>(problems: impl Iterator<Item = &'a String>) -> SourceStatus {
     SourceStatus { reason, ..SourceStatus::up(SourceKind::Logs, NAME) }
 }
 
-/// What was left out and is not said yet.
 #[derive(Debug, Default)]
 struct LeftOut {
     overrun: u64,

@@ -15,19 +15,16 @@ pub(super) const MISSED_MAX: u32 = 30;
 
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// The log that is looked at.
     log: Mutex<String>,
     /// Whether another status than the reader's own was told.
     is_overruled: AtomicBool,
 }
 
 impl Progress {
-    /// The reader goes on with this log.
     pub(super) fn at(&self, log: &str) {
         log.clone_into(&mut self.log.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Whether the reader has to tell its status again.
     pub(super) fn was_overruled(&self) -> bool {
         self.is_overruled.swap(false, Ordering::SeqCst)
     }

@@ -17,14 +17,12 @@ pub(super) struct Recognised {
     pub(super) text: String,
 }
 
-/// A line of a kubelet, a runtime or a driver.
 pub(super) fn of_program(line: &str) -> Option<Recognised> {
     let found = refused(line).or_else(|| endpoint_missing(line)).or_else(|| sandbox_missing(line));
     let (says, text) = found.or_else(|| teardown_failed(line)).or_else(|| spec_hash_changed(line))?;
     Some(Recognised { says, text: kept(text) })
 }
 
-/// A message of the kernel.
 pub(super) fn of_kernel(line: &str) -> Option<Recognised> {
     let says = if let Some(rest) = line.strip_prefix("INFO: task ") {
         let (task, _) = rest.split_once(" blocked ")?;

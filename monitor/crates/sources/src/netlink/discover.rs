@@ -46,12 +46,10 @@ impl DiscoveredNetns {
         self.paths.iter().cloned().chain(by_process).find_map(|path| open_namespace(&path, self.netns).ok())
     }
 
-    /// Whether a process was in it.
     pub(super) fn had_processes(&self) -> bool {
         !self.processes.is_empty()
     }
 
-    /// The oldest process that is still in it.
     pub(super) fn owner(&self, proc: &Proc) -> Option<NetnsOwner> {
         self.processes.iter().find_map(|tgid| {
             let stat = proc.stat(*tgid).filter(|stat| !matches!(stat.state, 'Z' | 'X'))?;

@@ -51,7 +51,6 @@ pub(super) enum DecodeError {
     },
 }
 
-/// The change that one message reports.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Change {
     Link(LinkChange),

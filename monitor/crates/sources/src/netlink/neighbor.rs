@@ -100,7 +100,6 @@ impl NeighborCache {
         }
     }
 
-    /// An entry was set, or changed its state.
     pub(super) fn set(&mut self, netns: NsInum, new: &NeighborEntry, port: u32) -> Option<NeighborChange> {
         self.touch(netns, new.ifindex, Some(new.address));
         let namespace = self.namespaces.entry(netns).or_default();
@@ -180,7 +179,6 @@ impl NeighborCache {
         })
     }
 
-    /// A dump of the namespace begins.
     pub(super) fn begin_dump(&mut self, netns: NsInum) {
         self.dump = Some((netns, HashSet::new()));
     }

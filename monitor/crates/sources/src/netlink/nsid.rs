@@ -118,7 +118,6 @@ pub(super) struct NsidTable {
     touched: HashSet<i32>,
     /// In messages, and not found by this many discoveries.
     unknown: HashMap<i32, u32>,
-    /// Assigned by this process.
     assigned: HashMap<i32, Owned>,
 }
 
@@ -181,7 +180,6 @@ impl NsidTable {
         self.assigned.extend(assigned.map(|owned| (nsid, owned)));
     }
 
-    /// To which namespaces one more nsid may be assigned.
     pub(super) fn naming(&self) -> Naming {
         let has_room = self.assigned.len() < ASSIGNED_MAX;
         let elsewhere = self.assigned.values().filter_map(|owned| match owned {

@@ -62,7 +62,6 @@ pub(super) struct Nexthop {
     pub(super) group: Vec<u32>,
 }
 
-/// Where a route sends packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct NextHop {
     pub(super) gateway: Option<IpAddr>,
@@ -88,10 +87,8 @@ impl Rule {
     }
 }
 
-/// The next hops in a message about a route.
 pub(super) enum Routes {
     None,
-    /// One for each next hop.
     Hops(Vec<RouteFacts>),
     /// The number of the nexthop object that has the next hops.
     ByObject(RouteFacts, u32),
@@ -195,7 +192,6 @@ fn preference(value: &[u8]) -> i8 {
 }
 
 impl NextHop {
-    /// A route by way of this next hop.
     pub(super) fn of(self, route: &RouteFacts) -> RouteFacts {
         RouteFacts { gateway: self.gateway, ifindex: self.ifindex, ..route.clone() }
     }

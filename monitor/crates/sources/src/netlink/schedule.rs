@@ -29,7 +29,6 @@ pub(super) enum Work {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum FullRead {
     Start,
-    /// The reasons of the gap.
     Resync(BTreeSet<&'static str>),
 }
 
@@ -51,7 +50,6 @@ pub(super) struct ReadSchedule {
 }
 
 impl ReadSchedule {
-    /// Everything is to be read.
     pub(super) fn new(now: Instant) -> Self {
         Self { full_read: Some(FullRead::Start), full_discovery: Some(now), ..Self::default() }
     }

@@ -36,7 +36,6 @@ const FEW: usize = 64;
 /// What a queued message takes of the receive buffer, at least.
 const LEAST_MESSAGE: usize = 768;
 
-/// The receiver of observations is gone.
 #[derive(Debug)]
 pub(super) struct Closed;
 
@@ -84,11 +83,9 @@ pub(super) struct Stream {
     /// Only if neighbor messages are subscribed to.
     pub(super) memory: Option<NeighborCache>,
     pub(super) job: Option<Job>,
-    /// Changes in the namespace that is being read.
     pub(super) pending: VecDeque<Observation>,
     /// Why a namespace could not be entered.
     pub(super) refused: Option<String>,
-    /// The state of the source as last reported.
     up: Option<bool>,
 }
 

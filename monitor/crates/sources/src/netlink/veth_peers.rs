@@ -175,7 +175,6 @@ fn devices(requests: &mut RequestSocket, host: NsInum) -> Result<HashMap<u32, Ot
     Ok(devices)
 }
 
-/// What keeps a namespace.
 #[derive(Debug, Default)]
 struct Kept {
     holders: Vec<Holder>,
@@ -202,7 +201,6 @@ struct NetnsMount {
     mountpoint: String,
     /// Whether no unmount elsewhere takes it along.
     is_private: bool,
-    /// Server and export of one of NFS.
     nfs: Option<String>,
 }
 
@@ -446,7 +444,6 @@ fn netns_mounts(proc: &Proc, tgid: u32, clients: &BTreeMap<IpAddr, NsInum>) -> O
     Some(mounts.collect())
 }
 
-/// Opens a namespace by what keeps it.
 fn open(proc: &Proc, netns: NsInum, keeper: &Holder) -> io::Result<File> {
     match (keeper.access, keeper.fd, keeper.path.as_deref()) {
         (Access::Netns, ..) => open_namespace(&proc.path(keeper.tgid, "ns/net"), netns),

@@ -16,7 +16,6 @@ use crate::procfs::mountinfo::{Mount, MountTable};
 use crate::procfs::readers::reading_none;
 use crate::procfs::statmount::MountNamespace;
 
-/// Mounts that are told of one pod.
 const MOUNTS_MAX: usize = 32;
 /// Directories of volumes of one pod that are looked into, and that are told.
 const VOLUMES_MAX: usize = 64;

@@ -12,7 +12,6 @@ use kevtmon_observation::cgroup::is_roots;
 use crate::kubelet::below;
 
 const DIRECTORY: &str = "/var/log/pods";
-/// Entries that are read.
 const ENTRIES_MAX: usize = 8192;
 
 /// Names these pods by the directories of the tree below `top`.

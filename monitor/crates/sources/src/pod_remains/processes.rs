@@ -5,7 +5,6 @@ use kevtmon_observation::PodProcess;
 use crate::procfs::Proc;
 use crate::procfs::root::is_init;
 
-/// Processes that are told of one pod.
 const TOLD_MAX: usize = 8;
 /// The bit of SIGKILL in a mask of signals.
 const SIGKILL: u64 = 1 << 8;

@@ -220,7 +220,6 @@ pub fn is_below(path: &str, mountpoint: &str) -> bool {
     }
 }
 
-/// Whether it is a type of FUSE file systems.
 #[must_use]
 pub fn is_fuse(fstype: &str) -> bool {
     matches!(fstype, "fuse" | "fuseblk") || fstype.starts_with("fuse.")
@@ -313,7 +312,6 @@ pub fn unescape(field: &str) -> Cow<'_, str> {
     Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The byte that a backslash and three octal digits stand for.
 fn octal(escape: &[u8]) -> Option<u8> {
     let digits = std::str::from_utf8(escape.strip_prefix(b"\\")?.get(..3)?).ok()?;
     if digits.starts_with('+') { None } else { u8::from_str_radix(digits, 8).ok() }

@@ -58,7 +58,6 @@ const IGNORED: &[&str] = &[
     "--encryption-format",
     "--encryption-passphrase-file",
 ];
-/// Those without a value.
 const SWITCHES: &[&str] = &[
     "--read-only",
     "--exclusive",
@@ -78,7 +77,6 @@ const SWITCHES: &[&str] = &[
 /// Those with which nothing is done.
 const ASKS: &[&str] = &["-h", "--help", "-v", "--version"];
 
-/// What `rbd` was asked for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Asked<'a> {
     Other,

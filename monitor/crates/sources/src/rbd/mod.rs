@@ -77,7 +77,6 @@ struct Follower {
     told: Option<RbdImages>,
     /// What was wrong at the last look; each is said once.
     problems: BTreeSet<Problem>,
-    /// Whether there were too many.
     is_full: bool,
 }
 
@@ -118,7 +117,6 @@ impl Follower {
         }
     }
 
-    /// Looks once, and tells what has changed.
     async fn look(&mut self) {
         let found = match self.find().await {
             Ok(found) => found,

@@ -9,7 +9,6 @@ use std::path::Path;
 
 use kevtmon_observation::{RbdImage, RbdImages, RbdNumber};
 
-/// Images that are followed.
 pub(super) const IMAGES_MAX: usize = 256;
 const PARTITIONS_MAX: usize = 64;
 /// Block devices made of one that are told.
@@ -200,7 +199,6 @@ pub(super) fn device_number(path: &Path) -> Option<String> {
     Some(format!("{}:{}", decimal(major)?, decimal(minor)?))
 }
 
-/// As the kernel prints numbers.
 pub(super) fn decimal(text: &str) -> Option<u32> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     text.parse().ok().filter(|_| is_plain)

@@ -21,7 +21,6 @@ const MAX_REASON: usize = 300;
 /// Containers that a list tells at most: a node has some hundred, and some thousand that have ended.
 pub(super) const ENTRIES_MAX: usize = 32 << 10;
 
-/// An error of the library that implements the runtime's API.
 type Cause = Box<dyn Error + Send + Sync>;
 
 pub type Changes = Pin<Box<dyn Stream<Item = Result<Change, RuntimeError>> + Send>>;
@@ -94,7 +93,6 @@ pub trait RuntimeClient: Clone + Send + Sync + 'static {
     fn events(&self, since: i64) -> Changes;
 }
 
-/// Why a runtime cannot be queried.
 #[derive(Debug, Error)]
 pub enum RuntimeError {
     #[error("there is no socket at {}", path.display())]
@@ -105,7 +103,6 @@ pub enum RuntimeError {
         #[source]
         source: Cause,
     },
-    /// The runtime hangs, starts, or is overloaded.
     #[error("no answer within {after:?}")]
     Timeout { after: Duration },
     #[error("{request} failed")]
@@ -146,7 +143,6 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// Whether the runtime sent what it should not.
     pub(super) fn is_malformed(&self) -> bool {
         matches!(self, Self::Decode { .. } | Self::UnidentifiedEvent { .. })
     }
@@ -165,7 +161,6 @@ impl RuntimeError {
         }
     }
 
-    /// For an operator: what failed, and the innermost cause.
     #[must_use]
     pub fn reason(&self) -> String {
         let mut cause = self.source();

@@ -15,14 +15,12 @@ use super::process::Identity;
 pub(super) struct Containers {
     known: BTreeMap<String, Known>,
     source: String,
-    /// What answers at the socket.
     runtime: String,
 }
 
 #[derive(Debug)]
 struct Known {
     facts: ContainerFacts,
-    /// Whether these facts were reported.
     reported: bool,
     /// Start of the init process, to 10 ms: a pid alone may be another process by now.
     started: Option<BootNs>,
@@ -62,7 +60,6 @@ impl Known {
         (known.is_confirmed() && known.is_same_pod(pod)).then_some(known.proof)
     }
 
-    /// The facts, if they were not reported yet.
     fn take(&mut self, facts: ContainerFacts) -> Option<ContainerFacts> {
         if self.reported && self.facts == facts {
             return None;
@@ -82,19 +79,16 @@ impl Containers {
         &self.source
     }
 
-    /// What answers at the socket now.
     pub(super) fn set_runtime(&mut self, runtime: &str) {
         runtime.clone_into(&mut self.runtime);
     }
 
-    /// The same, if none has answered yet.
     pub(super) fn set_runtime_unless_known(&mut self, runtime: &str) {
         if self.runtime.is_empty() {
             runtime.clone_into(&mut self.runtime);
         }
     }
 
-    /// What answered at the socket last.
     pub(super) fn runtime(&self) -> &str {
         &self.runtime
     }
@@ -228,7 +222,6 @@ impl Containers {
         unclear
     }
 
-    /// All of them, by id; they count as reported.
     pub(super) fn take_all(&mut self) -> Vec<ContainerFacts> {
         let mut all: Vec<ContainerFacts> = self
             .known
@@ -331,7 +324,6 @@ impl Containers {
         self.known.remove(id).is_some_and(|known| known.reported)
     }
 
-    /// Whether it was reported or listed before.
     pub(super) fn knows(&self, id: &str) -> bool {
         self.known.contains_key(id)
     }
@@ -361,7 +353,6 @@ impl Containers {
     }
 }
 
-/// Whether its removal has begun.
 fn is_being_removed(state: ContainerState) -> bool {
     matches!(state, ContainerState::Removing | ContainerState::Dead)
 }

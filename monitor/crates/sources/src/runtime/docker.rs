@@ -178,7 +178,6 @@ fn invalid(
     RuntimeError::Decode { request, source: source.into() }
 }
 
-/// What an error of the library means.
 fn failure(request: &'static str, after: Duration, source: ClientError) -> RuntimeError {
     match Fault::of(&source) {
         Some(Fault::Connect(_)) => return RuntimeError::Connect { source: Box::new(source) },

@@ -68,7 +68,6 @@ impl RuntimeKind {
     }
 }
 
-/// A socket to watch: a source of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeSocket {
     pub kind: RuntimeKind,

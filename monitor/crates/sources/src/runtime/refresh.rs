@@ -55,7 +55,6 @@ impl Refresh {
         job.failures = 0;
     }
 
-    /// The inspect in flight for this container is out of date.
     pub(super) fn outdate(&mut self, id: &str) {
         if let Some(job) = self.jobs.get_mut(id) {
             job.outdated = job.in_flight;
@@ -80,7 +79,6 @@ impl Refresh {
         Some(id)
     }
 
-    /// An inspect came back.
     pub(super) fn complete(&mut self, id: &str) -> InspectReply {
         self.in_flight = self.in_flight.saturating_sub(1);
         let Some(mut job) = self.jobs.remove(id) else { return InspectReply::Gone };
@@ -107,7 +105,6 @@ impl Refresh {
         true
     }
 
-    /// Whether nothing waits and nothing is in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.jobs.is_empty()
     }

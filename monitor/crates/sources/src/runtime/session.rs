@@ -34,7 +34,6 @@ const LATER_MAX: usize = 64;
 
 pub(super) enum End {
     Closed,
-    /// The runtime cannot be queried.
     Failed(RuntimeError),
 }
 
@@ -74,7 +73,6 @@ pub(super) struct Session<'a, C> {
     refresh: Refresh,
     inspects: FuturesUnordered<Answer<Inspected>>,
     listing: Option<Listing>,
-    /// When the last list was requested.
     read: BootNs,
     /// The event stream, or why there is none.
     events: Result<Changes, RuntimeError>,

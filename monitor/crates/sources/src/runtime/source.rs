@@ -33,17 +33,14 @@ pub struct Options {
     pub reconcile: Duration,
     /// The same where there is no event stream.
     pub poll: Duration,
-    /// For the answer to one request.
     pub timeout: Duration,
     /// Before the first new attempt after a failure; doubles with each failure.
     pub backoff_min: Duration,
-    /// Longest pause between two attempts.
     pub backoff_max: Duration,
     /// Pause where another API is served, or where there has never been a socket.
     pub absent: Duration,
     /// Whether nobody has named the sockets: there need not be a runtime.
     pub is_guess: bool,
-    /// What is kept of the labels of pods.
     pub pod_labels: Arc<PodLabels>,
     /// By which containers are named that are to be read again.
     pub wanted: broadcast::Sender<String>,
@@ -195,7 +192,6 @@ impl OnDisk {
         Ok(())
     }
 
-    /// Whether any container was found.
     fn has_any(&self) -> bool {
         let reported = self.read.as_ref().and_then(|(_, reported)| reported.as_ref());
         reported.is_some_and(|reported| !reported.containers.is_empty())

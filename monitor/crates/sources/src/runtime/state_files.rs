@@ -36,7 +36,6 @@ const FILE_MAX: u64 = 4 << 20;
 /// A runtime writes down the start of a process at once, and by its own clock.
 const START_LAG_NS: BootNs = 10_000_000_000;
 
-/// Where a runtime keeps its containers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StateFiles {
     /// dockerd, by its data root; none where only its configuration tells it.
@@ -84,13 +83,11 @@ pub struct Found {
 }
 
 impl Found {
-    /// Whether a container of them has a process.
     pub(super) fn any_runs(&self) -> bool {
         self.containers.iter().any(|written| written.facts.tgid.is_some())
     }
 }
 
-/// A container as its files tell it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
     pub(super) facts: ContainerFacts,
@@ -166,13 +163,10 @@ fn with_process(proc: &Proc, facts: &mut ContainerFacts, since: Option<i64>) {
     }
 }
 
-/// What the directory of a container tells.
 enum Entry {
-    /// A container of the runtime that is asked for.
     Container(Box<Written>),
     /// One of another program, which keeps its own in the same place.
     Other,
-    /// Nothing that can be read.
     Unread,
 }
 

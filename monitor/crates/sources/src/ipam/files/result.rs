@@ -10,7 +10,6 @@ use serde::Deserialize;
 
 use super::is_word;
 
-/// What is written in such files.
 const KIND: &str = "cniCacheV1";
 /// Where host-local has its reservations, unless it is told otherwise.
 const DATA_DIR: &str = "/var/lib/cni/networks";
@@ -147,7 +146,6 @@ impl CachedResult {
 }
 
 impl Plugin {
-    /// Where its addresses are reserved, if host-local does that.
     fn data_dir(&self) -> Option<&str> {
         let ipam = match &self.ipam {
             None if self.r#type == "flannel" => {

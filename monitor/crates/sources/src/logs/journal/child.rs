@@ -119,7 +119,6 @@ impl Running {
         ended.map_or_else(|| "prints no more".to_owned(), how)
     }
 
-    /// Whether nothing is left of it.
     pub(super) fn is_gone(&mut self) -> bool {
         !matches!(self.process.try_wait(), Ok(None))
     }

@@ -13,7 +13,6 @@ const LINE_MAX: usize = 64 * 1024;
 /// The program prints such lines of its own between the entries.
 const REMARK: &[u8] = b"-- ";
 
-/// What was read of a line.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     begun: Vec<u8>,

@@ -30,7 +30,6 @@ fn ip(words: &str) {
     assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A namespace of its own, deleted on drop.
 struct Netns {
     name: String,
     inode: NsInum,
@@ -77,7 +76,6 @@ impl Drop for Netns {
     }
 }
 
-/// The source at work on this thread's runtime.
 struct Running {
     host: NsInum,
     facts: mpsc::Receiver<Observation>,
@@ -117,7 +115,6 @@ impl Running {
         .await
     }
 
-    /// Waits until the source reports that it is up.
     async fn up(&mut self) {
         let up = self
             .find(|fact| match fact {

@@ -66,7 +66,6 @@ pub(super) struct Child {
     pub(super) note: Option<Vec<u8>>,
 }
 
-/// What a reader, or a thread of one, is doing.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Sample {
     tgid: u32,

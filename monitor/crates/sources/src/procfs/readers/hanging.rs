@@ -13,11 +13,8 @@ use super::waits_in::{WAITS, Waits, unanswered};
 use crate::procfs::Proc;
 use crate::procfs::mountinfo::{Mount, MountTable, is_fuse};
 
-/// File systems that are named.
 const NAMED: usize = 3;
-/// Threads of the process that are looked at.
 const THREADS: usize = 64;
-/// Bytes of its mounts that are read.
 const MOUNTS_TEXT: u64 = 4 << 20;
 
 /// Finds out who hangs and where, from what the kernel shows without the lock that others wait for: on all kernels that
@@ -27,7 +24,6 @@ pub(super) struct Describe {
     pub(super) tgid: u32,
 }
 
-/// What was found out.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Description {
     pub(super) comm: Option<String>,

@@ -97,22 +97,16 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
 /// What a job found, and what it opened.
 pub type Opened<T> = (T, Option<OwnedFd>);
 
-/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Unread {
-    /// All readers are busy, or hang.
     #[error("no reader of /proc is free")]
     Busy,
-    /// The caller did not want to wait any longer.
     #[error("reading /proc takes too long")]
     Late,
-    /// Too many processes hang whoever reads them.
     #[error("too many processes hang their readers")]
     Hanging,
-    /// The job of this kind before waits for a disk.
     #[error("a disk does not answer the reader before")]
     Stuck,
-    /// A reader cannot be started, or ended early.
     #[error("a reader of /proc failed")]
     Failed(#[source] std::io::Error),
 }
@@ -144,9 +138,7 @@ struct State {
     killed: BTreeSet<u32>,
     /// How many of them keep the place of one that would work.
     missing: usize,
-    /// Whether a task ends idle readers.
     sweeping: bool,
-    /// Whether a task looks at what is skipped.
     reviewing: bool,
 }
 

@@ -45,7 +45,6 @@ const ABOVE_DAEMON: i32 = 300;
 
 /// The name of this process, once it is a reader.
 static NAME: OnceLock<Option<File>> = OnceLock::new();
-/// The process that is being read.
 static CURRENT: AtomicU32 = AtomicU32::new(0);
 /// Where this process, once it is a reader, answers.
 static SOCKET: OnceLock<UnixStream> = OnceLock::new();
@@ -167,7 +166,6 @@ pub fn note(progress: &impl Serialize) {
     }
 }
 
-/// Whether this process is a reader.
 fn is_reader() -> bool {
     NAME.get().is_some()
 }

@@ -16,7 +16,6 @@ use crate::procfs::{DirectoryId, Proc};
 const SOURCE: &str = "procfs";
 /// Pause before it is tried again whether it can be read, and the longest; it doubles with each trial.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
-/// Processes that one message names.
 const NAMED: usize = 4;
 /// Directories that one review looks at: any user can have more of these processes.
 const DIRECTORIES: usize = 1024;
@@ -137,7 +136,6 @@ impl SkipList {
         SourceStatus { up: missing < readers, reason, ..SourceStatus::up(SourceKind::Processes, SOURCE) }
     }
 
-    /// What is left out, in words.
     fn left_out(&self) -> Option<String> {
         if self.entries.is_empty() {
             return None;

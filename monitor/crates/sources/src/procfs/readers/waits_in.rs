@@ -14,7 +14,6 @@ pub fn unanswered(device: &str) -> Option<u64> {
     fs::read_to_string(waiting).ok()?.trim().parse().ok()
 }
 
-/// A kind of file systems that have servers.
 #[derive(Debug)]
 pub struct Waits {
     pub name: &'static str,
@@ -25,12 +24,10 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Whether it is a function of theirs.
     pub fn is_in(&self, function: &str) -> bool {
         self.functions.iter().any(|begin| function.trim_end().starts_with(begin))
     }
 
-    /// Whether it is a type of theirs.
     pub fn is_of(&self, fstype: &str) -> bool {
         let (kind, _) = fstype.split_once('.').unwrap_or((fstype, ""));
         self.types.contains(&kind)

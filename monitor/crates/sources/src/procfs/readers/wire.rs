@@ -37,7 +37,6 @@ fn length(header: [u8; 4]) -> io::Result<usize> {
     usize::try_from(len.ok_or(io::ErrorKind::InvalidData)?).map_err(io::Error::other)
 }
 
-/// The daemon's side: writes a frame.
 pub(super) async fn write(stream: &mut UnixStream, body: &[u8]) -> io::Result<()> {
     stream.write_all(&[&header(body)?[..], body].concat()).await
 }

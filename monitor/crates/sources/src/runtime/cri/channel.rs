@@ -59,7 +59,6 @@ pub(super) struct Method {
 pub(super) enum Fault {
     #[error("{}", text(.0))]
     Status(Box<Status>),
-    /// The answer is no such message.
     #[error(transparent)]
     Decode(prost::DecodeError),
     /// A decoder would make some hundred bytes of the two that an empty entry has.

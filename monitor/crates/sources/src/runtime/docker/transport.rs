@@ -46,7 +46,6 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// What this transport says by an error of the library.
     pub(super) fn of(error: &ClientError) -> Option<&Self> {
         let mut cause: Option<&(dyn Error + 'static)> = match error {
             // A transparent one shows no error of its own.
@@ -97,7 +96,6 @@ impl Allowance {
     }
 }
 
-/// What is answered to a GET request.
 pub(super) async fn get(socket: &Path, target: &str) -> Result<Bytes, ClientError> {
     let request = Request::get(format!("{ORIGIN}{target}")).body(Empty::<Bytes>::new())?;
     let response = send(socket, Allowance::of_events(), request).await?;
@@ -150,7 +148,6 @@ async fn connect(socket: &Path) -> Result<UnixStream, ClientError> {
     })
 }
 
-/// A connection of which no more than allowed is read.
 struct Bounded {
     stream: UnixStream,
     allowance: Arc<Allowance>,

@@ -26,11 +26,8 @@ use crate::runtime::cri::api;
 pub(super) enum Mood {
     Well,
     Silent,
-    /// Answers with bytes that are no message.
     Nonsense,
-    /// Announces more bytes than it sends.
     Cut,
-    /// Announces a message of 4 GiB.
     Huge,
 }
 

@@ -27,14 +27,10 @@ use crate::runtime::change::wall_now;
 pub(crate) enum Mood {
     Well,
     Silent,
-    /// Answers anything but HTTP.
     Garbage,
-    /// Answers HTTP that is no JSON.
     NoJson,
     Broken,
-    /// Lists, but never answers an inspect.
     InspectHangs,
-    /// Lists, but answers an inspect with an empty object.
     InspectEmpty,
     /// Lists, but responds to an inspect with 404.
     InspectGone,
@@ -71,11 +67,9 @@ struct State {
     mood: Mood,
     /// As many inspects as may be answered.
     gate: Arc<Semaphore>,
-    /// What it calls itself.
     engine: &'static str,
     /// What is answered in place of an answer.
     spoiled: Option<(Answer, Spoiled)>,
-    /// Bytes of huge answers that were sent.
     sent: usize,
     containers: BTreeMap<String, Value>,
     /// `METHOD path?query`.
@@ -139,7 +133,6 @@ impl FakeDocker {
         self.state.lock().unwrap().mood = mood;
     }
 
-    /// Lets so many inspects be answered that wait.
     pub(crate) fn answer_inspects(&self, number: usize) {
         self.state.lock().unwrap().gate.add_permits(number);
     }
@@ -158,7 +151,6 @@ impl FakeDocker {
         self.state.lock().unwrap().spoiled = Some((answer, Spoiled::Huge));
     }
 
-    /// Bytes of huge answers that were taken.
     pub(crate) fn taken(&self) -> usize {
         self.state.lock().unwrap().sent
     }
