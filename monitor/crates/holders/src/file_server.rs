@@ -7,7 +7,7 @@ use std::io;
 
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
-use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
+use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, device_numbers, is_fuse};
 use kevtmon_sources::procfs::root::is_root_of_node;
 pub(super) use serving::{Serving, server_of, serving, serving_each};
 
@@ -170,11 +170,8 @@ fn connection(fdinfo: &str) -> Option<u32> {
 
 /// Whether a connection is that of a mount: it has the number of the device.
 fn is_of(connection: u32, mount: &Mount) -> bool {
-    let device = mount.device.split_once(':').and_then(|(major, minor)| {
-        let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
-        (major << MINOR_BITS).checked_add(minor)
-    });
-    device == Some(connection)
+    let number = |(major, minor): (u32, u32)| (major << MINOR_BITS).checked_add(minor);
+    device_numbers(&mount.device).and_then(number) == Some(connection)
 }
 
 #[cfg(test)]

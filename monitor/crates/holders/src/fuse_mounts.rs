@@ -13,6 +13,7 @@ use std::time::Duration;
 use kevtmon_observation::{Access, Fact, FileServer, FuseMount, FuseServer, Holder, NsInum};
 use kevtmon_sources::beat::at_look;
 use kevtmon_sources::procfs::Proc;
+use kevtmon_sources::procfs::dir::mnt_id;
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 use kevtmon_sources::procfs::readers::{Job, Readers};
 use kevtmon_sources::{Sender, spawn_until_closed, tell};
@@ -266,8 +267,7 @@ pub(super) fn is_disconnected(proc: &Proc, mount: &Mount) -> bool {
 /// Whether it was opened on this mount.
 fn is_on(file: &File, mount: &Mount) -> bool {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap_or_default();
-    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-    id == Some(mount.id)
+    mnt_id(&info) == Some(mount.id)
 }
 
 /// Lists where those are mounted that nobody serves. What is mounted nowhere is dropped.

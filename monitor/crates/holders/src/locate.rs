@@ -7,7 +7,7 @@ use kevtmon_types::clock::boot_now;
 use kevtmon_types::error_chain::chain;
 use serde::{Deserialize, Serialize};
 
-use super::mntns_index::{self, Member, MntnsIndex, Seen};
+use super::mntns_index::{Member, MntnsIndex, Seen, seen_by_any};
 use super::resolve::replaced::Beginning;
 use super::resolve::{Resolved, Unresolved, View};
 use super::table::Uncertainty;
@@ -35,10 +35,7 @@ pub(super) fn locate(
             return None;
         }
     }
-    let mut seen = members
-        .iter()
-        .take(mntns_index::MAX_TRIES)
-        .filter_map(|member| mntns_index::seen_by(proc, *member, request.mntns));
+    let mut seen = seen_by_any(proc, members, request.mntns);
     if let Some(meant) = target::descriptor(proc, request) {
         let reason = "the path names a file that the caller has open, or had";
         report.blind_spot(None, reason);
@@ -98,10 +95,7 @@ fn may_be_replaced(request: &ScanRequest, view: &View<'_>, resolved: &Resolved) 
 
 /// Finds a mount again that a scan has found before; no mount where it is gone, `None` where that is not known.
 pub(super) fn again(proc: &Proc, known: &MountFacts, members: &[Member]) -> Option<(Seen, Option<Mount>)> {
-    let mut seen = members
-        .iter()
-        .take(mntns_index::MAX_TRIES)
-        .filter_map(|member| mntns_index::seen_by(proc, *member, known.mntns));
+    let mut seen = seen_by_any(proc, members, known.mntns);
     let seen = seen.find(|seen| seen.root == "/")?;
     let is_it = |mount: &&Mount| {
         let found = facts(proc, &seen, mount, known).identity();
@@ -196,10 +190,7 @@ fn meant(proc: &Proc, request: &ScanRequest, members: &[Member]) -> Option<Locat
     let origin = request.origin.as_ref()?;
     // What a caller shows to others while it calls is told as that.
     let target = origin.target.filter(|_| matches!(origin.doubt, None | Some(PathUncertainty::ReadLate)))?;
-    let mut seen = members
-        .iter()
-        .take(mntns_index::MAX_TRIES)
-        .filter_map(|member| mntns_index::seen_by(proc, *member, request.mntns));
+    let mut seen = seen_by_any(proc, members, request.mntns);
     let seen = seen.find(|seen| seen.root == "/")?;
     let mut found = Located::from(empty(request));
     found.report.resolved = Some(boot_now());
@@ -230,10 +221,7 @@ struct Cgroup {
 /// links in it, nor in the path of a mount point; so the text alone tells, which nothing is to be looked up for.
 fn cgroup(proc: &Proc, request: &ScanRequest, members: &[Member]) -> Option<Cgroup> {
     let path = target::text(request)?;
-    let mut seen = members
-        .iter()
-        .take(mntns_index::MAX_TRIES)
-        .filter_map(|member| mntns_index::seen_by(proc, *member, request.mntns));
+    let mut seen = seen_by_any(proc, members, request.mntns);
     let seen = seen.find(|seen| seen.root == "/" && !seen.table.is_cut())?;
     let on = seen.table.covering(&path).filter(|on| on.mountpoint != path)?;
     matches!(on.fstype.as_str(), "cgroup" | "cgroup2").then(|| Cgroup { path, fstype: on.fstype.clone() })

@@ -317,6 +317,11 @@ pub(super) fn seen_by(proc: &Proc, member: Member, ns: NsInum) -> Option<Seen> {
     })
 }
 
+/// The same of some members, one after the other.
+pub(super) fn seen_by_any(proc: &Proc, members: &[Member], ns: NsInum) -> impl Iterator<Item = Seen> {
+    members.iter().take(MAX_TRIES).filter_map(move |member| seen_by(proc, *member, ns))
+}
+
 /// Members of one namespace that are tried until one can be read and is in no chroot.
 pub(super) const MAX_TRIES: usize = 64;
 

@@ -6,7 +6,7 @@ use std::io;
 
 use kevtmon_observation::{MeantMount, NsInum};
 use kevtmon_sources::procfs::dir::Dir;
-use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, is_below, is_fuse};
+use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, device_numbers, is_below, is_fuse};
 use kevtmon_sources::unix_sockets;
 
 use super::resolve::is_local;
@@ -97,17 +97,14 @@ impl ScanTargets<'_> {
     /// The numbers of the file system of the target; `None` where its files show other ones, or only a part of it is searched for.
     pub(super) fn own_device(&self) -> Option<[u32; 2]> {
         let target = self.mounts.first().filter(|target| !self.is_part(target))?;
-        let (major, minor) = target.mount.device.split_once(':')?;
-        let numbers = [major.parse().ok()?, minor.parse().ok()?];
-        (!is_layered(&target.mount.fstype)).then_some(numbers)
+        let (major, minor) = device_numbers(&target.mount.device)?;
+        (!is_layered(&target.mount.fstype)).then_some([major, minor])
     }
 
     /// The numbers of the file systems of the searched mounts; `None` where mappings of their files show other ones.
     pub(super) fn file_systems(&self) -> Option<Vec<(u32, u32)>> {
         let number = |searched: &SearchedMount<'_>| {
-            let (major, minor) = searched.mount.device.split_once(':')?;
-            let numbers = (major.parse().ok()?, minor.parse().ok()?);
-            (!is_layered(&searched.mount.fstype)).then_some(numbers)
+            device_numbers(&searched.mount.device).filter(|_| !is_layered(&searched.mount.fstype))
         };
         self.mounts.iter().map(number).collect()
     }

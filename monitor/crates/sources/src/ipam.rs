@@ -18,7 +18,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep_until};
 
-use super::kubelet::is_plain;
+use super::kubelet::plain_path;
 use super::procfs::readers::Readers;
 use super::{Sender, spawn_until_closed, tell};
 use crate::beat::at_look;
@@ -58,14 +58,7 @@ impl Default for Directory {
 
 impl<'de> Deserialize<'de> for Directory {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let path = PathBuf::deserialize(from)?;
-        if is_plain(path.to_str().unwrap_or_default()) {
-            return Ok(Self(path));
-        }
-        let path = path.display();
-        Err(serde::de::Error::custom(format!(
-            "\"{path}\" is not valid: expected an absolute path such as /var/lib/cni"
-        )))
+        plain_path(from, "/var/lib/cni").map(Self)
     }
 }
 

@@ -338,6 +338,17 @@ pub(super) fn is_plain(path: &str) -> bool {
     path.starts_with('/') && names.peek().is_some() && !names.any(|name| matches!(name, "." | ".."))
 }
 
+/// A path of the configuration.
+pub(super) fn plain_path<'de, D: Deserializer<'de>>(from: D, example: &str) -> Result<PathBuf, D::Error> {
+    let path = PathBuf::deserialize(from)?;
+    if is_plain(path.to_str().unwrap_or_default()) {
+        return Ok(path);
+    }
+    let path = path.display();
+    let reason = format!("\"{path}\" is not valid: expected an absolute path such as {example}");
+    Err(serde::de::Error::custom(reason))
+}
+
 /// Each root directory as it is given, and as symbolic links lead to it below `top`.
 fn with_resolved<'a>(top: &Path, roots: impl Iterator<Item = &'a String>) -> Vec<String> {
     reading_none();

@@ -20,6 +20,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
 use super::procfs::dir::mnt_id;
+use super::procfs::mountinfo::device_numbers;
 use super::procfs::pidfd::{PidFd, owned};
 
 /// `include/uapi/linux/sock_diag.h` and `unix_diag.h`.
@@ -60,8 +61,7 @@ pub struct BoundFile {
 /// The number of a file system, out of `major:minor` of mountinfo: the kernel's own (`MKDEV`, include/linux/kdev_t.h).
 #[must_use]
 pub fn device(text: &str) -> Option<u32> {
-    let (major, minor) = text.split_once(':')?;
-    let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
+    let (major, minor) = device_numbers(text)?;
     (major < 1 << 12 && minor < 1 << 20).then_some(major << 20 | minor)
 }
 

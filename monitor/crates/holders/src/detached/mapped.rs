@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 
 use kevtmon_observation::Access;
 use kevtmon_sources::procfs::dir::{Dir, is_gone};
+use kevtmon_sources::procfs::mountinfo::device_numbers;
 use kevtmon_sources::procfs::procmap::maps_any;
 
 use super::Use;
@@ -27,11 +28,7 @@ impl<'a> Mapped<'a> {
     /// `devices`: `major:minor`.
     pub(super) fn of(devices: impl Iterator<Item = &'a str>) -> Self {
         let devices: Vec<&str> = devices.collect();
-        let number = |device: &&str| {
-            let (major, minor) = device.split_once(':')?;
-            Some((major.parse().ok()?, minor.parse().ok()?))
-        };
-        let numbers = devices.iter().filter_map(number).collect();
+        let numbers = devices.iter().filter_map(|device| device_numbers(device)).collect();
         Self { devices, numbers }
     }
 

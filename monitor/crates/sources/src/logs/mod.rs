@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::kubelet::is_plain;
+use super::kubelet::{is_plain, plain_path};
 use super::{Sender, observed_now, spawn_until_closed};
 
 mod follow;
@@ -122,14 +122,7 @@ impl Default for Program {
 
 impl<'de> Deserialize<'de> for Program {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let path = PathBuf::deserialize(from)?;
-        if is_plain(path.to_str().unwrap_or_default()) {
-            return Ok(Self(path));
-        }
-        let path = path.display();
-        Err(serde::de::Error::custom(format!(
-            "\"{path}\" is not valid: expected an absolute path such as /usr/bin/journalctl"
-        )))
+        plain_path(from, "/usr/bin/journalctl").map(Self)
     }
 }
 

@@ -209,6 +209,13 @@ pub struct Attachment<'a> {
     pub path: String,
 }
 
+/// The parts of `major:minor`.
+#[must_use]
+pub fn device_numbers(device: &str) -> Option<(u32, u32)> {
+    let (major, minor) = device.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
 /// Whether a path, as the kernel names an open file, is the mount point or below it. A file that was
 /// unlinked has ` (deleted)` after its name.
 #[must_use]

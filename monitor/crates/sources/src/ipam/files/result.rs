@@ -5,6 +5,9 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use kevtmon_observation::CniDevice;
 use serde::Deserialize;
 
@@ -174,24 +177,10 @@ impl Ipam {
 
 /// As Go encodes bytes in JSON.
 fn decoded(text: &str) -> Option<Vec<u8>> {
-    let digits = text.trim_end_matches('=').bytes().map(|digit| match digit {
-        b'A'..=b'Z' => Some(digit - b'A'),
-        b'a'..=b'z' => Some(digit - b'a' + 26),
-        b'0'..=b'9' => Some(digit - b'0' + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
-    });
-    let digits: Vec<u8> = digits.collect::<Option<_>>()?;
-    let mut bytes = Vec::with_capacity(digits.len() / 4 * 3 + 3);
-    for group in digits.chunks(4) {
-        let bits =
-            group.iter().fold(0_u32, |bits, digit| bits << 6 | u32::from(*digit)) << (6 * (4 - group.len()));
-        // One digit alone is no byte.
-        let [_, first, second, third] = bits.to_be_bytes();
-        bytes.extend([first, second, third].into_iter().take(group.len().checked_sub(1).filter(|n| *n > 0)?));
-    }
-    Some(bytes)
+    let config = GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(DecodePaddingMode::RequireNone);
+    GeneralPurpose::new(&STANDARD, config).decode(text.trim_end_matches('=')).ok()
 }
 
 #[cfg(test)]
@@ -200,25 +189,10 @@ mod tests {
 
     const NETWORKS: &str = "/var/lib/cni/networks";
 
-    fn encoded(text: &str) -> String {
-        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        let mut encoded = String::new();
-        for group in text.as_bytes().chunks(3) {
-            let bits = group.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte))
-                << (8 * (3 - group.len()));
-            for index in 0..4 {
-                let digit = (bits >> (18 - 6 * index)) & 63;
-                let is_there = index <= group.len();
-                encoded.push(if is_there { DIGITS[digit as usize] as char } else { '=' });
-            }
-        }
-        encoded
-    }
-
     fn file(config: &str, result: &str) -> String {
         format!(
             r#"{{"kind":"cniCacheV1","containerId":"c0ffee","config":"{}","ifName":"eth0","networkName":"cbr0","result":{result}}}"#,
-            encoded(config)
+            base64::engine::general_purpose::STANDARD.encode(config)
         )
     }
 
@@ -311,7 +285,7 @@ mod tests {
     #[test]
     fn base64_is_read_with_and_without_padding() {
         for text in ["", "a", "ab", "abc", "abcd", "{\"a\":\"\u{e9}?>\"}"] {
-            let encoded = encoded(text);
+            let encoded = base64::engine::general_purpose::STANDARD.encode(text);
             assert_eq!(decoded(&encoded).as_deref(), Some(text.as_bytes()), "{encoded}");
             assert_eq!(decoded(encoded.trim_end_matches('=')).as_deref(), Some(text.as_bytes()));
         }
