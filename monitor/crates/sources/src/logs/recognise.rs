@@ -6,6 +6,9 @@ use std::net::IpAddr;
 use kevtmon_observation::{LogSays, NfsSays, NfsServerLine, RbdRefusal};
 use kevtmon_types::escape::is_hidden;
 
+use crate::rbd::is_uuid;
+use crate::runtime::is_container_id;
+
 /// Longest name of an image, a pool, a pod, an interface or a server that is taken.
 const NAME_MAX: usize = 255;
 /// Longest part of a line that is kept, characters.
@@ -135,7 +138,7 @@ fn endpoint_missing(line: &str) -> Option<(LogSays, &str)> {
     let end = behind.find(['"', '\\', '\n', ';']).unwrap_or(behind.len());
     let text = &line[start..start + MISSING.len() + end];
     let says = LogSays::EndpointMissing {
-        sandbox: words(line).find(|word| is_id(word)).map(str::to_owned),
+        sandbox: words(line).find(|word| is_container_id(word)).map(str::to_owned),
         pod: workload(text).or_else(|| words(line).find_map(pod)),
     };
     Some((says, text))
@@ -146,7 +149,7 @@ const NO_SANDBOX: &str = "no PodsandBox found with Id '";
 
 fn sandbox_missing(line: &str) -> Option<(LogSays, &str)> {
     let start = line.find(NO_SANDBOX)?;
-    let (id, _) = line[start + NO_SANDBOX.len()..].split_once('\'').filter(|(id, _)| is_id(id))?;
+    let (id, _) = line[start + NO_SANDBOX.len()..].split_once('\'').filter(|(id, _)| is_container_id(id))?;
     let text = &line[start..start + NO_SANDBOX.len() + id.len() + 1];
     Some((LogSays::SandboxMissing { sandbox: id.to_owned() }, text))
 }
@@ -159,7 +162,7 @@ fn teardown_failed(line: &str) -> Option<(LogSays, &str)> {
     let rest = &line[start + TEARDOWN.len()..];
     // The quotation marks are escaped where the whole is quoted.
     let (_, behind) = rest.split_once(" pod ")?;
-    let uid = words(behind).next().filter(|word| is_uid(word))?;
+    let uid = words(behind).next().filter(|word| is_uuid(word))?;
     let volume = rest.split(' ').next().and_then(|name| named(name.trim_matches(['"', '\\'])))?;
     let end = rest.find(volume)? + volume.len();
     let text = &line[start..start + TEARDOWN.len() + end];
@@ -177,18 +180,9 @@ fn spec_hash_changed(line: &str) -> Option<(LogSays, &str)> {
     (is_hash(old) && is_hash(new)).then_some((LogSays::SpecHashChanged, text))
 }
 
-fn is_uid(word: &str) -> bool {
-    let groups: Vec<usize> = word.split('-').map(str::len).collect();
-    groups == [8, 4, 4, 4, 12] && word.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
-}
-
 fn words(line: &str) -> impl Iterator<Item = &str> {
     let is_of_word = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     line.split(move |c| !is_of_word(c)).filter(|word| !word.is_empty())
-}
-
-fn is_id(word: &str) -> bool {
-    word.len() == 64 && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// `workload=lijiaob.etcd1-0`: names of namespaces have no dots.

@@ -21,6 +21,7 @@ mod sysfs;
 mod uevents;
 
 pub(super) use nbd::Look;
+pub(super) use sysfs::is_uuid;
 use sysfs::{Found, Problem};
 pub use sysfs::{devices, has_pool, users};
 use uevents::{Heard, Uevents};

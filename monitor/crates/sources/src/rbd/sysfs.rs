@@ -140,7 +140,7 @@ impl Device<'_> {
         let image_id = optional("image_id", "image_id", is_name);
         let client_id = optional("client_id", "client_id", is_client);
         let client_addr = optional("client_addr", "client_addr", is_address);
-        let cluster_fsid = optional("cluster_fsid", "cluster_fsid", is_fsid);
+        let cluster_fsid = optional("cluster_fsid", "cluster_fsid", is_uuid);
         let name =
             |name: &str, problem| self.text(name).ok().flatten().filter(|text| is_name(text)).ok_or(problem);
         // Without it, a snapshot would be taken for the image.
@@ -219,7 +219,7 @@ fn is_address(text: &str) -> bool {
     })
 }
 
-fn is_fsid(text: &str) -> bool {
+pub(crate) fn is_uuid(text: &str) -> bool {
     let groups: Vec<usize> = text.split('-').map(str::len).collect();
     groups == [8, 4, 4, 4, 12] && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
 }

@@ -185,7 +185,7 @@ pub fn metric_labels(sockets: &[RuntimeSocket]) -> Vec<String> {
 
 /// Whether it is a full container id: 64 hex digits. Ids become part of request paths, so nothing else
 /// is accepted.
-fn is_container_id(text: &str) -> bool {
+pub(super) fn is_container_id(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
