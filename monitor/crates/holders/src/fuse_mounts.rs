@@ -143,7 +143,8 @@ impl Look {
             }
         }
         // Users can mount many; what a kubelet and its drivers mount comes first.
-        found.sort_by_key(|followed| !followed.mount.paths.iter().any(|path| is_of_kubelet(path)));
+        let is_of_kubelet = |path: &String| path.contains("/pods/") || path.contains("/plugins/");
+        found.sort_by_key(|followed| !followed.mount.paths.iter().any(is_of_kubelet));
         found.truncate(MOST);
         found
     }
@@ -162,8 +163,9 @@ impl Look {
         let all: Vec<&Mount> = mounts.iter().collect();
         let serving = serving_each(proc, &all, &mut ScanOrder::default(), deadline);
         for ((followed, mount), serving) in searched.iter_mut().zip(&mounts).zip(serving) {
-            let is_dead =
-                serving.is_unserved || followed.was_served() && self.is_dead(proc, table, mount, &serving);
+            // What is dead is not asked again: it may be another file system by now.
+            let was_served = !followed.mount.unserved && !followed.mount.servers.is_empty();
+            let is_dead = serving.is_unserved || was_served && self.is_dead(proc, table, mount, &serving);
             followed.set(proc, &serving, is_dead);
         }
     }
@@ -176,10 +178,6 @@ impl Look {
             && serving.servers.is_empty()
             && (!is_on_host || self.may_ask && is_disconnected(proc, mount))
     }
-}
-
-fn is_of_kubelet(path: &str) -> bool {
-    path.contains("/pods/") || path.contains("/plugins/")
 }
 
 impl Followed {
@@ -196,11 +194,6 @@ impl Followed {
     /// Whether one that nobody serves is looked at now: less often once it stays so.
     fn is_due(&self) -> bool {
         self.looks < TRIES || self.looks.is_multiple_of(TRIES)
-    }
-
-    /// Whether it was served, as far as is known. What is dead is not asked again: it may be another file system by now.
-    fn was_served(&self) -> bool {
-        !self.mount.unserved && !self.mount.servers.is_empty()
     }
 
     fn set(&mut self, proc: &Proc, serving: &Serving, is_dead: bool) {

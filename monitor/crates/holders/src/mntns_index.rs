@@ -325,11 +325,6 @@ pub(super) fn seen_by_any(proc: &Proc, members: &[Member], ns: NsInum) -> impl I
 /// Members of one namespace that are tried until one can be read and is in no chroot.
 pub(super) const MAX_TRIES: usize = 64;
 
-/// The mounts that a process sees whose links may not be read; its own root may hide some.
-pub(super) fn mounts_of_unreadable(proc: &Proc, tgid: u32) -> io::Result<MountTable> {
-    proc.dir(tgid)?.mount_table("/", |_| true)
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;

@@ -104,11 +104,6 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Whether it is known that a process hides nothing from the lists of open files.
-    pub(super) fn hides_nothing(&self, tgid: u32) -> bool {
-        self.sockets.get(&tgid).is_some_and(Vec::is_empty)
-    }
-
     pub(super) fn enter(&mut self, stage: Stage) {
         if self.stage != stage {
             self.stage = stage;

@@ -357,7 +357,8 @@ impl<'p> Scan<'p> {
         let may_be_far = !self.is_explained();
         let left = left.into_iter().filter(|tgid| may_be_far || is_wanted(tgid));
         let is_done = |tgid: &u32| {
-            self.progress.done.contains(tgid) || stage == Stage::Hidden && self.progress.hides_nothing(*tgid)
+            let hides_nothing = || self.progress.sockets.get(tgid).is_some_and(Vec::is_empty);
+            self.progress.done.contains(tgid) || stage == Stage::Hidden && hides_nothing()
         };
         let mut left: Vec<u32> = left.filter(|tgid| !is_done(tgid)).collect();
         if let Some(listed) = &mut self.listed {

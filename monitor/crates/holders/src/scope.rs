@@ -43,13 +43,8 @@ impl<'t> Scope<'t> {
         Self { at, ..self }
     }
 
-    /// Whether a namespace with such a mount may have something that matters: of the file system of the target, or reached by
-    /// what happens where that sits.
-    pub(super) fn may_be_near(&self, mount: &Mount) -> bool {
-        self.may_be_near_of(&mount.device, mount.propagates())
-    }
-
-    /// The same by the file system of a mount, and whether it shares or receives what is mounted on it.
+    /// Whether a namespace may have something that matters which has a mount of this file system, that may share or receive what is
+    /// mounted on it: of the file system of the target, or reached by what happens where that sits.
     pub(super) fn may_be_near_of(&self, device: &str, propagates: bool) -> bool {
         device == self.target.device || self.at.as_ref().is_some_and(|at| at.may_reach(device, propagates))
     }

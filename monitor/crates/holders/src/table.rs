@@ -79,9 +79,4 @@ impl Tables {
     pub(super) fn event(&self, of: &TableMark) -> Option<u64> {
         self.0.get()?.event(of)
     }
-
-    /// Whether the table for certain still is the one that a call has seen.
-    pub(super) fn is_unchanged(&self, since: &TableMark) -> bool {
-        self.event(since) == Some(since.event)
-    }
 }

@@ -452,7 +452,7 @@ impl Scan {
     /// Whether the mounts are for certain those that the call has seen. Nobody asks of a scan that is about no call.
     fn sees_mounts_of_call(&self, tables: &Tables) -> bool {
         let Some(origin) = &self.request.origin else { return true };
-        origin.table.as_ref().is_some_and(|table| tables.is_unchanged(table))
+        origin.table.as_ref().is_some_and(|table| tables.event(table) == Some(table.event))
     }
 }
 

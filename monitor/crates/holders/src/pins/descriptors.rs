@@ -12,6 +12,7 @@ use kevtmon_sources::procfs::dir::{Dir, NumberName, is_gone, mnt_id};
 use kevtmon_sources::procfs::kcmp;
 use serde::{Deserialize, Serialize};
 
+use super::hidden::RING;
 use super::{On, Pin, Visit, Visitor, sockets};
 use crate::Deadline;
 use crate::mntns_index::{MAX_THREADS, task_dir, threads};
@@ -189,7 +190,7 @@ impl Visitor {
                 let mut tables = self.tables(owner.tid);
                 let tids = threads(owner.tgid, process, &mut self.buffer);
                 if tids.len() > MAX_THREADS {
-                    visit.hiding.add_unread();
+                    visit.hiding.is_more = true;
                 }
                 for tid in tids.into_iter().take(MAX_THREADS).filter(|tid| *tid != owner.tid) {
                     self.own_table(process, Owner { tid, ..owner }, targets, (&mut tables, left), visit);
@@ -292,7 +293,7 @@ impl Visitor {
         let path = match files.list.link(name.as_c_str(), &mut self.buffer) {
             Ok(path) if files.targets.selects(&path) => Some(path.into_owned()),
             Ok(path) => {
-                visit.hiding.add_ring(&path);
+                visit.hiding.is_more |= path == RING;
                 if let Some(inode) = sockets::inode(&path) {
                     self.socket(files, (fd, inode), visit);
                 } else if let Some(kept) = self.namespaces.of(&path) {

@@ -48,7 +48,7 @@ pub(super) struct Hiding {
     /// The unix sockets in the table that the directory of the process shows.
     sockets: Vec<u32>,
     /// Whether there is more.
-    is_more: bool,
+    pub(super) is_more: bool,
 }
 
 impl Hiding {
@@ -58,16 +58,6 @@ impl Hiding {
         } else {
             self.sockets.push(fd);
         }
-    }
-
-    /// Whether what a link leads to is a ring.
-    pub(super) fn add_ring(&mut self, link: &str) {
-        self.is_more |= link == RING;
-    }
-
-    /// There are tables that were not read.
-    pub(super) fn add_unread(&mut self) {
-        self.is_more = true;
     }
 
     /// The sockets, if they are all that there is.

@@ -5,7 +5,7 @@ use kevtmon_sources::procfs::dir::{Dir, is_gone};
 use kevtmon_sources::procfs::statmount::MountNamespace;
 
 use super::Scan;
-use crate::mntns_index::{self, MntnsIndex, Shown};
+use crate::mntns_index::{MntnsIndex, Shown};
 use crate::pins::{Awaited, Visit};
 use crate::scope::Scope;
 use crate::{READS_HANG, TOO_LONG};
@@ -43,7 +43,8 @@ impl Scan<'_> {
 
     pub(super) fn count_unread(&mut self, tgids: impl Iterator<Item = u32>, scope: &Scope<'_>) {
         for tgid in tgids {
-            let blind = match mntns_index::mounts_of_unreadable(self.proc, tgid) {
+            // Its own root may hide some.
+            let blind = match self.proc.dir(tgid).and_then(|dir| dir.mount_table("/", |_| true)) {
                 Ok(table) => table.is_cut() || scope.matters(&table),
                 Err(error) if is_gone(&error) => continue,
                 Err(_) => self.proc.is_alive(tgid),

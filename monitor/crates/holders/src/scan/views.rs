@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use kevtmon_sources::procfs::mountinfo::MountTable;
+use kevtmon_sources::procfs::mountinfo::{Mount, MountTable};
 
 use super::Scan;
 use super::table_memory::TableMemory;
@@ -38,7 +38,7 @@ impl Scan<'_> {
                 is_whole = false;
                 continue;
             }
-            let is_wanted = |mount: &_| scope.may_be_near(mount);
+            let is_wanted = |mount: &Mount| scope.may_be_near_of(&mount.device, mount.propagates());
             let shown = mntns_index::mounts(self.proc, members.iter().copied(), is_wanted);
             let Some(shown) = shown else {
                 // Where the kernel lists the processes of a namespace, it is not known yet that they may not be read.

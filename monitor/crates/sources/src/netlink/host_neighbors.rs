@@ -57,11 +57,8 @@ fn read(told: &HashSet<(u32, IpAddr)>) -> Result<Vec<HostNeighbor>, RequestError
         entries.extend(found.filter(|entry| entry.state.is_unresolved() || is_told(entry)));
     })?;
     // The table has no order. The same ones are told at each look, as far as there are not too many.
-    entries.sort_unstable_by_key(|entry| (!is_told_first(told, entry), entry.ifindex, entry.address));
+    let key = |entry: &HostNeighbor| (entry.ifindex, entry.address);
+    entries.sort_unstable_by_key(|entry| (!told.contains(&key(entry)), key(entry)));
     entries.truncate(MOST);
     Ok(entries)
-}
-
-fn is_told_first(told: &HashSet<(u32, IpAddr)>, entry: &HostNeighbor) -> bool {
-    told.contains(&(entry.ifindex, entry.address))
 }

@@ -181,7 +181,7 @@ impl Containers {
                 facts.state = ContainerState::Exited;
                 unclear.push(facts.id.clone());
             }
-            if is_being_removed(facts.state) {
+            if matches!(facts.state, ContainerState::Removing | ContainerState::Dead) {
                 if known.facts.state == ContainerState::Dead {
                     // Docker goes on listing it as being removed once its removal has failed (`ContainersSnapshot` in moby).
                     facts.state = ContainerState::Dead;
@@ -351,10 +351,6 @@ impl Containers {
         }
         self.known.get_mut(&change.id)
     }
-}
-
-fn is_being_removed(state: ContainerState) -> bool {
-    matches!(state, ContainerState::Removing | ContainerState::Dead)
 }
 
 /// Whether the container has a process; an unknown state counts as one that has.

@@ -125,12 +125,9 @@ impl Job for Describe {
             // Neither this nor the list of threads takes a lock of the process.
             fs::read_to_string(thread.path().join("wchan")).ok()
         });
+        let has_unanswered = |device: &str| unanswered(device).is_some_and(|count| count > 0);
         Description::of(comm, &mounts, &functions.collect(), has_unanswered)
     }
-}
-
-fn has_unanswered(device: &str) -> bool {
-    unanswered(device).is_some_and(|count| count > 0)
 }
 
 #[cfg(test)]
