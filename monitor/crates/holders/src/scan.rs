@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use kevtmon_observation::{Holder, HolderReport, NsInum, Verdict};
+use kevtmon_observation::{Access, Holder, HolderReport, NsInum, Verdict};
 use kevtmon_probe::iterators::IteratorHandle;
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::is_gone;
@@ -25,7 +25,7 @@ use super::propagation::{self, Copies, MountCopy, NamespaceMounts};
 use super::scan_order::ScanOrder;
 use super::scope::Scope;
 use super::searched::{ScanTargets, SearchedMount};
-use super::{Deadline, ScanRequest, TOO_LONG, own_directory, own_tgid};
+use super::{Deadline, ScanRequest, TOO_LONG, kernel, own_directory, own_tgid};
 
 /// The list of processes is never longer than this takes; a reader would be ended soon after.
 const LIST_MAX: Duration = Duration::from_secs(10);
@@ -281,7 +281,9 @@ impl<'p> Scan<'p> {
         }
         let targets =
             ScanTargets { mounts, tables: views.iter().map(|view| (view.ns, &view.table)).collect() };
-        self.look_at_kernel(index, views, &targets);
+        if !std::mem::replace(&mut self.progress.is_kernel_done, true) {
+            self.look_at_kernel(index, views, &targets, kernel::holders);
+        }
         let searched: BTreeSet<NsInum> = targets.mounts.iter().map(|searched| searched.ns).collect();
         let near = self.processes_of(index, |ns| searched.contains(&ns));
         let mut far = self.processes_of(index, |ns| !searched.contains(&ns));
@@ -322,7 +324,9 @@ impl<'p> Scan<'p> {
                 }
                 // Who ends has no mount namespace any more.
                 Stage::Unseen => {
-                    self.look_at_probes(index, views, &targets);
+                    if self.report.holders.iter().all(|holder| holder.access != Access::Uprobe) {
+                        self.look_at_kernel(index, views, &targets, kernel::probes);
+                    }
                     all = self.listed_processes(index);
                     &all
                 }

@@ -12,32 +12,8 @@ use crate::propagation::{MountCopy, NamespaceMounts};
 use crate::searched::ScanTargets;
 
 impl Scan<'_> {
-    /// Adds what the kernel holds for no process, once.
+    /// Adds what the kernel holds for no process.
     pub(super) fn look_at_kernel(
-        &mut self,
-        index: &MntnsIndex,
-        views: &[NamespaceMounts],
-        targets: &ScanTargets<'_>,
-    ) {
-        if std::mem::replace(&mut self.progress.is_kernel_done, true) {
-            return;
-        }
-        self.add_of_kernel(index, views, targets, kernel::holders);
-    }
-
-    /// Adds the probes that tracefs has in files of such a name.
-    pub(super) fn look_at_probes(
-        &mut self,
-        index: &MntnsIndex,
-        views: &[NamespaceMounts],
-        targets: &ScanTargets<'_>,
-    ) {
-        if self.report.holders.iter().all(|holder| holder.access != Access::Uprobe) {
-            self.add_of_kernel(index, views, targets, kernel::probes);
-        }
-    }
-
-    fn add_of_kernel(
         &mut self,
         index: &MntnsIndex,
         views: &[NamespaceMounts],
