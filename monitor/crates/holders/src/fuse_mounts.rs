@@ -28,7 +28,7 @@ use super::Deadline;
 use super::file_server::{Serving, serving_each};
 use super::mntns_index::{MntnsIndex, mounts};
 use super::pins::{Pin, describe};
-use super::rbd::{alone, oldest, sorted};
+use super::rbd::{MEMBERS_LOOKED_AT, alone, oldest, sorted};
 use super::scan_order::ScanOrder;
 
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -43,10 +43,8 @@ const MOUNTS_MAX: usize = 64;
 const TRIES: u32 = 6;
 
 pub fn look_soon(wanted: Option<&mpsc::Sender<()>>) {
-    if let Some(wanted) = wanted {
-        // Where there is no room, a look is due.
-        let _ = wanted.try_send(());
-    }
+    // Where there is no room, a look is due.
+    let _ = wanted.map(|wanted| wanted.try_send(()));
 }
 
 /// Follows them until the receiver of observations is gone. `unserved`: what an earlier run found that nobody serves.
@@ -284,8 +282,8 @@ fn list_mounts(proc: &Proc, host: &MountTable, found: &mut Vec<Followed>, deadli
             if pins.is_empty() {
                 continue;
             }
-            let holders =
-                oldest(proc, members).map(|(tgid, dir)| describe(proc, tgid, &dir, ns, pins.clone()));
+            let holders = oldest(proc, members, MEMBERS_LOOKED_AT)
+                .map(|(tgid, dir)| describe(proc, tgid, &dir, ns, pins.clone()));
             let holders = holders.filter(|holders| !holders.is_empty());
             let holders = holders.unwrap_or_else(|| pins.into_iter().map(|pin| alone(ns, pin)).collect());
             listed.entry(fuse.device.clone()).or_default().extend(holders);

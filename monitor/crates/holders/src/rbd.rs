@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const BUDGET: Duration = Duration::from_millis(500);
 const HOLDERS_MAX: usize = 64;
 /// Members of a namespace of which the oldest is looked for.
-const MEMBERS_LOOKED_AT: usize = 16;
+pub(super) const MEMBERS_LOOKED_AT: usize = 16;
 
 /// Takes the images whose uses are looked for.
 #[derive(Debug)]
@@ -242,8 +242,8 @@ impl Look {
             pools.extend(of_pools.map(|mount| mount.device.clone()));
             let pins = pins(device, &shown.table);
             if !pins.is_empty() {
-                let described =
-                    oldest(proc, members).map(|(tgid, dir)| describe(proc, tgid, &dir, ns, pins.clone()));
+                let described = oldest(proc, members, MEMBERS_LOOKED_AT)
+                    .map(|(tgid, dir)| describe(proc, tgid, &dir, ns, pins.clone()));
                 // A mount stays one though nobody can be described who has it.
                 let holders = described.filter(|holders| !holders.is_empty());
                 add(found, holders.unwrap_or_else(|| pins.into_iter().map(|pin| alone(ns, pin)).collect()));
@@ -290,7 +290,7 @@ fn add(found: &mut RbdUse, holders: Vec<Holder>) {
     }
 }
 
-fn host(proc: &Proc) -> Option<NsInum> {
+pub(super) fn host(proc: &Proc) -> Option<NsInum> {
     let own = || own_tgid(proc).and_then(|own| proc.ns(own, "mnt"));
     proc.host_mntns().or_else(own)
 }
@@ -309,10 +309,10 @@ pub(super) fn sorted<'i>(proc: &Proc, index: &'i MntnsIndex) -> Vec<(NsInum, &'i
     all.into_iter().map(|(ns, members, _)| (ns, members)).collect()
 }
 
-/// Since the oldest the namespace has most likely been there. Kernel threads hold nothing.
-pub(super) fn oldest(proc: &Proc, members: &[Member]) -> Option<(u32, Dir)> {
+/// Since the oldest of so many the namespace has most likely been there. Kernel threads, which have no executable, hold nothing.
+pub(super) fn oldest(proc: &Proc, members: &[Member], most: usize) -> Option<(u32, Dir)> {
     let tgids: BTreeSet<u32> = members.iter().map(|member| member.tgid).collect();
-    let programs = tgids.into_iter().filter(|tgid| proc.exe(*tgid).is_some()).take(MEMBERS_LOOKED_AT);
+    let programs = tgids.into_iter().filter(|tgid| proc.exe(*tgid).is_some()).take(most);
     let started = programs.filter_map(|tgid| Some((proc.stat(tgid)?.start_ns, tgid)));
     let (_, tgid) = started.min()?;
     Some((tgid, proc.dir(tgid).ok()?))

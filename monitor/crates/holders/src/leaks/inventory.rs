@@ -21,6 +21,7 @@ use super::bundle;
 use super::reached::Reached;
 use crate::attached::AttachedMount;
 use crate::mntns_index::{Member, MntnsIndex, mounts, namespace as mount_namespace};
+use crate::rbd;
 use crate::scan_order::ScanOrder;
 use crate::{Deadline, own_directory, own_tgid, thread_time, volume_data};
 
@@ -268,8 +269,7 @@ impl<'p> Look<'p> {
 
     /// All namespaces: those that users can make come last, and by turns of whose they are.
     fn sorted(&self, index: &MntnsIndex, deadline: &Deadline) -> Vec<Namespace> {
-        let own = || own_tgid(self.proc).and_then(|own| self.proc.ns(own, "mnt"));
-        let host = self.proc.host_mntns().or_else(own);
+        let host = rbd::host(self.proc);
         let mut namespaces: Vec<Namespace> = index
             .namespaces
             .iter()

@@ -9,6 +9,7 @@ use crate::kernel;
 use crate::mntns_index::MntnsIndex;
 use crate::pins::{Pin, describe};
 use crate::propagation::{MountCopy, NamespaceMounts};
+use crate::rbd::oldest;
 use crate::searched::ScanTargets;
 
 impl Scan<'_> {
@@ -48,20 +49,12 @@ impl Scan<'_> {
         }
         let mut holders = Vec::new();
         for (ns, paths) in mountpoints {
-            let oldest = index
-                .members(ns)
-                .iter()
-                // Kernel threads, which have no executable, live in the first namespace and hold nothing.
-                .filter(|member| self.proc.exe(member.tgid).is_some())
-                .filter_map(|member| Some((self.proc.stat(member.tgid)?.start_ns, member.tgid)))
-                .min();
-            let Some((_, tgid)) = oldest else {
+            let Some((tgid, process)) = oldest(self.proc, index.members(ns), usize::MAX) else {
                 if index.members(ns).is_empty() {
                     holders.extend(self.kept(ns, paths));
                 }
                 continue;
             };
-            let Ok(process) = self.proc.dir(tgid) else { continue };
             let pin = |path| Pin::of(Access::Mount, path);
             holders.extend(describe(self.proc, tgid, &process, ns, paths.into_iter().map(pin).collect()));
         }
