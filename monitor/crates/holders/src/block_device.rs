@@ -13,7 +13,7 @@ use kevtmon_observation::{
 };
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::readers::{Job, Readers};
-use kevtmon_sources::{Sender, loop_device, tell};
+use kevtmon_sources::{Sender, loop_device};
 use kevtmon_types::error_chain::chain;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{SFlag, fstat};
@@ -46,13 +46,9 @@ pub async fn add_uses(readers: &Readers, tgid: u32, report: &mut HolderReport, l
 
 /// Looks for who uses the device that was to be mounted, and sends that.
 pub fn look_for_device_users_and_send(readers: &Readers, tx: &Sender, request: ScanRequest) {
-    let (readers, tx) = (readers.clone(), tx.clone());
-    tokio::spawn(async move {
-        let skipped = HolderReport::skipped(request.id, request.path.clone());
-        let job = LookForMount { request };
-        let found = readers.reply(job, PATIENCE, "cannot look for who uses a block device").await;
-        tell(&tx, Fact::Holders(Box::new(found.unwrap_or(skipped)))).await;
-    });
+    let skipped = HolderReport::skipped(request.id, request.path.clone());
+    let job = (LookForMount { request }, PATIENCE, "cannot look for who uses a block device");
+    readers.tell(tx, job, |found| Some(Fact::Holders(Box::new(found.unwrap_or(skipped)))));
 }
 
 /// The same of the path that a refused mount(2) was given.

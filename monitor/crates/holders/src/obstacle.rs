@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use kevtmon_observation::{Fact, FileFlag, FoundObstacle, Obstacle, RefusedRemoval, RemovalError};
+use kevtmon_sources::Sender;
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::mountinfo::{MountTable, unescape};
 use kevtmon_sources::procfs::readers::{Job, Readers, reading_none};
-use kevtmon_sources::{Sender, tell};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::sys::stat::Mode;
@@ -91,12 +91,10 @@ fn open_below(root: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {
 
 /// Looks, and sends what is found; where no reader can look now, that nothing is known.
 pub fn look_and_send(readers: &Readers, tx: &Sender, container: String, refused: RefusedRemoval) {
-    let (readers, tx) = (readers.clone(), tx.clone());
-    tokio::spawn(async move {
-        let job = FindObstacle(refused.clone());
-        let found = readers.reply(job, PATIENCE, "cannot look for what refuses a removal").await;
+    let job = FindObstacle(refused.clone());
+    readers.tell(tx, (job, PATIENCE, "cannot look for what refuses a removal"), |found| {
         let found = found.unwrap_or(Obstacle::Unknown);
-        tell(&tx, Fact::Obstacle(Box::new(FoundObstacle { container, refused, found }))).await;
+        Some(Fact::Obstacle(Box::new(FoundObstacle { container, refused, found })))
     });
 }
 

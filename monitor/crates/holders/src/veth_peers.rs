@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use kevtmon_observation::{Fact, NsInum, VethLink, VethPeer};
 use kevtmon_probe::iterators::IteratorHandle;
+use kevtmon_sources::Sender;
 use kevtmon_sources::netlink::{SocketElsewhere, find_veth_peers};
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::readers::{Job, Readers};
-use kevtmon_sources::{Sender, tell};
 use serde::{Deserialize, Serialize};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -47,11 +47,6 @@ impl FindPeers {
 
 /// Looks, and sends what is found; nothing where nobody can look now: the core asks again.
 pub(super) fn find_and_send(readers: &Readers, tx: &Sender, job: FindPeers) {
-    let (readers, tx) = (readers.clone(), tx.clone());
-    tokio::spawn(async move {
-        let failure = "cannot look for the other ends of veth devices";
-        if let Some(peers) = readers.reply(job, PATIENCE, failure).await {
-            tell(&tx, Fact::VethPeers(peers)).await;
-        }
-    });
+    let job = (job, PATIENCE, "cannot look for the other ends of veth devices");
+    readers.tell(tx, job, |peers| peers.map(Fact::VethPeers));
 }

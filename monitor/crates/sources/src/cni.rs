@@ -9,10 +9,10 @@ use kevtmon_observation::{BootNs, CniNetns, Fact, NsInum};
 use kevtmon_types::settings::settings;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::Sender;
 use super::kubelet::{below, is_plain};
 use super::procfs::Proc;
 use super::procfs::readers::{Job, Readers, reading_none};
-use super::{Sender, tell};
 
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -104,12 +104,10 @@ pub fn find_netns_and_send(
     path: String,
     within: Option<(NsInum, Vec<u32>)>,
 ) {
-    let (readers, tx) = (readers.clone(), tx.clone());
-    tokio::spawn(async move {
-        let failure = "the network namespace of a CNI call is not found";
-        let found = readers.reply(FindNetns { path, within }, PATIENCE, failure).await;
+    let failure = "the network namespace of a CNI call is not found";
+    readers.tell(tx, (FindNetns { path, within }, PATIENCE, failure), move |found| {
         let (netns, started_ns) = found.unwrap_or_default();
-        tell(&tx, Fact::CniNetns(CniNetns { id, netns, started_ns })).await;
+        Some(Fact::CniNetns(CniNetns { id, netns, started_ns }))
     });
 }
 

@@ -8,11 +8,11 @@ use kevtmon_observation::{Fact, NfsMount, NfsMounts, NsInum, nfs_server};
 use kevtmon_types::redact;
 use serde::{Deserialize, Serialize};
 
+use super::Sender;
 use super::procfs::Proc;
 use super::procfs::dir::MAX_TEXT;
 use super::procfs::mountinfo::unescape;
 use super::procfs::readers::{Job, Readers};
-use super::{Sender, tell};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Mounts of one server that are reported.
@@ -21,13 +21,8 @@ const MOUNTS_MAX: usize = 256;
 const LINE: usize = 8 << 10;
 
 pub fn send(readers: &Readers, tx: &Sender, servers: Vec<String>) {
-    let (readers, tx) = (readers.clone(), tx.clone());
-    tokio::spawn(async move {
-        let found = readers.reply(Look { servers }, PATIENCE, "cannot look for mounts of NFS").await;
-        if let Some(found) = found.flatten() {
-            tell(&tx, Fact::NfsMounts(found)).await;
-        }
-    });
+    let job = (Look { servers }, PATIENCE, "cannot look for mounts of NFS");
+    readers.tell(tx, job, |found| found.flatten().map(Fact::NfsMounts));
 }
 
 #[derive(Debug, Serialize, Deserialize)]

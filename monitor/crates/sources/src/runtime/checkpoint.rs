@@ -13,10 +13,10 @@ use kevtmon_observation::{Fact, SandboxCheckpoint};
 use serde::{Deserialize, Serialize};
 
 use super::is_container_id;
+use crate::Sender;
 use crate::kubelet::{below, roots_of_running};
 use crate::procfs::Proc;
 use crate::procfs::readers::{Job, Readers, reading_none};
-use crate::{Sender, tell};
 
 /// Where they are, under the id of the sandbox.
 pub(super) const CHECKPOINTS: [&str; 2] = ["var/lib/dockershim/sandbox", "var/lib/cri-dockerd/sandbox"];
@@ -63,13 +63,11 @@ fn is_there(path: &Path) -> Option<bool> {
 
 /// Looks, and sends what is found of each; where nobody can look now, that nothing is known.
 pub fn look_and_send(readers: &Readers, tx: &Sender, sandboxes: Vec<String>) {
-    let (readers, tx) = (readers.clone(), tx.clone());
-    tokio::spawn(async move {
-        let job = FindCheckpoints { sandboxes: sandboxes.clone() };
-        let found = readers.reply(job, PATIENCE, "cannot look for the checkpoints of sandboxes").await;
+    let job = FindCheckpoints { sandboxes: sandboxes.clone() };
+    readers.tell(tx, (job, PATIENCE, "cannot look for the checkpoints of sandboxes"), |found| {
         let unknown = |sandbox| SandboxCheckpoint { sandbox, found: None };
         let found = found.unwrap_or_else(|| sandboxes.into_iter().map(unknown).collect());
-        tell(&tx, Fact::SandboxCheckpoints(found)).await;
+        Some(Fact::SandboxCheckpoints(found))
     });
 }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 use kevtmon_observation::{BootNs, Fact, ProcessState};
 use serde::{Deserialize, Serialize};
 
+use crate::Sender;
 use crate::procfs::readers::{Job, Readers};
 use crate::procfs::{Proc, pidfd};
-use crate::{Sender, tell};
 
 /// Longest wait for a reader; an event waits for the answer.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -40,11 +40,9 @@ pub fn at_once(tgid: u32, started_ns: Option<BootNs>) -> Option<ProcessState> {
 
 /// Looks, and sends the answer. Where nobody can look now, the process is taken to run.
 pub fn look_and_send(readers: &Readers, tx: &Sender, tgid: u32, started_ns: BootNs) {
-    let (readers, tx) = (readers.clone(), tx.clone());
-    tokio::spawn(async move {
-        let failure = "cannot see whether a process is the same";
-        let alive = readers.reply(StillRuns { tgid, started_ns }, PATIENCE, failure).await.unwrap_or(true);
-        tell(&tx, Fact::ProcessState(ProcessState { tgid, alive })).await;
+    let job = (StillRuns { tgid, started_ns }, PATIENCE, "cannot see whether a process is the same");
+    readers.tell(tx, job, move |alive| {
+        Some(Fact::ProcessState(ProcessState { tgid, alive: alive.unwrap_or(true) }))
     });
 }
 

@@ -207,6 +207,21 @@ impl Readers {
     pub async fn reply<J: Job>(&self, job: J, patience: Duration, failure: &str) -> Option<J::Reply> {
         self.ask(job, patience).await.inspect_err(|error| tracing::debug!(%error, "{failure}")).ok()
     }
+
+    /// Has a job done without waiting for it, and tells what its [reply](Self::reply) means.
+    pub fn tell<J: Job>(
+        &self,
+        tx: &Sender,
+        (job, patience, failure): (J, Duration, &'static str),
+        fact: impl FnOnce(Option<J::Reply>) -> Option<Fact> + Send + 'static,
+    ) {
+        let (readers, tx) = (self.clone(), tx.clone());
+        tokio::spawn(async move {
+            if let Some(fact) = fact(readers.reply(job, patience, failure).await) {
+                tell(&tx, fact).await;
+            }
+        });
+    }
 }
 
 /// Readers for a thread that may block.
