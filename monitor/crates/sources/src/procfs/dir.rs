@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -16,7 +17,7 @@ use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{Mode, fstat, fstatat};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 use nix::unistd::{Whence, lseek};
-use rustix::fs::{Statx, StatxFlags};
+use rustix::fs::{RawDir, Statx, StatxFlags};
 /// A number as the name of an entry.
 pub use rustix::path::DecInt as NumberName;
 
@@ -34,21 +35,17 @@ const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 /// Takes some 1,300 entries per call.
 const ENTRIES: usize = 32 << 10;
 
-/// Offset of the record length in `struct linux_dirent64`, whose name follows at [`ENTRY_NAME`].
-const ENTRY_LEN: usize = 16;
-const ENTRY_NAME: usize = 19;
-
 /// An open directory of /proc, of a process with this id.
 #[derive(Debug)]
 pub struct Dir(OwnedFd, u32);
 
 /// Where link targets and directory entries are read to; one for a whole scan.
 #[derive(Debug)]
-pub struct Buffer(Box<[u8]>);
+pub struct Buffer(Box<[MaybeUninit<u8>]>);
 
 impl Default for Buffer {
     fn default() -> Self {
-        Self(vec![0; ENTRIES.max(MAX_LINK)].into_boxed_slice())
+        Self(Box::new_uninit_slice(ENTRIES.max(MAX_LINK)))
     }
 }
 
@@ -104,8 +101,8 @@ impl Dir {
     /// that the kernel cannot show.
     pub fn link<'b>(&self, name: &CStr, buffer: &'b mut Buffer) -> io::Result<Cow<'b, str>> {
         reading(self.1);
-        let len = rustix::fs::readlinkat_raw(&self.0, name, &mut buffer.0[..MAX_LINK])?;
-        Ok(String::from_utf8_lossy(&buffer.0[..len]))
+        let (target, _) = rustix::fs::readlinkat_raw(&self.0, name, &mut buffer.0[..MAX_LINK])?;
+        Ok(String::from_utf8_lossy(target))
     }
 
     /// Id of the mount that a magic link leads to; `None` before Linux 5.8. The kernel answers without a request to a file
@@ -180,8 +177,8 @@ impl Dir {
         reading(self.1);
         let directory = own.join("fd").join(self.0.as_raw_fd().to_string());
         let path = directory.join(entry.as_c_str().to_str().unwrap_or_default());
-        let len = rustix::fs::getxattr(path, c"system.sockprotoname", &mut buffer.0[..])?;
-        Ok(String::from_utf8_lossy(buffer.0[..len].split(|byte| *byte == 0).next().unwrap_or_default()))
+        let (name, _) = rustix::fs::getxattr(path, c"system.sockprotoname", &mut buffer.0[..])?;
+        Ok(String::from_utf8_lossy(name.split(|byte| *byte == 0).next().unwrap_or_default()))
     }
 
     /// A whole file, read at once and closed: one that its process cannot make as long as it likes, or whose end does not
@@ -240,14 +237,15 @@ impl Dir {
     /// As getdents64(2).
     pub fn more_numbers(&self, buffer: &mut Buffer, numbers: &mut Vec<u32>) -> io::Result<bool> {
         reading(self.1);
-        // SAFETY: the kernel writes at most the given length to the buffer, which is borrowed mutably.
-        let len = unsafe {
-            libc::syscall(libc::SYS_getdents64, self.0.as_raw_fd(), buffer.0.as_mut_ptr(), buffer.0.len())
-        };
-        let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
-        let names = entry_names(&buffer.0[..len]);
-        numbers.extend(names.filter_map(|name| name.to_str().ok()?.parse::<u32>().ok()));
-        Ok(len > 0)
+        let mut entries = RawDir::new(&self.0, &mut buffer.0);
+        while let Some(entry) = entries.next() {
+            let number = |name: &CStr| name.to_str().ok()?.parse::<u32>().ok();
+            numbers.extend(number(entry?.file_name()));
+            if entries.is_buffer_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Has `/proc/PID/fd` listed from this descriptor on, or a few before: its entries follow `.` and `..`
@@ -291,17 +289,6 @@ impl Dir {
     pub fn is_there(&self, text: &mut Vec<u8>) -> bool {
         self.text(c"stat", text).is_ok()
     }
-}
-
-/// Names in the records that getdents64(2) wrote.
-fn entry_names(mut records: &[u8]) -> impl Iterator<Item = &CStr> {
-    std::iter::from_fn(move || {
-        let len = records.get(ENTRY_LEN..ENTRY_LEN + 2)?;
-        let len = usize::from(u16::from_ne_bytes([len[0], len[1]]));
-        let name = CStr::from_bytes_until_nul(records.get(ENTRY_NAME..len)?).ok()?;
-        records = &records[len..];
-        Some(name)
-    })
 }
 
 /// Whether an error of /proc means that the process, task or descriptor is not there (any more).
@@ -374,18 +361,6 @@ mod tests {
         dir.at(c"fd").unwrap().numbers(&mut Buffer::default(), &mut listed).unwrap();
         listed.sort_unstable();
         assert_eq!(listed, (0..3000).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn a_cut_directory_record_ends_the_list() {
-        let mut record = vec![0_u8; 24];
-        record[16] = 24;
-        record[19..21].copy_from_slice(b"42");
-        let mut records = record.clone();
-        records.extend_from_slice(&record[..20]);
-        assert_eq!(entry_names(&records).collect::<Vec<_>>(), [c"42"]);
-        record[16] = 0;
-        assert_eq!(entry_names(&record).count(), 0);
     }
 
     #[test]

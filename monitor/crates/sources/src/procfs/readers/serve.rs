@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::{set_name, set_pdeathsig};
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -101,7 +102,9 @@ fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
         unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
     }
     offer_first();
-    limit_memory();
+    // Whatever a text of another process makes a job keep, this process ends before the node lacks the memory; the daemon starts
+    // another one. If it is refused, there is no limit.
+    let _ = setrlimit(Resource::RLIMIT_DATA, MEMORY, MEMORY);
     enter_initial();
     // Without it nobody can say what hung.
     NAME.get_or_init(|| OpenOptions::new().write(true).open("/proc/self/comm").ok());
@@ -141,14 +144,6 @@ fn offer_first() {
         // If it is refused, the kernel has the choice.
         let _ = std::fs::write(SCORE, own.saturating_add(ABOVE_DAEMON).min(1000).to_string());
     }
-}
-
-/// Whatever a text of another process makes a job keep, this process ends before the node lacks the memory; the daemon starts
-/// another one.
-fn limit_memory() {
-    let limit = libc::rlimit { rlim_cur: MEMORY, rlim_max: MEMORY };
-    // SAFETY: the structure is read during the call only. If it is refused, there is no limit.
-    unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
 }
 
 fn show(text: &str) {
