@@ -4,8 +4,7 @@
 //! reads with `recvfrom`, which drops the namespace id, so reading is done here; rtnetlink, which acts on the network
 //! elsewhere, reads through netlink-sys and could not distinguish the namespaces of one stream.
 
-use std::io;
-use std::mem;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
@@ -17,7 +16,9 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 use nix::errno::Errno;
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{
+    ControlMessageOwned, MsgFlags, NetlinkAddr, UnknownCmsg, recvmsg, setsockopt, sockopt,
+};
 use nix::sys::time::{TimeVal, TimeValLike};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -412,43 +413,25 @@ fn refusal(request: u16, payload: &[u8]) -> Result<(), RequestError> {
 
 /// `recvmsg` with the sender's port and namespace id.
 fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Datagram> {
-    // SAFETY: both are plain C structs for which all zeroes is a valid value.
-    let (mut sender, mut header) =
-        unsafe { (mem::zeroed::<libc::sockaddr_nl>(), mem::zeroed::<libc::msghdr>()) };
-    // Room for the one control message that is requested; u64 gives cmsghdr its alignment.
-    let mut control = [0_u64; 8];
-    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    header.msg_name = (&raw mut sender).cast();
-    header.msg_namelen = libc::socklen_t::try_from(size_of_val(&sender)).unwrap_or(0);
-    header.msg_iov = &raw mut part;
-    header.msg_iovlen = 1;
-    header.msg_control = control.as_mut_ptr().cast();
-    header.msg_controllen = size_of_val(&control);
-    // SAFETY: every pointer in the header is to a live local or to `buffer`, with its true length.
-    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, 0) };
-    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
-    Ok(Datagram {
-        length: length.min(buffer.len()),
-        nsid: sender_nsid(&header),
-        truncated: header.msg_flags & libc::MSG_TRUNC != 0,
-        from_kernel: sender.nl_pid == 0,
-    })
-}
-
-fn sender_nsid(header: &libc::msghdr) -> Option<i32> {
-    // SAFETY: the kernel filled the control buffer that the header points to and set its length; the
-    // macros stay within it, and the payload of this kind is one int (net/netlink/af_netlink.c,
-    // netlink_cmsg_listen_all_nsid), read unaligned.
-    unsafe {
-        let mut control = libc::CMSG_FIRSTHDR(header);
-        while let Some(message) = control.as_ref() {
-            if message.cmsg_level == libc::SOL_NETLINK && message.cmsg_type == libc::NETLINK_LISTEN_ALL_NSID {
-                return Some(libc::CMSG_DATA(control).cast::<i32>().read_unaligned());
-            }
-            control = libc::CMSG_NXTHDR(header, control);
+    let mut control = nix::cmsg_space!(i32);
+    let mut parts = [IoSliceMut::new(buffer)];
+    let message =
+        recvmsg::<NetlinkAddr>(socket.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::empty())?;
+    let nsid = |control| match control {
+        ControlMessageOwned::Unknown(UnknownCmsg { cmsg_header: header, data_bytes })
+            if (header.cmsg_level, header.cmsg_type)
+                == (libc::SOL_NETLINK, libc::NETLINK_LISTEN_ALL_NSID) =>
+        {
+            parse_i32(&data_bytes).ok()
         }
-    }
-    None
+        _ => None,
+    };
+    Ok(Datagram {
+        length: message.bytes,
+        nsid: message.cmsgs().ok().and_then(|mut all| all.find_map(nsid)),
+        truncated: message.flags.contains(MsgFlags::MSG_TRUNC),
+        from_kernel: message.address.is_none_or(|sender| sender.pid() == 0),
+    })
 }
 
 #[cfg(test)]
