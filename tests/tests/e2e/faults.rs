@@ -59,42 +59,6 @@ fn without_a_capability_it_ends_and_names_it() {
 }
 
 #[test]
-fn an_unknown_key_is_refused_with_its_place_and_its_neighbor() {
-    let ran = launch().config("[hooks]\nneighbour = \"auto\"\n").run_to_end();
-    expect_exit(&ran, USAGE, &["kevtmon.toml:2", "\"neighbour\"", "\"neighbor\""]);
-}
-
-#[test]
-fn a_value_of_the_wrong_kind_is_refused_with_its_place() {
-    let ran = launch().config("[hooks]\n\nneighbor = 7\n").run_to_end();
-    expect_exit(&ran, USAGE, &["kevtmon.toml:3", "expected"]);
-}
-
-#[test]
-fn a_configuration_that_is_no_toml_is_refused_with_its_place() {
-    let ran = launch().config("[hooks\n").run_to_end();
-    expect_exit(&ran, USAGE, &["kevtmon.toml:1"]);
-}
-
-#[test]
-fn a_configuration_that_is_missing_is_refused_by_name() {
-    let ran = launch().argument("--config").argument("/nonexistent/kevtmon.toml").run_to_end();
-    expect_exit(&ran, USAGE, &["/nonexistent/kevtmon.toml"]);
-}
-
-#[test]
-fn an_unknown_option_is_a_usage_error() {
-    let ran = launch().argument("--neighbors").run_to_end();
-    expect_exit(&ran, USAGE, &["--neighbors"]);
-}
-
-#[test]
-fn a_runtime_that_is_none_is_a_usage_error() {
-    let ran = launch().runtime("rocket=/run/rocket.sock").run_to_end();
-    expect_exit(&ran, USAGE, &["rocket"]);
-}
-
-#[test]
 fn a_port_in_use_is_said_with_the_address() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let address = listener.local_addr().expect("a listener has an address");
@@ -110,16 +74,6 @@ fn a_port_in_use_is_said_with_the_address() {
     assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
 }
 
-#[test]
-fn a_docker_socket_that_is_missing_is_survived() {
-    let pod = Pod::new();
-    let mut daemon = launch().runtime("docker=/nonexistent/docker.sock").start();
-    let event = expect_service(&mut daemon, &pod);
-    event.expect("/neighbor/cause", "admin");
-    assert_eq!(daemon.metrics().sum("kevtmon_source_up", &[("source", "docker")]), Some(0.0));
-    stop_and_account(daemon);
-}
-
 /// Serves a fake socket of Docker until the test ends.
 fn fake_docker(path: &Path, serve: impl Fn(UnixStream) + Send + 'static) {
     let listener = UnixListener::bind(path).expect("a socket can be made");
@@ -127,46 +81,27 @@ fn fake_docker(path: &Path, serve: impl Fn(UnixStream) + Send + 'static) {
 }
 
 #[test]
-fn a_docker_socket_that_answers_garbage_is_survived() {
+fn docker_sockets_that_answer_garbage_or_a_strange_body_or_never_are_survived() {
     let scratch = Scratch::without_mounts();
-    let socket = scratch.path().join("docker.sock");
-    fake_docker(&socket, |mut stream| {
+    let socket = |name: &str| scratch.path().join(name);
+    fake_docker(&socket("garbage"), |mut stream| {
         drop(stream.write_all(&[0xff, 0x00, b'{', b'\r', b'\n', 0x80].repeat(4096)));
     });
-    let pod = Pod::new();
-    let mut daemon = launch().runtime(format!("docker={}", socket.display())).start();
-    expect_service(&mut daemon, &pod);
-    assert_eq!(daemon.get("/healthz").map(|answer| answer.status), Some(200));
-    stop_and_account(daemon);
-}
-
-#[test]
-fn a_docker_socket_that_answers_with_a_strange_body_is_survived() {
-    let scratch = Scratch::without_mounts();
-    let socket = scratch.path().join("docker.sock");
-    fake_docker(&socket, |mut stream| {
+    fake_docker(&socket("strange"), |mut stream| {
         let mut request = [0; 4096];
         let _ = stream.read(&mut request);
         let body = "[{\"Id\": 7, \"Names\": {}}, null";
         let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close";
         drop(write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
     });
-    let pod = Pod::new();
-    let mut daemon = launch().runtime(format!("docker={}", socket.display())).start();
-    expect_service(&mut daemon, &pod);
-    assert_eq!(daemon.get("/healthz").map(|answer| answer.status), Some(200));
-    stop_and_account(daemon);
-}
-
-#[test]
-fn a_docker_socket_that_never_answers_is_survived() {
-    let scratch = Scratch::without_mounts();
-    let socket = scratch.path().join("docker.sock");
     let (keep, kept) = std::sync::mpsc::sync_channel(1024);
-    fake_docker(&socket, move |stream| drop(keep.try_send(stream)));
+    fake_docker(&socket("silent"), move |stream| drop(keep.try_send(stream)));
     let pod = Pod::new();
-    let mut daemon = launch().runtime(format!("docker={}", socket.display())).start();
-    expect_service(&mut daemon, &pod);
+    let runtime = |name: &str| format!("docker={}", socket(name).display());
+    let launch = launch().runtime(runtime("garbage"));
+    let launch = launch.argument("--runtime").argument(runtime("strange"));
+    let mut daemon = launch.argument("--runtime").argument(runtime("silent")).start();
+    expect_service(&mut daemon, &pod).expect("/neighbor/cause", "admin");
     assert_eq!(daemon.get("/healthz").map(|answer| answer.status), Some(200));
     stop_and_account(daemon);
     drop(kept);
@@ -195,17 +130,6 @@ fn a_reader_that_goes_away_takes_only_its_sink_with_it() {
     assert_eq!(daemon.get("/healthz").map(|answer| answer.status), Some(200));
     eventually!(daemon.log().contains("stdout"), "the loss of the sink is logged");
     assert_eq!(daemon.log().lines().filter(|line| line.contains("stdout")).count(), 1, "{}", daemon.log());
-    stop_and_account_by_store(daemon);
-}
-
-#[test]
-fn a_full_disk_behind_the_standard_output_is_survived() {
-    let pod = Pod::new();
-    let full = File::options().write(true).open("/dev/full").expect("/dev/full");
-    let mut daemon = launch().stdout(full).spawn();
-    eventually!(daemon.get("/readyz").is_some_and(|answer| answer.status == 200), "the daemon is ready");
-    delete_and_wait(&daemon, &pod, 5);
-    assert!(!daemon.has_ended(), "{}", daemon.log());
     stop_and_account_by_store(daemon);
 }
 
