@@ -4,12 +4,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use kevtmon_tests::container::{Container, Sleeper};
+use kevtmon_tests::container::Container;
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Mount;
 use kevtmon_tests::pod::Pod;
-use kevtmon_tests::process::{attempt, hold_by_cwd, hold_by_fd, run};
+use kevtmon_tests::process::{attempt, hold_by_cwd, run};
 
 fn link_exists(name: &str) -> bool {
     Path::new("/sys/class/net").join(name).exists()
@@ -17,14 +17,6 @@ fn link_exists(name: &str) -> bool {
 
 fn is_mounted_below(path: &str) -> bool {
     std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo").contains(path)
-}
-
-#[test]
-fn a_pod_has_a_permanent_gateway_until_somebody_deletes_it() {
-    let pod = Pod::new();
-    assert!(pod.has_gateway());
-    pod.delete_gateway();
-    assert!(!pod.has_gateway());
 }
 
 #[test]
@@ -38,18 +30,6 @@ fn a_pod_leaves_neither_link_nor_namespace() {
 }
 
 #[test]
-fn a_mount_is_busy_while_it_is_held() {
-    let mount = Mount::new();
-    let by_cwd = hold_by_cwd(mount.point());
-    mount.umount_refused();
-    drop(by_cwd);
-    let by_fd = hold_by_fd(&mount.file());
-    mount.umount_refused();
-    drop(by_fd);
-    eventually!(mount.umount().status.success(), "the mount is free");
-}
-
-#[test]
 fn a_dropped_mount_is_gone_even_when_it_is_held() {
     let mount = Mount::new();
     let point = mount.point().to_owned();
@@ -57,42 +37,6 @@ fn a_dropped_mount_is_gone_even_when_it_is_held() {
     drop(mount);
     assert!(!point.exists());
     drop(holder);
-}
-
-#[test]
-fn a_container_can_reach_into_the_namespace_of_another() {
-    let dockerd = Dockerd::shared();
-    let victim = Container::idle(dockerd, &[]);
-    victim.set_gateway("02:00:00:00:00:01");
-    let gateway = victim.gateway();
-    let network = format!("container:{}", victim.id());
-    let options = ["--network", &network, "--cap-add", "NET_ADMIN"];
-    let mut deleter =
-        Sleeper::start(dockerd, &options, &["/bin/ip", "neigh", "del", &gateway, "dev", "eth0"]);
-    let is_there = || {
-        let entries = victim.netns().network(|network| network.neighbors("eth0"));
-        entries.iter().any(|entry| entry.permanent && entry.address.to_string() == gateway)
-    };
-    assert!(is_there());
-    deleter.wake();
-    assert!(!is_there());
-}
-
-#[test]
-fn a_container_without_network_gets_the_network_of_a_pod() {
-    let container = Container::idle(Dockerd::shared(), &["--network", "none"]);
-    let pod = Pod::at(container.netns());
-    assert!(pod.has_gateway());
-}
-
-#[test]
-fn containers_survive_the_death_of_their_daemon() {
-    let dockerd = Dockerd::start();
-    let container = Container::idle(&dockerd, &[]);
-    dockerd.kill();
-    assert!(Path::new(&format!("/proc/{}", container.pid())).exists());
-    dockerd.launch();
-    assert_eq!(container.exec(&[], &["echo", "alive"]).stdout, "alive\n");
 }
 
 #[test]
