@@ -114,7 +114,6 @@ const GATE: [Test; 3] = [
             "flush",
             "replaced_entry",
             "namespace_that_ends",
-            "set_down",
             "host_end",
             "ipv6",
             "learned_entries",

@@ -85,20 +85,6 @@ fn expect_no_blame(events: &[Event], netns: u64) {
     }
 }
 
-/// Lets a process remove the gateway's entry with something else, and returns the event, checked for the actor.
-fn collateral(act: impl FnOnce(&Pod) -> Finished, cause: &str) -> Event {
-    let (pod, mut daemon) = pod_and_daemon();
-    let ip = act(&pod);
-    let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
-    event.expect_actor(ip.pid, "ip");
-    event.expect("/neighbor/cause", cause);
-    event.expect("/neighbor/state", "permanent");
-    event.expect("/neighbor/lladdr", GATEWAY_LLADDR);
-    event.expect("/neighbor/ifname", "eth0");
-    event.expect("/neighbor/gateway", true);
-    event
-}
-
 #[test]
 fn a_deleted_gateway_entry_names_the_process_that_did_it() {
     let (pod, mut daemon) = pod_and_daemon();
@@ -129,17 +115,6 @@ fn a_deleted_gateway_entry_names_the_process_that_did_it() {
     for word in [GATEWAY, "eth0", &by, ", by means of ip"] {
         assert!(event.text("/message").contains(word), "{word} in the message of {event}");
     }
-}
-
-#[test]
-fn the_gateway_of_a_pod_that_came_later_is_known_too() {
-    let mut daemon = launch().start();
-    let pod = Pod::new();
-    daemon.wait_for_gateway(pod.inum(), GATEWAY);
-    let ip = pod.delete_gateway();
-    let event = daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
-    event.expect_actor(ip.pid, "ip");
-    event.expect("/neighbor/gateway", true);
 }
 
 #[test]
@@ -175,16 +150,6 @@ fn an_ipv6_entry_is_seen_like_any_other() {
 }
 
 #[test]
-fn an_interface_set_down_takes_the_entry_with_it() {
-    collateral(|pod| pod.ip("link set eth0 down"), "link-down");
-}
-
-#[test]
-fn a_new_mac_address_takes_the_entry_with_it() {
-    collateral(|pod| pod.ip("link set eth0 address 02:00:00:00:00:09"), "lladdr-changed");
-}
-
-#[test]
 fn an_entry_that_is_used_at_that_moment_is_told_all_the_same() {
     let (pod, mut daemon) = pod_and_daemon();
     // Each request holds the entry while it is answered.
@@ -213,13 +178,28 @@ fn an_entry_that_is_used_at_that_moment_is_told_all_the_same() {
 }
 
 #[test]
-fn removing_the_last_address_takes_the_entry_with_it() {
-    collateral(|pod| pod.ip(&format!("address del {}/32 dev eth0", pod.address())), "last-address-removed");
-}
-
-#[test]
-fn turning_arp_off_takes_the_entry_with_it() {
-    collateral(|pod| pod.ip("link set eth0 arp off"), "noarp");
+fn what_is_done_to_an_interface_or_its_host_end_takes_the_entry_with_it() {
+    let acts: [(fn(&Pod) -> Finished, &str); 6] = [
+        (|pod| pod.ip("link set eth0 down"), "link-down"),
+        (|pod| pod.ip("link set eth0 address 02:00:00:00:00:09"), "lladdr-changed"),
+        (|pod| pod.ip(&format!("address del {}/32 dev eth0", pod.address())), "last-address-removed"),
+        (|pod| pod.ip("link set eth0 arp off"), "noarp"),
+        (|pod| pod.ip("link del eth0"), "link-deleted"),
+        (|pod| run(&format!("ip link del {}", pod.host_end())), "link-deleted"),
+    ];
+    let pods = acts.map(|_| Pod::new());
+    let mut daemon = launch().start();
+    for (pod, (act, cause)) in pods.iter().zip(acts) {
+        daemon.wait_for_gateway(pod.inum(), GATEWAY);
+        let ip = act(pod);
+        let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+        event.expect_actor(ip.pid, "ip");
+        event.expect("/neighbor/cause", cause);
+        event.expect("/neighbor/state", "permanent");
+        event.expect("/neighbor/lladdr", GATEWAY_LLADDR);
+        event.expect("/neighbor/ifname", "eth0");
+        event.expect("/neighbor/gateway", true);
+    }
 }
 
 #[test]
@@ -236,16 +216,6 @@ fn what_an_interface_was_all_along_is_not_what_takes_an_entry_with_it() {
         event.expect_actor(ip.pid, "ip");
         event.expect("/neighbor/cause", "lladdr-changed");
     }
-}
-
-#[test]
-fn deleting_the_interface_in_the_pod_takes_the_entry_with_it() {
-    collateral(|pod| pod.ip("link del eth0"), "link-deleted");
-}
-
-#[test]
-fn deleting_the_host_end_takes_the_entry_with_it() {
-    collateral(|pod| run(&format!("ip link del {}", pod.host_end())), "link-deleted");
 }
 
 #[test]
@@ -417,14 +387,6 @@ fn an_entry_set_again_to_what_it_was_has_not_changed() {
     let events = daemon.fence(&pod);
     let mut about = events.iter().filter(|event| event.is_neighbor(pod.inum(), GATEWAY));
     assert_eq!(about.next().map(ToString::to_string), None);
-}
-
-#[test]
-fn one_deletion_is_one_event() {
-    let (pod, mut daemon) = pod_and_daemon();
-    pod.delete_gateway();
-    let events = daemon.fence(&pod);
-    assert_eq!(deletions(&events, pod.inum(), GATEWAY), 1);
 }
 
 #[test]
