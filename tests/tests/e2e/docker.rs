@@ -7,7 +7,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::listener::Listener;
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
-use kevtmon_tests::process::run;
+use kevtmon_tests::process::{Finished, run};
 
 const LLADDR: &str = "02:00:00:00:00:01";
 
@@ -120,35 +120,28 @@ fn a_container_deletes_its_own_gateway() {
 }
 
 #[test]
-fn what_happens_to_the_link_of_a_container_is_reported_with_the_container() {
+fn what_happens_to_either_end_of_the_link_of_a_container_is_reported_with_the_container() {
     let dockerd = Dockerd::shared();
-    for (arguments, cause) in [
-        ("link set eth0 down", "link-down"),
-        ("link set eth0 address 02:00:00:00:00:0e", "lladdr-changed"),
-        ("link del eth0", "link-deleted"),
-    ] {
+    let acts: [(fn(&Pod) -> Finished, &str); 4] = [
+        (|pod| pod.ip("link set eth0 down"), "link-down"),
+        (|pod| pod.ip("link set eth0 address 02:00:00:00:00:0e"), "lladdr-changed"),
+        (|pod| pod.ip("link del eth0"), "link-deleted"),
+        (|pod| run(&format!("ip link del {}", pod.host_end())), "link-deleted"),
+    ];
+    let victims = acts.map(|_| {
         let victim = Container::idle(dockerd, &["--network", "none"]);
         let pod = Pod::at(victim.netns());
-        let mut daemon = daemon_of(dockerd);
-        let ip = pod.ip(arguments);
+        (victim, pod)
+    });
+    let mut daemon = daemon_of(dockerd);
+    for ((victim, pod), (act, cause)) in victims.iter().zip(acts) {
+        daemon.wait_for_gateway(pod.inum(), GATEWAY);
+        let ip = act(pod);
         let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
         event.expect("/neighbor/cause", cause);
         event.expect_actor(ip.pid, "ip");
-        expect_gateway_of(&event, &victim);
+        expect_gateway_of(&event, victim);
     }
-}
-
-#[test]
-fn the_host_end_of_a_container_deleted_by_hand_is_reported_with_the_container() {
-    let dockerd = Dockerd::shared();
-    let victim = Container::idle(dockerd, &["--network", "none"]);
-    let pod = Pod::at(victim.netns());
-    let mut daemon = daemon_of(dockerd);
-    let ip = run(&format!("ip link del {}", pod.host_end()));
-    let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
-    event.expect("/neighbor/cause", "link-deleted");
-    event.expect_actor(ip.pid, "ip");
-    expect_gateway_of(&event, &victim);
 }
 
 #[test]
@@ -178,58 +171,49 @@ fn a_gateway_set_a_moment_ago_is_not_said_to_be_none() {
     assert_ne!(event.get("/neighbor/gateway"), Some(&false.into()), "{event}");
 }
 
-/// Ends a container that has a permanent gateway entry, and expects no actor.
-fn expect_quiet_end(options: &[&str], command: &[&str]) {
+#[test]
+fn a_container_that_ends_takes_its_entries_quietly() {
     let dockerd = Dockerd::shared();
-    let mut container = Container::idle(dockerd, options);
-    let pod = options.contains(&"none").then(|| Pod::at(container.netns()));
-    let gateway = if pod.is_some() {
-        GATEWAY.to_owned()
-    } else {
-        container.set_gateway(LLADDR);
-        container.gateway()
-    };
+    let ways: [(&[&str], &[&str]); 4] = [
+        (&[], &["stop", "-t", "0"]),
+        (&[], &["kill"]),
+        (&[], &["rm", "-f"]),
+        (&["--network", "none"], &["rm", "-f"]),
+    ];
+    let containers = ways.map(|(options, command)| {
+        let container = Container::idle(dockerd, options);
+        let pod = options.contains(&"none").then(|| Pod::at(container.netns()));
+        let gateway = if pod.is_some() {
+            GATEWAY.to_owned()
+        } else {
+            container.set_gateway(LLADDR);
+            container.gateway()
+        };
+        (container, pod, gateway, command)
+    });
     let witness = Container::idle(dockerd, &["--network", "none"]);
     let marker = Pod::at(witness.netns());
     let mut daemon = daemon_of(dockerd);
-    let netns = container.netns().inum();
-    daemon.wait_for_gateway(netns, &gateway);
-    container.end(command);
+    for (mut container, pod, gateway, command) in containers {
+        let netns = container.netns().inum();
+        daemon.wait_for_gateway(netns, &gateway);
+        container.end(command);
 
-    // The kernel ends a namespace in its own time; its messages then come before the host's end is gone.
-    if let Some(pod) = &pod {
-        let link = format!("/sys/class/net/{}", pod.host_end());
-        eventually!(!std::path::Path::new(&link).exists(), "the host's end is gone");
+        // The kernel ends a namespace in its own time; its messages then come before the host's end is gone.
+        if let Some(pod) = &pod {
+            let link = format!("/sys/class/net/{}", pod.host_end());
+            eventually!(!std::path::Path::new(&link).exists(), "the host's end is gone");
+        }
+        let id = container.id().to_owned();
+        daemon.wait_for("container.exited", |event| {
+            event.kind() == "container.exited" && event.text("/target/container/id") == id
+        });
+        let event = daemon.wait_for_deletion(netns, &gateway);
+        event.expect_none("/actor");
+        assert!(!event.alarms(), "an alarm for a container that ended: {event}");
+        let events = daemon.fence(&marker);
+        assert_eq!(events.iter().filter(|event| event.is_deletion(netns, &gateway)).count(), 1);
     }
-    let id = container.id().to_owned();
-    daemon.wait_for("container.exited", |event| {
-        event.kind() == "container.exited" && event.text("/target/container/id") == id
-    });
-    let event = daemon.wait_for_deletion(netns, &gateway);
-    event.expect_none("/actor");
-    assert!(!event.alarms(), "an alarm for a container that ended: {event}");
-    let events = daemon.fence(&marker);
-    assert_eq!(events.iter().filter(|event| event.is_deletion(netns, &gateway)).count(), 1);
-}
-
-#[test]
-fn a_stopped_container_takes_its_entries_quietly() {
-    expect_quiet_end(&[], &["stop", "-t", "0"]);
-}
-
-#[test]
-fn a_killed_container_takes_its_entries_quietly() {
-    expect_quiet_end(&[], &["kill"]);
-}
-
-#[test]
-fn a_removed_container_takes_its_entries_quietly() {
-    expect_quiet_end(&[], &["rm", "-f"]);
-}
-
-#[test]
-fn a_removed_container_with_the_network_of_a_pod_takes_its_entries_quietly() {
-    expect_quiet_end(&["--network", "none"], &["rm", "-f"]);
 }
 
 #[test]
