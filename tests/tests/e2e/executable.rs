@@ -44,34 +44,42 @@ fn tmpfs(scratch: &Scratch) -> Mount {
 }
 
 #[test]
-fn a_program_on_another_file_system_has_its_whole_path() {
+fn a_program_has_its_path_in_the_mount_tree_of_its_root_or_is_said_to_be_unreachable() {
     let scratch = Scratch::new();
     let program = kubelet_on(&tmpfs(&scratch));
-    let event = event_of(Actor::run(&program), &[]);
-    event.expect("/actor/exe", program.to_string_lossy());
-    event.expect("/actor/comm", "kubelet");
-}
-
-#[test]
-fn a_program_behind_a_bind_mount_has_the_path_it_was_started_by() {
-    let scratch = Scratch::new();
-    let program = kubelet_on(&tmpfs(&scratch));
-    let bound = scratch.path().join("elsewhere");
-    std::fs::create_dir(&bound).expect("a directory can be made");
+    let (bound, other) = (scratch.path().join("elsewhere"), scratch.path().join("other"));
+    for directory in [&bound, &other] {
+        std::fs::create_dir(directory).expect("a directory can be made");
+    }
     let directory = program.parent().expect("a program lies in a directory");
     run(&format!("mount --bind {} {}", directory.display(), bound.display()));
-    let program = bound.join("kubelet");
-    let event = event_of(Actor::run(&program), &[]);
-    event.expect("/actor/exe", program.to_string_lossy());
-}
-
-#[test]
-fn a_changed_root_shows_the_program_from_there() {
-    let scratch = Scratch::new();
-    let program = kubelet_on(&tmpfs(&scratch));
-    let event = event_of(Actor::run(&program), &[format!("chroot {}", scratch.path().display())]);
-    let below = program.strip_prefix(scratch.path()).expect("it lies there");
-    event.expect("/actor/exe", Path::new("/").join(below).to_string_lossy());
+    let bound = bound.join("kubelet");
+    let below = Path::new("/").join(program.strip_prefix(scratch.path()).expect("it lies there"));
+    let chroot = |root: &Path| Some(format!("chroot {}", root.display()));
+    let text = |path: &Path| path.display().to_string();
+    let unreachable = format!("(unreachable){}", program.display());
+    let actors = [
+        (&program, None, text(&program)),
+        (&bound, None, text(&bound)),
+        (&program, chroot(scratch.path()), text(&below)),
+        (&program, chroot(&other), unreachable.clone()),
+        // A copy of the mount namespace does not show what another mount had.
+        (&program, Some("unshare mnt".to_owned()), unreachable),
+    ]
+    .map(|(program, change, exe)| (Actor::run(program), change, exe));
+    let (pod, mut daemon) = (Pod::new(), launch().start());
+    for (mut actor, change, exe) in actors {
+        pod.set_gateway();
+        actor.act(&format!("netns {}", pod.netns().path().display()));
+        if let Some(change) = change {
+            actor.act(&change);
+        }
+        actor.act(&format!("delete eth0 {GATEWAY}"));
+        let event = daemon.wait_for_deletion_by(actor.pid(), pod.inum(), GATEWAY);
+        event.expect("/actor/confidence", "certain");
+        event.expect("/actor/comm", "kubelet");
+        event.expect("/actor/exe", exe);
+    }
 }
 
 #[test]
@@ -101,16 +109,6 @@ fn the_path_is_that_of_the_root_at_the_moment_of_each_act() {
 }
 
 #[test]
-fn a_program_outside_the_root_is_said_to_be_unreachable() {
-    let scratch = Scratch::new();
-    let program = kubelet_on(&tmpfs(&scratch));
-    let other = scratch.path().join("other");
-    std::fs::create_dir(&other).expect("a directory can be made");
-    let event = event_of(Actor::run(&program), &[format!("chroot {}", other.display())]);
-    event.expect("/actor/exe", format!("(unreachable){}", program.display()));
-}
-
-#[test]
 fn a_program_whose_mount_was_detached_is_said_to_be_unreachable() {
     let scratch = Scratch::new();
     let mount = tmpfs(&scratch);
@@ -133,14 +131,6 @@ fn a_copy_of_the_mount_namespace_shows_what_is_on_the_root_file_system() {
     assert!(on_root(&copy), "/usr/bin is on another file system than the root");
     let event = event_of(Actor::run(&copy), &["unshare mnt".to_owned()]);
     event.expect("/actor/exe", copy.to_string_lossy());
-}
-
-#[test]
-fn a_copy_of_the_mount_namespace_does_not_show_what_another_mount_had() {
-    let scratch = Scratch::new();
-    let program = kubelet_on(&tmpfs(&scratch));
-    let event = event_of(Actor::run(&program), &["unshare mnt".to_owned()]);
-    event.expect("/actor/exe", format!("(unreachable){}", program.display()));
 }
 
 #[test]
