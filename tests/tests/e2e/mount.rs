@@ -70,50 +70,34 @@ fn which_mount_a_user_meant_is_only_likely() {
 }
 
 #[test]
-fn an_open_file_holds_a_mount() {
-    let mount = Mount::new();
+fn an_open_file_a_program_that_runs_a_root_directory_and_a_mount_below_hold_a_mount() {
+    let [opened, executed, entered, above] = [(); 4].map(|()| Mount::new());
     let mut daemon = launch().start();
-    let culprit = hold_by_fd(&mount.file());
-    mount.umount_refused();
-    let event = wait_for(&mut daemon, "mount.busy", mount.point());
+    let mut busy = |mount: &Mount| {
+        mount.umount_refused();
+        wait_for(&mut daemon, "mount.busy", mount.point())
+    };
+    let culprit = hold_by_fd(&opened.file());
+    let event = busy(&opened);
     let found = holder(&event, culprit.pid(), "fd");
     assert_eq!(found["fd"], 7, "{event}");
-    assert_eq!(found["path"], *mount.file().to_string_lossy(), "{event}");
-}
+    assert_eq!(found["path"], *opened.file().to_string_lossy(), "{event}");
 
-#[test]
-fn a_program_that_runs_from_a_mount_holds_it() {
-    let mount = Mount::new();
-    let program = mount.point().join("busybox");
-    copy_program(&kevtmon_tests::image::find("busybox"), &program);
-    let mut daemon = launch().start();
-    let culprit = Running::spawn(Command::new(&program).args(["sleep", "1000000"]));
-    mount.umount_refused();
-    let event = wait_for(&mut daemon, "mount.busy", mount.point());
-    holder(&event, culprit.pid(), "exe");
-}
+    let programs = [&executed, &entered].map(|mount| {
+        let program = mount.point().join("busybox");
+        copy_program(&kevtmon_tests::image::find("busybox"), &program);
+        program
+    });
+    let culprit = Running::spawn(Command::new(&programs[0]).args(["sleep", "1000000"]));
+    holder(&busy(&executed), culprit.pid(), "exe");
 
-#[test]
-fn a_root_directory_in_a_mount_holds_it() {
-    let mount = Mount::new();
-    let program = mount.point().join("busybox");
-    copy_program(&kevtmon_tests::image::find("busybox"), &program);
-    let mut daemon = launch().start();
     let mut command = Command::new("chroot");
-    let culprit = Running::spawn(command.arg(mount.point()).args(["/busybox", "sleep", "1000000"]));
+    let culprit = Running::spawn(command.arg(entered.point()).args(["/busybox", "sleep", "1000000"]));
     eventually!(comm(culprit.pid()).as_deref() == Some("busybox"), "the program changes its root");
-    mount.umount_refused();
-    let event = wait_for(&mut daemon, "mount.busy", mount.point());
-    holder(&event, culprit.pid(), "root");
-}
+    holder(&busy(&entered), culprit.pid(), "root");
 
-#[test]
-fn a_mount_below_holds_the_one_above() {
-    let mount = Mount::new();
-    let child = Mount::at(&mount.point().join("below"));
-    let mut daemon = launch().start();
-    mount.umount_refused();
-    let event = wait_for(&mut daemon, "mount.busy", mount.point());
+    let child = Mount::at(&above.point().join("below"));
+    let event = busy(&above);
     event.expect("/holders_verdict", "child-mount");
     let below = child.point().to_string_lossy();
     assert!(event.to_string().contains(&*below), "{below} is not named: {event}");
