@@ -49,45 +49,27 @@ fn a_new_pair_is_reported_with_its_other_end() {
 }
 
 #[test]
-fn an_interface_set_down_in_the_pod_has_changed() {
-    let pod = Pod::new();
+fn what_changes_at_either_end_of_a_pair_is_reported_with_the_other_end() {
+    let (pod, other) = (Pod::new(), Pod::new());
     let mut daemon = launch().start();
     pod.set_up(false);
-    let event = wait_for_change(&mut daemon, pod.inum(), "eth0", "down");
-    event.expect("/link/up", false);
+    wait_for_change(&mut daemon, pod.inum(), "eth0", "down").expect("/link/up", false);
     pod.set_up(true);
     wait_for_change(&mut daemon, pod.inum(), "eth0", "up").expect("/link/up", true);
-}
-
-#[test]
-fn a_host_end_set_down_has_changed_and_its_peer_lost_carrier() {
-    let pod = Pod::new();
-    let mut daemon = launch().start();
-    on_host(|network| network.set_up(pod.host_end(), false));
-    let event = wait_for_change(&mut daemon, host(), pod.host_end(), "down");
-    event.expect("/link/peer/netns", pod.inum());
-    // It is not in that namespace itself.
-    let link = format!("veth {} with its other end in namespace {} ", pod.host_end(), pod.netns_name());
-    assert!(event.text("/message").starts_with(&link), "{event}");
-    wait_for_change(&mut daemon, pod.inum(), "eth0", "carrier-down");
-}
-
-#[test]
-fn a_new_mac_address_is_a_change() {
-    let pod = Pod::new();
-    let mut daemon = launch().start();
     pod.netns().network(|network| network.set_lladdr("eth0", [2, 0, 0, 0, 0, 0x0d]));
     let event = wait_for_change(&mut daemon, pod.inum(), "eth0", "mac");
     event.expect("/link/mac", "02:00:00:00:00:0d");
-}
 
-#[test]
-fn a_deleted_host_end_is_reported_with_the_namespace_it_served() {
-    let pod = Pod::new();
-    let mut daemon = launch().start();
-    on_host(|network| network.delete_link(pod.host_end()));
-    let event = wait_for_link(&mut daemon, "link.deleted", host(), pod.host_end());
-    event.expect("/link/peer/netns", pod.inum());
+    on_host(|network| network.set_up(other.host_end(), false));
+    let event = wait_for_change(&mut daemon, host(), other.host_end(), "down");
+    event.expect("/link/peer/netns", other.inum());
+    // It is not in that namespace itself.
+    let link = format!("veth {} with its other end in namespace {} ", other.host_end(), other.netns_name());
+    assert!(event.text("/message").starts_with(&link), "{event}");
+    wait_for_change(&mut daemon, other.inum(), "eth0", "carrier-down");
+    on_host(|network| network.delete_link(other.host_end()));
+    let event = wait_for_link(&mut daemon, "link.deleted", host(), other.host_end());
+    event.expect("/link/peer/netns", other.inum());
 }
 
 #[test]
