@@ -7,7 +7,7 @@ use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Mount;
 use kevtmon_tests::pod::{GATEWAY, Pod};
-use kevtmon_tests::process::{comm, hold_by_cwd};
+use kevtmon_tests::process::hold_by_cwd;
 use nix::sys::signal::Signal;
 
 #[test]
@@ -64,10 +64,13 @@ fn the_programs_log_only_when_asked() {
 }
 
 #[test]
-fn a_termination_is_said_and_ends_well() {
+fn a_termination_is_said_after_what_happened_before_and_ends_well() {
+    let pod = Pod::new();
     let mut daemon = launch().start();
+    pod.delete_gateway();
     daemon.stop();
     let events = daemon.wait_for_end_of_output();
+    assert!(events.iter().any(|event| event.is_deletion(pod.inum(), GATEWAY)));
     assert_eq!(events.last().map(|event| event.kind().to_owned()).as_deref(), Some("daemon.stopping"));
 }
 
@@ -76,45 +79,6 @@ fn an_interrupt_ends_well_too() {
     let mut daemon = launch().start();
     daemon.signal(Signal::SIGINT);
     assert_eq!(daemon.wait(), Some(0), "{}", daemon.log());
-}
-
-#[test]
-fn what_happened_before_the_end_is_reported_before_the_end() {
-    let pod = Pod::new();
-    let mut daemon = launch().start();
-    pod.delete_gateway();
-    daemon.stop();
-    let events = daemon.wait_for_end_of_output();
-    assert!(events.iter().any(|event| event.is_deletion(pod.inum(), GATEWAY)));
-}
-
-#[test]
-fn a_hangup_does_not_end_it() {
-    let pod = Pod::new();
-    let mut daemon = launch().start();
-    daemon.signal(Signal::SIGHUP);
-    pod.delete_gateway();
-    daemon.wait_for_deletion(pod.inum(), GATEWAY);
-    daemon.stop();
-}
-
-#[test]
-fn a_readable_line_names_address_and_actor() {
-    let pod = Pod::new();
-    let launch = launch().output("pretty");
-    let path = launch.directory().join("stdout");
-    let daemon = launch.stdout(File::create(&path).expect("a file can be made")).spawn();
-    eventually!(daemon.get("/readyz").is_some_and(|answer| answer.status == 200), "the daemon is ready");
-    pod.delete_gateway();
-    // `ip` is a tool: this test is who used it.
-    let user = std::process::id();
-    let by = format!("deleted by {} (pid {user})", comm(user).unwrap_or_default());
-    let words = [GATEWAY.to_owned(), "eth0".to_owned(), by, ", by means of ip".to_owned()];
-    let emitted = || {
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
-        text.lines().any(|line| words.iter().all(|word| line.contains(word.as_str())))
-    };
-    eventually!(emitted(), "a line names {words:?}");
 }
 
 #[test]
