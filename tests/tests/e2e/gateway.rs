@@ -93,21 +93,6 @@ fn each_of_many_repairs_closes_its_incident_as_it_is_made() {
     }
 }
 
-#[test]
-fn an_entry_of_any_state_with_the_right_address_is_a_repair() {
-    let pod = Pod::new();
-    let _process = live_in(&pod);
-    let mut daemon = launch().start();
-    for state in ["reachable", "stale", "delay", "probe", "noarp"] {
-        pod.set_gateway();
-        pod.delete_gateway();
-        wait_for(&mut daemon, "incident.opened", pod.inum());
-        pod.ip(&format!("neigh replace {GATEWAY} lladdr {GATEWAY_LLADDR} dev eth0 nud {state}"));
-        let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
-        closed.expect("/incident/close_reason", "resolved");
-    }
-}
-
 /// A network without a link to the host, as a pod with a macvlan interface has it.
 struct Apart {
     netns: Netns,
@@ -195,25 +180,6 @@ fn a_process_that_entered_after_the_namespace_was_read_is_found() {
 }
 
 #[test]
-fn a_private_network_without_a_name_is_named_by_its_process() {
-    let mut command = Command::new("unshare");
-    let process = Running::spawn(command.args(["-n", "sleep", "1000000"]).stdin(Stdio::null()));
-    eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it has a network of its own");
-    let pod = Pod::at(NetnsPath::of_process(process.pid()));
-    let netns = pod.inum();
-    let mut daemon = launch().start();
-    pod.delete_gateway();
-    let opened = wait_for(&mut daemon, "incident.opened", netns);
-    opened.expect("/target/process/comm", "sleep");
-    opened.expect_none("/target/netns_name");
-    let label = format!("the network namespace of sleep (pid {}", process.pid());
-    assert!(opened.text("/message").starts_with(&label), "{opened}");
-    drop(process);
-    let closed = wait_for(&mut daemon, "incident.closed", netns);
-    closed.expect("/incident/close_reason", "subject-gone");
-}
-
-#[test]
 fn a_private_network_of_a_service_or_a_control_group_is_named_by_that_too() {
     for hierarchy in Hierarchy::all() {
         for group in [Cgroup::of_service(hierarchy), Cgroup::new(hierarchy)] {
@@ -271,29 +237,6 @@ fn a_namespace_in_which_nothing_lives_loses_nothing() {
     witness.delete_gateway();
     wait_for(&mut daemon, "incident.opened", witness.inum());
     assert_eq!(incidents(&daemon.events(), pod.inum()), [""; 0]);
-}
-
-#[test]
-fn what_a_user_does_in_a_network_of_his_own_is_a_notice_at_most() {
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-    command.args(["unshare", "-Urn", "sleep", "1000000"]);
-    let process = Running::spawn(command.stdin(Stdio::null()));
-    eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it has namespaces of its own");
-    let pod = Pod::at(NetnsPath::of_process(process.pid()));
-    let config = format!("{IMPATIENT}gateway_critical_seconds = 1\n");
-    let mut daemon = launch().config(&config).start();
-    pod.delete_gateway();
-    let deleted = daemon.wait_for_deletion(pod.inum(), GATEWAY);
-    deleted.expect("/neighbor/gateway", true);
-    deleted.expect("/target/userns", "other");
-    let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
-    opened.expect("/severity", "notice");
-    opened.expect("/incident/severity", "notice");
-    pod.set_gateway();
-    let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
-    closed.expect("/incident/severity", "notice");
-    assert!(daemon.events().iter().filter(|event| event.is_in(pod.inum())).all(|event| !event.alarms()));
 }
 
 #[test]
@@ -356,27 +299,6 @@ fn an_interface_that_goes_while_another_one_takes_over_leaves_nothing_lost() {
     assert_eq!(incidents(&daemon.events(), pod.inum()), [""; 0]);
 }
 
-/// As a second network of the pod may have it (Multus).
-#[test]
-fn the_same_address_on_a_second_interface_is_no_gateway() {
-    let pod = Pod::new();
-    let _process = live_in(&pod);
-    pod.netns().ip_batch(&format!(
-        "link add net1 type veth peer name far1\nlink set far1 up\nlink set net1 up\n\
-         address add 10.200.1.2/24 dev net1\n\
-         neigh add {GATEWAY} lladdr {GATEWAY_LLADDR} dev net1 nud permanent\n"
-    ));
-    let mut daemon = launch().config(IMPATIENT).start();
-    let other = pod.ip(&format!("neigh del {GATEWAY} dev net1"));
-    let deleted = daemon.wait_for_deletion_by(other.pid, pod.inum(), GATEWAY);
-    deleted.expect("/neighbor/ifname", "net1");
-    deleted.expect("/neighbor/gateway", false);
-    // The first incident is that of the right one.
-    pod.delete_gateway();
-    wait_for(&mut daemon, "incident.opened", pod.inum()).expect("/neighbor/ifname", "eth0");
-    assert_eq!(incidents(&daemon.events(), pod.inum()).len(), 1);
-}
-
 #[test]
 fn a_gateway_that_went_with_the_address_is_missing_until_both_are_restored() {
     let pod = Pod::new();
@@ -394,18 +316,6 @@ fn a_gateway_that_went_with_the_address_is_missing_until_both_are_restored() {
     let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
     closed.expect("/incident/close_reason", "resolved");
     assert!(pod.has_gateway());
-}
-
-#[test]
-fn a_default_route_deleted_on_purpose_closes_the_incident() {
-    let pod = Pod::new();
-    let _process = live_in(&pod);
-    let mut daemon = launch().start();
-    pod.delete_gateway();
-    wait_for(&mut daemon, "incident.opened", pod.inum());
-    pod.ip("route del default");
-    let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
-    closed.expect("/incident/close_reason", "resolved");
 }
 
 #[test]
