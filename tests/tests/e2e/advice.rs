@@ -82,35 +82,6 @@ fn a_namespace_is_entered_only_through_a_process_that_is_in_it() {
 }
 
 #[test]
-fn an_entry_is_not_to_be_put_back_where_its_interface_is_gone() {
-    const SHOW: &str = "gateway-neighbor-lost/show-entry";
-    let pod = Pod::new();
-    let _sandbox = PodSandbox::of(&pod);
-    let mut daemon = launch().start();
-    let id = lose(&mut daemon, &pod);
-    let is_offered = |step: &str| offered(&incident(&daemon, &id), step).is_some();
-    assert!(is_offered(SHOW) && is_offered(REPLACE));
-    let _ = pod.ip("link del eth0").succeeded("ip");
-    eventually!(!is_offered(SHOW) && !is_offered(REPLACE), "there is nothing to put it on");
-    assert!(!incident(&daemon, &id).has("/closed"));
-}
-
-#[test]
-fn an_entry_is_not_to_be_put_back_while_the_host_end_is_down() {
-    let pod = Pod::new();
-    let _sandbox = PodSandbox::of(&pod);
-    let mut daemon = launch().start();
-    let id = lose(&mut daemon, &pod);
-    let repairs = |daemon: &Daemon| offered(&incident(daemon, &id), REPLACE).is_some();
-    assert!(repairs(&daemon));
-    run(&format!("ip link set {} down", pod.host_end()));
-    eventually!(!repairs(&daemon), "the command is taken back");
-    look(&daemon, &id);
-    let _ = carry_out(&daemon, &id, "gateway-neighbor-lost/set-up");
-    eventually!(repairs(&daemon), "the command is shown again");
-}
-
-#[test]
 fn an_interface_that_was_set_down_inside_a_pod_is_set_up_there_by_the_command_that_is_shown() {
     const SET_UP: &str = "gateway-neighbor-lost/set-up-inside";
     let pod = Pod::new();

@@ -5,9 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use kevtmon_tests::advice::{
-    carry_out, incident, is_understood, look, not_carried_out, offered, opened, resolved,
-};
+use kevtmon_tests::advice::{carry_out, incident, is_understood, not_carried_out, offered, opened, resolved};
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
@@ -16,11 +14,9 @@ use kevtmon_tests::eventually;
 use kevtmon_tests::fuse::mount_halting;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::Pod;
-use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
+use kevtmon_tests::pod_sandbox::uuid;
 use kevtmon_tests::podman::Podman;
-use kevtmon_tests::process::{
-    Running, attempt, comm, copy_program, first_of_pid_namespace, hold_by_cwd, run,
-};
+use kevtmon_tests::process::{Running, attempt, comm, copy_program, hold_by_cwd, run};
 
 /// Has an unmount of the volume refused.
 fn refuse(daemon: &mut Daemon, volume: &Mount) -> String {
@@ -70,23 +66,6 @@ fn a_process_that_holds_a_volume_is_named_only_while_it_runs() {
     assert!(!daemon.ask(&["why", &id]).succeeded("why").stdout.contains(&kill));
     eventually!(volume.umount().status.success(), "the mount is free");
     resolved(&mut daemon, &id);
-}
-
-#[test]
-fn the_first_process_of_a_pid_namespace_is_ended_by_a_signal_that_it_cannot_ignore() {
-    let volume = Mount::volume();
-    let mut daemon = launch().kubelet(&volume).start();
-    let (parent, first) = first_of_pid_namespace("cd \"$1\" &&", volume.point());
-    let id = refuse(&mut daemon, &volume);
-    let kill = format!("kill -KILL {first}");
-    eventually!(
-        offered(&incident(&daemon, &id), "volume-busy/end-container").as_ref() == Some(&kill),
-        "who holds it is known"
-    );
-    let _ = carry_out(&daemon, &id, "volume-busy/end-container");
-    eventually!(volume.umount().status.success(), "the mount is free");
-    resolved(&mut daemon, &id);
-    drop(parent);
 }
 
 #[test]
@@ -149,29 +128,6 @@ fn a_process_that_has_let_go_of_a_volume_is_not_to_be_ended() {
 }
 
 #[test]
-fn a_container_that_holds_a_volume_lets_go_by_the_command_of_its_own_runtime() {
-    const RESTART: &str = "volume-busy/restart-by-docker";
-    let dockerd = Dockerd::shared();
-    let scratch = Scratch::new();
-    let (root, volume) = shared_volume(&scratch);
-    let (bind, inside) = (bind_of(&root), inside(&root, &volume));
-    // It is in the volume until it is restarted.
-    let script = format!("[ -e /left ] || {{ touch /left; cd {inside}; }}; exec sleep 1000000");
-    let container = Container::start(dockerd, &["-v", &bind], &["sh", "-c", &script]);
-    eventually!(comm(container.pid()).as_deref() == Some("sleep"), "the container is in the volume");
-    let mut daemon = launch().joining(dockerd.runtime()).config(&kubelet_roots(root.point())).start();
-    let id = refuse(&mut daemon, &volume);
-    look(&daemon, &id);
-    let cure = offered(&incident(&daemon, &id), RESTART).expect("a command for the container");
-    assert!(cure.starts_with("docker --host unix://"), "another daemon does not know it: {cure}");
-    assert!(cure.ends_with(container.id()), "{cure}");
-    let _ = carry_out(&daemon, &id, "volume-busy/restart-by-docker");
-    eventually!(volume.umount().status.success(), "the mount is free");
-    resolved(&mut daemon, &id);
-    assert!(!volume.file().exists());
-}
-
-#[test]
 fn what_is_mounted_below_a_volume_is_unmounted_first() {
     let volume = Mount::volume();
     let child = Mount::at(&volume.point().join("a child"));
@@ -195,18 +151,6 @@ fn expect_detached(daemon: &mut Daemon, id: &str, holder: u32) {
     closed.expect("/incident/close_reason", "detached");
     assert!(closed.text("/incident/summary").contains(&format!("(pid {holder})")), "{closed}");
     eventually!(incident(daemon, id).list("/advice").is_empty(), "nothing is left to be done");
-}
-
-#[test]
-fn a_volume_is_detached_by_the_command_that_is_shown_and_whoever_uses_it_goes_on() {
-    let volume = Mount::volume();
-    let mut daemon = launch().kubelet(&volume).start();
-    let holder = hold_by_cwd(volume.point());
-    let id = refuse(&mut daemon, &volume);
-    let lazy = format!("umount --lazy {}", volume.point().display());
-    assert_eq!(offered(&incident(&daemon, &id), "volume-busy/detach"), Some(lazy));
-    let _ = carry_out(&daemon, &id, "volume-busy/detach");
-    expect_detached(&mut daemon, &id, holder.pid());
 }
 
 #[test]
@@ -314,22 +258,6 @@ fn a_service_that_holds_a_volume_is_restarted_as_systemd_knows_it() {
     // No systemd runs here, or it has no such unit: a group alone is none.
     let unreachable = ["Failed to connect to bus", "not found"];
     let _ = is_understood(&daemon, &id, "volume-busy/restart-unit", &unreachable);
-    drop(holder);
-    eventually!(volume.umount().status.success(), "the mount is free");
-    resolved(&mut daemon, &id);
-}
-
-#[test]
-fn a_container_whose_runtime_is_told_by_its_control_group_alone_is_stopped_through_the_cri() {
-    let pod = Pod::new();
-    let sandbox = PodSandbox::of(&pod);
-    let volume = Mount::volume();
-    let mut daemon = launch().kubelet(&volume).start();
-    let holder = hold_by_cwd(volume.point());
-    sandbox.take(holder.pid());
-    let id = refuse(&mut daemon, &volume);
-    let stop = format!("crictl stop {}", sandbox.id());
-    assert_eq!(offered(&incident(&daemon, &id), "volume-busy/stop-by-crictl"), Some(stop));
     drop(holder);
     eventually!(volume.umount().status.success(), "the mount is free");
     resolved(&mut daemon, &id);
