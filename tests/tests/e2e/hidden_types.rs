@@ -58,12 +58,8 @@ fn a_refused_unmount_names_its_caller_though_the_kernel_hides_its_types() {
     });
     assert!(degraded.text("/message").contains("/sys/kernel/btf/vmlinux"), "{degraded}");
     expect_a_named_caller(&mut daemon);
-}
 
-#[test]
-fn what_the_doctor_calls_lost_is_not_what_the_attach_mode_still_gives() {
-    let mut daemon = launch().through(&HIDING).start();
-    expect_a_named_caller(&mut daemon);
+    // What the doctor calls lost is not what the attach mode still gives.
     let umount = doctor(&daemon, "hook.umount");
     assert_eq!(
         (&umount["state"], &umount["attach_mode"]),
@@ -102,12 +98,6 @@ fn a_attach_mode_that_is_chosen_is_taken_though_there_are_better_ones() {
 const HIDE_ALL: &str = "for d in /sys/kernel/btf /sys/kernel/tracing /sys/kernel/debug; do \
                     [ -d $d ] && mount -t tmpfs none $d; done; exec \"$@\"";
 
-/// Nothing is counted in the kernel then.
-fn stop_without_hooks(mut daemon: Daemon) {
-    daemon.stop();
-    assert_accounted_for(&daemon.wait_for_end_of_output());
-}
-
 #[test]
 fn without_btf_and_tracefs_it_runs_on_and_says_what_it_lost() {
     let pod = Pod::new();
@@ -129,16 +119,9 @@ fn without_btf_and_tracefs_it_runs_on_and_says_what_it_lost() {
     event.expect("/neighbor/cause", "admin");
     event.expect("/neighbor/gateway", true);
     assert_ne!(event.text("/actor/confidence"), "certain", "{event}");
-    stop_without_hooks(daemon);
-}
-
-#[test]
-fn without_hooks_one_deletion_is_still_one_event() {
-    let pod = Pod::new();
-    let through = ["unshare", "-m", "--propagation", "private", "sh", "-c", HIDE_ALL, "sh"];
-    let mut daemon = launch().through(&through).start();
-    pod.delete_gateway();
     let events = daemon.fence(&pod);
     assert_eq!(events.iter().filter(|event| event.is_deletion(pod.inum(), GATEWAY)).count(), 1);
-    stop_without_hooks(daemon);
+    // Nothing is counted in the kernel then.
+    daemon.stop();
+    assert_accounted_for(&daemon.wait_for_end_of_output());
 }
