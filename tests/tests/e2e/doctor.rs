@@ -82,19 +82,6 @@ fn a_running_daemon_tells_it_of_itself() {
 }
 
 #[test]
-fn a_hook_that_is_switched_off_says_so_and_how_to_get_it() {
-    let daemon = launch().config("[hooks]\numount = \"off\"\n").start();
-    let ran = daemon.ask(&["doctor", "--json"]);
-    let report = report(&ran);
-    assert!(ran.status.success(), "a hook is not required: {report:#}");
-    let umount = part(&report, "hook.umount");
-    assert_eq!(umount["state"], "failed");
-    assert_eq!(umount["reason"], "switched off");
-    assert!(umount["remedy"].as_str().is_some_and(|it| it.contains("umount = \"auto\"")), "{umount}");
-    check_parts(&report);
-}
-
-#[test]
 fn without_a_daemon_everything_is_tried_and_let_go_of() {
     let scratch = Scratch::new();
     let ran = without_daemon(&scratch, &[], &[]);
@@ -190,14 +177,4 @@ fn the_self_test_fails_where_nobody_can_be_named_and_says_why() {
     assert_eq!((&step["passed"], &step["named"]), (&Value::Bool(false), &Value::Bool(false)), "{report:#}");
     assert!(step["outcome"].as_str().is_some_and(|it| it.contains("attached by netlink: ")), "{step}");
     assert_eq!(report["self_test"][1]["passed"], true, "{report:#}");
-}
-
-#[test]
-fn without_a_daemon_the_self_test_says_so() {
-    let scratch = Scratch::new();
-    let ran = without_daemon(&scratch, &[], &["--self-test"]);
-    let report = report(&ran);
-    assert_eq!(ran.status.code(), Some(1), "{report:#}");
-    let outcome = report["self_test"][0]["outcome"].as_str().unwrap_or_default().to_owned();
-    assert!(outcome.contains("no daemon was asked"), "{report:#}");
 }

@@ -51,19 +51,6 @@ const PROMISED: [&str; 29] = [
 const SERIES: usize = 150;
 
 #[test]
-fn refused_unmounts_are_counted() {
-    let mount = Mount::new();
-    let daemon = launch().start();
-    let holder = hold_by_cwd(mount.point());
-    for _ in 0..3 {
-        mount.umount_refused();
-    }
-    let kernel = || daemon.metrics().count("kevtmon_kernel_mount_busy_total", &[]);
-    eventually!(kernel() >= 3.0, "the kernel counts each refusal");
-    drop(holder);
-}
-
-#[test]
 fn every_promised_family_is_there() {
     let pod = Pod::new();
     let mount = Mount::new();
