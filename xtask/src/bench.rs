@@ -1,23 +1,22 @@
 //! `cargo xtask bench`: what kevtmon costs and how fast it is, measured side by side in one run.
 
-mod churn;
 mod environment;
 mod exec;
-mod flood;
-mod holders;
-mod idle;
 mod latency;
 mod neighbors;
 mod replay;
-mod start;
 mod store;
 mod syscalls;
+
+use std::path::Path;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::build;
 use crate::setup::Privilege;
+use crate::test::{E2E, install_end_to_end_prerequisites};
+use crate::workspace;
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -51,6 +50,22 @@ enum Name {
     Syscalls,
 }
 
+/// What measures a daemon, and needs root.
+type Bench = fn(&Path) -> Result<()>;
+
+/// In the order in which they run.
+const OF_ROOT: [(Name, Bench); 9] = [
+    (Name::Idle, |daemon| in_harness("idle", daemon)),
+    (Name::Churn, |daemon| in_harness("churn", daemon)),
+    (Name::Exec, exec::exec),
+    (Name::Flood, |daemon| in_harness("flood", daemon)),
+    (Name::Holders, |daemon| in_harness("holders", daemon)),
+    (Name::Latency, latency::latency),
+    (Name::Neighbors, neighbors::neighbors),
+    (Name::Start, |daemon| in_harness("start", daemon)),
+    (Name::Syscalls, syscalls::syscalls),
+];
+
 pub(crate) fn bench(options: &Options) -> Result<()> {
     let wanted = |name| options.name.is_none_or(|given| given == name);
     if wanted(Name::Store) {
@@ -69,34 +84,18 @@ pub(crate) fn bench(options: &Options) -> Result<()> {
     if Privilege::of_this_user() != Privilege::Root {
         bail!("the other benchmarks make network namespaces, which needs root");
     }
-    if wanted(Name::Idle) {
-        idle::idle(&daemon)?;
-    }
-    if wanted(Name::Churn) {
-        churn::churn(&daemon)?;
-    }
-    if wanted(Name::Exec) {
-        exec::exec(&daemon)?;
-    }
-    if wanted(Name::Flood) {
-        flood::flood(&daemon)?;
-    }
-    if wanted(Name::Holders) {
-        holders::holders(&daemon)?;
-    }
-    if wanted(Name::Latency) {
-        latency::latency(&daemon)?;
-    }
-    if wanted(Name::Neighbors) {
-        neighbors::neighbors(&daemon)?;
-    }
-    if wanted(Name::Start) {
-        start::start(&daemon)?;
-    }
-    if wanted(Name::Syscalls) {
-        syscalls::syscalls(&daemon)?;
+    for (_, run) in OF_ROOT.into_iter().filter(|(name, _)| wanted(*name)) {
+        run(&daemon)?;
     }
     Ok(())
+}
+
+/// Runs a benchmark that is made of what the end-to-end tests are made of.
+fn in_harness(name: &str, daemon: &Path) -> Result<()> {
+    install_end_to_end_prerequisites(Privilege::Root)?;
+    let mut bench = workspace::cargo("bench");
+    bench.args(["--package", E2E, "--bench", name]).env("KEVTMON_BIN", daemon);
+    workspace::check(&mut bench)
 }
 
 /// The middle of a sorted list, and its ends.

@@ -1,14 +1,15 @@
 //! What a benchmark runs in: a namespace with one interface, and a daemon whose events are read.
 
 use std::collections::VecDeque;
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::Read as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
+use kevtmon_tests::http;
 use kevtmon_tests::netns;
 use kevtmon_tests::network::{Network, NetworkError};
 use tempfile::TempDir;
@@ -54,9 +55,7 @@ impl Namespace {
         let script = child.stdin.take().context("ip has no standard input")?;
         Ok((child, script))
     }
-}
 
-impl Namespace {
     /// `ip monitor neigh` in the namespace, whose output is read.
     pub(super) fn monitor(&self) -> Result<Child> {
         let mut ip = Command::new("ip");
@@ -120,7 +119,7 @@ impl Output {
 pub(super) struct Daemon {
     child: Child,
     output: Output,
-    port: u16,
+    address: SocketAddr,
     binary: PathBuf,
     state: TempDir,
 }
@@ -137,11 +136,11 @@ impl Daemon {
         let file = state.path().join("kevtmon.toml");
         std::fs::write(&file, config)?;
         // Freed just before it is used again, on an address from which no other process takes ports meanwhile.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let mut child = Command::new(binary)
             .args(["run", "--output", "json", "--runtime", "none", "--config"])
             .arg(file)
-            .args(["--listen", &format!("127.0.0.1:{port}")])
+            .args(["--listen", &address.to_string()])
             .arg("--socket")
             .arg(state.path().join("kevtmon.sock"))
             .arg("--state-dir")
@@ -150,7 +149,7 @@ impl Daemon {
             .spawn()
             .with_context(|| format!("cannot start {}", binary.display()))?;
         let output = Output::of(child.stdout.take().context("the daemon has no standard output")?);
-        let mut daemon = Self { child, output, port, binary: binary.to_owned(), state };
+        let mut daemon = Self { child, output, address, binary: binary.to_owned(), state };
         loop {
             let line = daemon.output.next().context("the daemon does not become ready")?;
             if line.text.contains("\"daemon.ready\"") {
@@ -161,11 +160,9 @@ impl Daemon {
 
     /// The value of a sample whose name and labels start like this; several add up.
     pub(super) fn metric(&self, start: &str) -> Result<f64> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(text
+        let answer = http::get(self.address, "/metrics").context("the daemon shows no metrics")?;
+        Ok(answer
+            .body
             .lines()
             .filter(|line| line.starts_with(start))
             .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())

@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Error, Result};
+use kevtmon_tests::event::Event;
 
 use super::environment::{Daemon, Line, Namespace};
 
@@ -49,39 +50,7 @@ fn pause_until(due: Instant) {
 }
 
 fn latency_of(line: &Line) -> Result<f64> {
-    let event: serde_json::Value = serde_json::from_str(&line.text)?;
-    let time = event["time"].as_str().context("an event without time")?;
-    let stamp = seconds_and_nanos(time).with_context(|| format!("not a time: {time}"))?;
+    let event = Event::parse(&line.text).map_err(Error::msg)?;
     let read = line.read.duration_since(SystemTime::UNIX_EPOCH)?;
-    Ok((read.as_secs_f64() - stamp.as_secs_f64()) * 1e6)
-}
-
-/// Time since the epoch of `YYYY-MM-DDTHH:MM:SS.nnnnnnnnnZ`.
-fn seconds_and_nanos(time: &str) -> Option<Duration> {
-    let (date, clock) = time.strip_suffix('Z')?.split_once('T')?;
-    let mut date = date.split('-').map(str::parse::<i64>);
-    let (year, month, day) = (date.next()?.ok()?, date.next()?.ok()?, date.next()?.ok()?);
-    let (clock, nanos) = clock.split_once('.')?;
-    let mut clock = clock.split(':').map(str::parse::<i64>);
-    let (hour, minute, second) = (clock.next()?.ok()?, clock.next()?.ok()?, clock.next()?.ok()?);
-    // Days from the civil date, with the year starting in March.
-    let shifted = if month <= 2 { year - 1 } else { year };
-    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    let days = 365 * shifted + shifted / 4 - shifted / 100 + shifted / 400 + day_of_year - 719_468;
-    let seconds = u64::try_from(((days * 24 + hour) * 60 + minute) * 60 + second).ok()?;
-    Some(Duration::new(seconds, nanos.parse().ok()?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_time_becomes_seconds_since_the_epoch() {
-        let time = |text| seconds_and_nanos(text).unwrap();
-        assert_eq!(time("1970-01-01T00:00:00.000000001Z"), Duration::new(0, 1));
-        assert_eq!(time("2000-03-01T00:00:00.000000000Z"), Duration::from_secs(951_868_800));
-        assert_eq!(time("2026-01-02T03:04:05.678901234Z"), Duration::new(1_767_323_045, 678_901_234));
-        assert_eq!(seconds_and_nanos("yesterday"), None);
-    }
+    Ok((read.as_secs_f64() - event.seconds()) * 1e6)
 }

@@ -1,36 +1,16 @@
 //! One scrape of the daemon's metrics. Input: an address. Output: the requested series.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::net::SocketAddr;
 
-use anyhow::{Context as _, Result, bail};
-
-/// A daemon that is alive answers within milliseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+use anyhow::{Context as _, Result, ensure};
+use kevtmon_tests::http;
 
 /// All metrics, as text.
 pub(super) fn get(address: SocketAddr) -> Result<String> {
-    let answer = exchange(address).with_context(|| format!("cannot read http://{address}/metrics"))?;
-    body(&answer).map(str::to_owned)
-}
-
-fn exchange(address: SocketAddr) -> Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    // By 1.0 the answer ends with the connection and has no chunks.
-    write!(stream, "GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
-}
-
-fn body(answer: &str) -> Result<&str> {
-    let status = answer.lines().next().unwrap_or_default();
-    match answer.split_once("\r\n\r\n") {
-        Some((_head, body)) if status.split_whitespace().nth(1) == Some("200") => Ok(body),
-        _ => bail!("the daemon answered the question for metrics with {status:?}"),
-    }
+    let answer = http::get(address, "/metrics");
+    let answer = answer.with_context(|| format!("cannot read http://{address}/metrics"))?;
+    ensure!(answer.status == 200, "the daemon answered the question for metrics with {}", answer.status);
+    Ok(answer.body)
 }
 
 /// The lines of the `wanted` series; each must be there and not zero.
@@ -67,14 +47,6 @@ mod tests {
         for series in ["a_total{x=\"2\"}", "a", "a_total{x=\"3\"}"] {
             let error = changed(METRICS, &[series]).unwrap_err();
             assert!(error.to_string().contains(series), "{error}");
-        }
-    }
-
-    #[test]
-    fn only_a_good_answer_has_metrics() {
-        assert_eq!(body("HTTP/1.0 200 OK\r\nx: y\r\n\r\nab 1\n").expect("metrics"), "ab 1\n");
-        for answer in ["HTTP/1.0 404 Not Found\r\n\r\nno\n", "HTTP/1.0 200 OK\r\n", ""] {
-            assert!(body(answer).is_err(), "{answer:?}");
         }
     }
 }
