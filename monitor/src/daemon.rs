@@ -80,28 +80,20 @@ const CLOCK_STEP_NS: u64 = 10_000;
 /// Why the daemon could not start, or ended.
 #[derive(Debug, Error)]
 pub enum DaemonError {
-    /// A required source could not be started.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// Kernel programs are required and could not be loaded.
     #[error("kernel programs are required and cannot run: {0}")]
     Ebpf(String),
-    /// Metrics could not be registered.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// The HTTP server could not be started.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// The recorder could not be started.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The API server could not be started.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// A sink could not be started.
     #[error(transparent)]
     Sink(#[from] StartError),
-    /// A thread or signal handler could not be started.
     #[error("cannot start {what}")]
     Start {
         /// What could not be started.
@@ -109,7 +101,6 @@ pub enum DaemonError {
         #[source]
         source: std::io::Error,
     },
-    /// A required source ended.
     #[error("the netlink source ended")]
     SourceEnded,
 }

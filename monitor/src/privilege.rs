@@ -94,10 +94,8 @@ pub struct Privileges {
 /// Why the daemon cannot start. It exits with code 77.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PrivilegeError {
-    /// Required capabilities are missing.
     #[error("missing capabilities: {}; run as root, or grant them", list(.missing))]
     Missing { missing: Vec<(Capability, &'static str)> },
-    /// /proc cannot be read.
     #[error("cannot read the capabilities of this process from /proc/self/status; is /proc mounted?")]
     Unreadable,
 }

@@ -32,7 +32,6 @@ names! {
 /// Why logging cannot be set up.
 #[derive(Debug, Error)]
 pub enum LoggingError {
-    /// `RUST_LOG` is not a list of directives.
     #[error("RUST_LOG={value:?} is not valid; try info, or kevtmon=debug,warn")]
     Directives {
         value: String,
@@ -40,7 +39,6 @@ pub enum LoggingError {
         #[source]
         source: ParseError,
     },
-    /// Logging is set up already.
     #[error("logging is set up already")]
     Twice(#[from] TryInitError),
 }

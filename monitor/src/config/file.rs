@@ -15,7 +15,6 @@ use toml::{Spanned, Value};
 /// What is wrong with the text of a file.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum FileError {
-    /// An unknown key.
     #[error("{position}: unknown key {key:?}{}", hint(.nearest.as_deref(), .valid))]
     UnknownKey {
         position: Position,
@@ -25,7 +24,6 @@ pub enum FileError {
         /// Every key that is valid there.
         valid: Vec<String>,
     },
-    /// Not TOML, or a value of the wrong type or range.
     #[error("{position}: {}{message}", .key.as_ref().map_or_else(String::new, |key| format!("{key}: ")))]
     Invalid {
         position: Position,

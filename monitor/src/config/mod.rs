@@ -118,20 +118,16 @@ struct Environment {
 /// Why there is no configuration. The daemon exits with code 64.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// The file has a mistake.
     #[error(transparent)]
     File(#[from] FileError),
-    /// `--runtime` contradicts itself.
     #[error("--runtime: {0}")]
     Runtime(RuntimeSpecError),
-    /// This node has no name, or not a usable one.
     #[error("{given:?} is not a usable node name; set one with --node-name NAME")]
     NodeName { given: String },
 }

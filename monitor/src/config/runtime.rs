@@ -28,17 +28,14 @@ pub enum RuntimeSpec {
 /// A value that names no runtime.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum RuntimeSpecError {
-    /// Neither a choice nor NAME=PATH.
     #[error("{given:?} is not valid: expected {}", choices())]
     Unknown { given: String },
-    /// The socket is not an absolute path.
     #[error("{given:?} is not valid: the socket must be an absolute path, as in {example}")]
     RelativePath {
         given: String,
         /// What would be valid.
         example: String,
     },
-    /// `auto` or `none` beside something else.
     #[error("auto and none cannot be combined with other runtimes")]
     Combined,
 }

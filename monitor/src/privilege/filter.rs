@@ -17,10 +17,8 @@ use thiserror::Error;
 /// Why there is no filter.
 #[derive(Debug, Error)]
 pub(super) enum FilterError {
-    /// It cannot be made for this architecture.
     #[error("cannot make a filter of system calls")]
     Make(#[from] BackendError),
-    /// The kernel refuses it.
     #[error("the kernel takes no filter of system calls: {0}")]
     Apply(io::Error),
 }

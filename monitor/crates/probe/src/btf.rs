@@ -9,7 +9,6 @@ use thiserror::Error;
 /// What can be wrong with type information.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum BtfError {
-    /// The bytes are no BTF, or cut.
     #[error("malformed BTF at byte {0}")]
     Malformed(usize),
     /// A member that the programs cannot do without.

@@ -12,17 +12,14 @@ use super::hooks::{self, Decode};
 /// A record that the programs do not write.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum DecodeError {
-    /// Too few bytes for its kind.
     #[error("record of kind {kind} truncated at {len} bytes")]
     Short {
         /// Kind in the header, 0 if there was no header.
         kind: u32,
         len: usize,
     },
-    /// An unknown kind.
     #[error("record of unknown kind {0}")]
     Kind(u32),
-    /// A value outside its range.
     #[error("record with invalid {field} {value}")]
     Value { field: &'static str, value: u32 },
 }

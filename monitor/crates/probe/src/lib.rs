@@ -71,10 +71,8 @@ pub struct BpfConfig {
 /// Why no program at all could be loaded.
 #[derive(Debug, Error)]
 pub enum BpfError {
-    /// Built without the object.
     #[error("this binary was built without its kernel programs")]
     NoObject,
-    /// The kernel has no type information.
     #[error("needs BTF at {path}, this kernel has none")]
     NoBtf {
         /// Where it was looked for.
@@ -83,7 +81,6 @@ pub enum BpfError {
         #[source]
         source: std::io::Error,
     },
-    /// The type information is not usable.
     #[error("type information at {path}")]
     Btf {
         /// Where it was read.
@@ -91,7 +88,6 @@ pub enum BpfError {
         #[source]
         source: btf::BtfError,
     },
-    /// aya could not parse it.
     #[error("type information at {path}")]
     AyaBtf {
         /// Where it was read.
@@ -99,23 +95,19 @@ pub enum BpfError {
         #[source]
         source: aya::BtfError,
     },
-    /// The kernel refused the object's maps.
     #[error("the kernel refused the programs' maps")]
     Load(#[source] Box<aya::EbpfError>),
-    /// No file system for the maps that objects share.
     #[error("cannot create a BPF file system for the maps that the objects share")]
     Share(#[source] std::io::Error),
     /// The object has no such map: it is not of this build.
     #[error("the embedded object has no map {0}")]
     NoMap(&'static str),
-    /// A map could not be used.
     #[error("cannot use map {name}")]
     Map {
         name: &'static str,
         #[source]
         source: Box<aya::maps::MapError>,
     },
-    /// The ring could not be watched.
     #[error("cannot poll the ring")]
     Poll(#[source] std::io::Error),
 }

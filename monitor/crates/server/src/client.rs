@@ -41,7 +41,6 @@ const LINE_BYTES: usize = 16 << 20;
 pub enum RemoteError {
     #[error("no daemon listens on {}", .path.display())]
     Dead { path: PathBuf },
-    /// This user has no access.
     #[error("permission denied by the daemon at {}: only root and members of the socket's group may query it", .path.display())]
     Denied { path: PathBuf },
     /// No connection for another reason.
@@ -51,7 +50,6 @@ pub enum RemoteError {
         #[source]
         source: io::Error,
     },
-    /// The response timed out.
     #[error("the daemon at {} does not respond", .path.display())]
     Silent { path: PathBuf },
     #[error("the connection to {} broke", .path.display())]
@@ -60,22 +58,16 @@ pub enum RemoteError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Something else listens there.
     #[error("{} is not the socket of a kevtmon daemon", .path.display())]
     NotKevtmon { path: PathBuf },
-    /// It has another major version of the interface.
     #[error("the daemon at {} has interface version {theirs}, this kevtmon has {API}; use the kevtmon of the daemon's version", .path.display())]
     Version { path: PathBuf, theirs: String },
-    /// It does not know the path of the request.
     #[error("the running daemon at {} is older than this kevtmon and does not have this query; restart it", .path.display())]
     Older { path: PathBuf },
-    /// It refused the request, or failed.
     #[error("the daemon refused the request: {reason}")]
     Refused { reason: String },
-    /// The response cannot be parsed.
     #[error("cannot parse the response of the daemon")]
     Answer(#[from] serde_json::Error),
-    /// The client's runtime cannot be started.
     #[error("cannot start the client")]
     Start(#[source] io::Error),
 }

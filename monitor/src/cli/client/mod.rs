@@ -119,10 +119,8 @@ impl Source {
 /// Why the model of the node cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StateError {
-    /// The daemon did not answer.
     #[error(transparent)]
     History(#[from] HistoryError),
-    /// The recording of a daemon that does not run cannot be read.
     #[error(transparent)]
     Recording(#[from] OfflineStateError),
 }

@@ -148,25 +148,18 @@ impl Query {
 /// Why a query has no answer.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// The history could not be read.
     #[error("{}", chain(.0))]
     History(#[from] HistoryError),
-    /// The daemon did not answer.
     #[error("{}", chain(.0))]
     Remote(#[from] RemoteError),
-    /// The model of the node could not be read.
     #[error("{}", chain(.0))]
     State(#[from] StateError),
-    /// The arguments are not a valid query.
     #[error("{0}")]
     Arguments(String),
-    /// Standard input could not be read.
     #[error("cannot read standard input: {0}")]
     Input(#[source] io::Error),
-    /// The answer could not be written.
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
-    /// The answer could not be written as JSON.
     #[error("cannot write JSON: {0}")]
     Json(#[from] serde_json::Error),
 }

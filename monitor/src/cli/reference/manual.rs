@@ -34,7 +34,6 @@ const CODES: [(&str, &str); 6] = [
 /// Why there are no pages.
 #[derive(Debug, Error)]
 pub(super) enum ManualError {
-    /// A file cannot be written.
     #[error("cannot write {}", path.display())]
     Write {
         /// The file or directory.
@@ -42,7 +41,6 @@ pub(super) enum ManualError {
         /// Why not.
         source: io::Error,
     },
-    /// The variable is set to something else.
     #[error("{TIME} is no number of seconds since 1970: {0:?}")]
     Time(String),
 }

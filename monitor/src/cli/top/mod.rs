@@ -47,10 +47,8 @@ pub struct TopArgs {
 /// Why the node cannot be shown.
 #[derive(Debug, thiserror::Error)]
 enum TopError {
-    /// No daemon answers.
     #[error(transparent)]
     Remote(#[from] RemoteError),
-    /// The terminal, or the signals.
     #[error("cannot use the terminal")]
     Terminal(#[from] io::Error),
 }

@@ -28,7 +28,6 @@ pub struct UiArgs {
 /// Why the page cannot be served.
 #[derive(Debug, thiserror::Error)]
 enum UiError {
-    /// No daemon answers.
     #[error(transparent)]
     Remote(#[from] RemoteError),
     #[error("cannot listen on 127.0.0.1, port {port}")]

@@ -235,21 +235,16 @@ fn names_pod(lookup: &Lookup, pod: &Pod) -> bool {
 /// Why a condition cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FilterError {
-    /// No event has this kind.
     #[error("{given:?} is not a kind of event: expected one of {}, or a family such as `neighbor.`", kinds())]
     Kind { given: String },
-    /// No event has this kind, but incidents have it.
     #[error("{given:?} is a kind of incident, not of event: try `incidents --kind {given}`")]
     IncidentAsEvent { given: String },
     #[error("{given:?} is not a kind of incident: expected one of {}", KINDS.map(|kind| kind.name).join(", "))]
     IncidentKind { given: String },
-    /// Not a severity.
     #[error("{given:?} is not a severity: expected one of {}", severities())]
     Severity { given: String },
-    /// Not a pod.
     #[error("{given:?} is not a pod: expected NAMESPACE/NAME, or a uid")]
     Pod { given: String },
-    /// Not a container id.
     #[error("{given:?} is not a container: expected the first digits of its id")]
     Container { given: String },
 }

@@ -82,13 +82,10 @@ pub trait LiveHistory: History {
 /// Why a query has no answer.
 #[derive(Debug, Error)]
 pub enum HistoryError {
-    /// The daemon did not answer.
     #[error(transparent)]
     Unanswered(Box<dyn std::error::Error + Send + Sync>),
-    /// What was found is no event.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// What was kept on disk cannot be read.
     #[error("cannot read {what}")]
     Unreadable {
         /// The file or table.

@@ -31,7 +31,6 @@ pub enum RecordError {
         #[from]
         source: serde_json::Error,
     },
-    /// Of another major version.
     #[error("events of schema {theirs} cannot be read by this kevtmon, which reads schema {SCHEMA}")]
     Schema {
         /// Version of the event.

@@ -23,10 +23,8 @@ pub enum RequestError {
     /// An unknown parameter: ignoring it would give a wrong answer.
     #[error("unknown parameter {name:?}: expected one of {}", .valid.join(", "))]
     Unknown { name: String, valid: &'static [&'static str] },
-    /// A value that cannot be parsed.
     #[error("{name}: {reason}")]
     Value { name: String, reason: String },
-    /// Parameters that contradict each other.
     #[error("{name} cannot be combined with follow")]
     WithFollow { name: &'static str },
 }

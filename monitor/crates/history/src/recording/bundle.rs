@@ -22,7 +22,6 @@ const RECORDED: Duration = Duration::from_secs(8);
 /// Why a bundle cannot be written.
 #[derive(Debug, Error)]
 pub enum BundleError {
-    /// There is no window of such an incident.
     #[error("no recording of incident {wanted:?} in {}; there {}", .looked.display(), listed(.known))]
     Unknown {
         /// The given id or prefix.
@@ -32,7 +31,6 @@ pub enum BundleError {
         /// The incidents that have one.
         known: Vec<String>,
     },
-    /// There was a window of this incident.
     #[error(
         "the recording of incident {wanted:?} was removed to make room for those of other incidents: {WINDOWS} are kept, \
          of {} MiB at most; in {} there {}", BYTES >> 20, .looked.display(), listed(.known)
@@ -45,7 +43,6 @@ pub enum BundleError {
         /// The incidents that have one.
         known: Vec<String>,
     },
-    /// Several incidents have this prefix.
     #[error("{wanted:?} matches several incidents: {}", .candidates.join(", "))]
     Ambiguous {
         /// The given id or prefix.
@@ -53,14 +50,12 @@ pub enum BundleError {
         /// The ids that match.
         candidates: Vec<String>,
     },
-    /// The window cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// The recording is damaged.
     #[error("the recording in {} cannot be replayed", .path.display())]
     Replay {
         /// Directory of the window.
@@ -68,7 +63,6 @@ pub enum BundleError {
         #[source]
         source: ReplayError,
     },
-    /// The bundle cannot be written.
     #[error("cannot write the bundle")]
     Write(#[source] io::Error),
 }

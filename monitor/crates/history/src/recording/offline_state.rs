@@ -14,14 +14,12 @@ use super::segments::{DIRECTORY, numbered};
 /// Why the recorded state cannot be read.
 #[derive(Debug, Error)]
 pub enum OfflineStateError {
-    /// A file cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// A segment cannot be replayed.
     #[error("cannot replay {}", .path.display())]
     Replay {
         path: PathBuf,

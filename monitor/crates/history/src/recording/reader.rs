@@ -18,29 +18,23 @@ const QUOTED: usize = 60;
 /// Why a recording cannot be read.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// The file cannot be read.
     #[error("cannot read it")]
     Io(#[from] io::Error),
-    /// There is nothing in it.
     #[error("it is empty")]
     Empty,
-    /// It starts with something else.
     #[error("line 1 is not the header of a recording or bundle: {found}")]
     Foreign { found: String },
-    /// Of another version.
     #[error(
         "line {line}: {format} of version {found}; this kevtmon {} reads version {VERSION}",
         kevtmon_types::build_info::VERSION
     )]
     Version { line: u64, format: String, found: u64 },
-    /// The header of a part lacks something.
     #[error("line {line}: the header is damaged")]
     Header {
         line: u64,
         #[source]
         source: serde_json::Error,
     },
-    /// No line is that long.
     #[error("line {line} is longer than {} MiB", LINE_MAX >> 20)]
     TooLong { line: u64 },
 }

@@ -69,17 +69,14 @@ impl Record {
 /// Why nothing can be recorded.
 #[derive(Debug, Error)]
 pub enum RecordError {
-    /// The file cannot be created.
     #[error("cannot record to {}", .path.display())]
     File {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// It exists and is something else.
     #[error("cannot record to {}: not a regular file; choose another one with --record FILE", .path.display())]
     NotRegular { path: PathBuf },
-    /// No thread can be started.
     #[error("cannot start a recorder thread")]
     Thread(#[source] io::Error),
 }

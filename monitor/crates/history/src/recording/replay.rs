@@ -20,13 +20,10 @@ const TOLD: usize = 10;
 /// Why a replay ended early.
 #[derive(Debug, Error)]
 pub enum ReplayError {
-    /// The recording cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// It starts with a state that this program cannot restore.
     #[error("it starts with a state that cannot be restored")]
     State(#[from] RestoreError),
-    /// The events cannot be written.
     #[error("cannot write events")]
     Write(#[from] io::Error),
 }

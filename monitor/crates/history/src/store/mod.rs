@@ -90,10 +90,8 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    /// Another daemon writes to it.
     #[error("{} is in use by another kevtmon", .path.display())]
     InUse { path: PathBuf },
-    /// It was written by another version of the program.
     #[error("{} has schema {found} of another version of kevtmon; this one supports schema {known}", .path.display())]
     OtherVersion {
         path: PathBuf,
@@ -101,7 +99,6 @@ pub enum StoreError {
         /// [`VERSION`].
         known: u32,
     },
-    /// There is no store.
     #[error("there is no event store in {}", .directory.display())]
     Missing { directory: PathBuf },
     /// The content is invalid, or somebody took it away.

@@ -49,14 +49,12 @@ const EXPOSITION: HeaderValue = HeaderValue::from_static("text/plain; version=0.
 /// Why metrics cannot be served. The daemon exits with code 1.
 #[derive(Debug, Error)]
 pub enum HttpError {
-    /// An address cannot be used.
     #[error("cannot listen on {address} for metrics")]
     Listen {
         address: SocketAddr,
         #[source]
         source: io::Error,
     },
-    /// The thread or its runtime cannot be started.
     #[error("cannot start the thread for metrics")]
     Start(#[source] io::Error),
 }

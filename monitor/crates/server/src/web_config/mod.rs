@@ -36,14 +36,12 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Why a web configuration cannot be used. The daemon exits with code 64.
 #[derive(Debug, Error)]
 pub enum WebConfigError {
-    /// The file cannot be read.
     #[error("cannot read the web configuration {}", .path.display())]
     Read {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// It has a mistake.
     #[error("{position}: {message}")]
     Invalid {
         position: Position,

@@ -63,27 +63,22 @@ const QUESTIONS: usize = 8;
 /// Why queries cannot be served. The daemon exits with code 1.
 #[derive(Debug, Error)]
 pub enum ApiError {
-    /// Another daemon listens there.
     #[error("another kevtmon listens on {}; choose another path with --socket PATH", .path.display())]
     Taken { path: PathBuf },
-    /// Another file has that path.
     #[error("{} exists but is not a socket; choose another path with --socket PATH", .path.display())]
     NotASocket { path: PathBuf },
-    /// Its directory cannot be created.
     #[error("cannot create the directory {}", .path.display())]
     Directory {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// It cannot be listened on.
     #[error("cannot listen on {}; choose another path with --socket PATH", .path.display())]
     Listen {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// A thread or its runtime cannot be started.
     #[error("cannot start the thread for queries")]
     Start(#[source] io::Error),
 }

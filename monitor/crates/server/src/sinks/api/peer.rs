@@ -19,14 +19,12 @@ const SO_PEERGROUPS: libc::c_int = 59;
 /// Why a client has no access.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(super) enum Denied {
-    /// Neither root nor in the group.
     #[error("access denied for user {uid}: be root, or in group {group} of the socket")]
     NotAllowed {
         uid: u32,
         /// The group of the socket.
         group: u32,
     },
-    /// The kernel does not identify it.
     #[error("cannot identify the client")]
     Unknown,
 }
