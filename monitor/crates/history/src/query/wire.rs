@@ -103,34 +103,30 @@ pub fn parse_events(query: &str, now: Timestamp) -> Result<EventsRequest, Reques
 /// Writes the query string of `/v1/events`.
 #[must_use]
 pub fn write_events(filter: &EventFilter, follow: bool) -> String {
-    let mut query = Query::default();
-    filter.kinds.iter().for_each(|kind| query.put("kind", kind));
-    filter.severity.iter().for_each(|severity| query.put("severity", severity.name()));
+    let mut query = Serializer::new(String::new());
+    query.extend_pairs(filter.kinds.iter().map(|kind| ("kind", kind)));
+    query.extend_pairs(filter.severity.map(|severity| ("severity", severity.name())));
     for (name, lookup) in [("pod", &filter.pod), ("container", &filter.container)] {
-        lookup.iter().for_each(|lookup| query.put(name, &lookup.key().value));
+        query.extend_pairs(lookup.as_ref().map(|lookup| (name, &lookup.key().value)));
     }
     for lookup in &filter.about {
         let name = match lookup {
             Lookup::Exact(_) => "about",
             Lookup::Prefix(_) => "about_prefix",
         };
-        query.put(name, &lookup.key().to_string());
+        query.append_pair(name, &lookup.key().to_string());
     }
-    filter.after.iter().for_each(|after| query.put("after", &after.to_string()));
-    filter.boot_id.iter().for_each(|boot| query.put("boot", boot));
+    query.extend_pairs(filter.after.map(|after| ("after", after.to_string())));
+    query.extend_pairs(filter.boot_id.as_ref().map(|boot| ("boot", boot)));
     if follow {
-        query.put("follow", "1");
-        return query.finish();
+        return query.append_pair("follow", "1").finish();
     }
-    filter.since.iter().for_each(|since| query.put("since", &since.to_string()));
-    filter.until.iter().for_each(|until| query.put("until", &until.to_string()));
-    filter.seqs.iter().for_each(|seq| query.put("seq", &seq.to_string()));
-    if filter.order == Order::Oldest {
-        query.put("order", "oldest");
-    }
-    query.put("limit", &filter.limit.to_string());
-    filter.cursor.iter().for_each(|cursor| query.put("cursor", &cursor.to_string()));
-    query.finish()
+    query.extend_pairs(filter.since.map(|since| ("since", since.to_string())));
+    query.extend_pairs(filter.until.map(|until| ("until", until.to_string())));
+    query.extend_pairs(filter.seqs.iter().map(|seq| ("seq", seq.to_string())));
+    query.extend_pairs((filter.order == Order::Oldest).then_some(("order", "oldest")));
+    query.append_pair("limit", &filter.limit.to_string());
+    query.extend_pairs(filter.cursor.map(|cursor| ("cursor", cursor.to_string()))).finish()
 }
 
 /// Parses the query string of `/v1/incidents`.
@@ -160,19 +156,16 @@ pub fn parse_incidents(query: &str, now: Timestamp) -> Result<IncidentFilter, Re
 /// Writes the query string of `/v1/incidents`.
 #[must_use]
 pub fn write_incidents(filter: &IncidentFilter) -> String {
-    let mut query = Query::default();
-    if filter.all {
-        query.put("all", "1");
-    }
-    filter.kinds.iter().for_each(|kind| query.put("kind", kind));
-    filter.pod.iter().for_each(|pod| query.put("pod", &pod.key().value));
-    filter.severity.iter().for_each(|severity| query.put("severity", severity.name()));
-    filter.since.iter().for_each(|since| query.put("since", &since.to_string()));
-    filter.ids.iter().for_each(|id| query.put("id", id));
-    filter.id_prefix.iter().for_each(|prefix| query.put("id_prefix", prefix));
-    filter.evidence.iter().for_each(|seq| query.put("evidence", &seq.to_string()));
-    filter.boot_id.iter().for_each(|boot| query.put("boot", boot));
-    query.finish()
+    let mut query = Serializer::new(String::new());
+    query.extend_pairs(filter.all.then_some(("all", "1")));
+    query.extend_pairs(filter.kinds.iter().map(|kind| ("kind", kind)));
+    query.extend_pairs(filter.pod.as_ref().map(|pod| ("pod", &pod.key().value)));
+    query.extend_pairs(filter.severity.map(|severity| ("severity", severity.name())));
+    query.extend_pairs(filter.since.map(|since| ("since", since.to_string())));
+    query.extend_pairs(filter.ids.iter().map(|id| ("id", id)));
+    query.extend_pairs(filter.id_prefix.as_ref().map(|prefix| ("id_prefix", prefix)));
+    query.extend_pairs(filter.evidence.iter().map(|seq| ("evidence", seq.to_string())));
+    query.extend_pairs(filter.boot_id.as_ref().map(|boot| ("boot", boot))).finish()
 }
 
 /// Parses the query string of `/v1/why`.
@@ -199,9 +192,7 @@ pub fn parse_why(query: &str) -> Result<String, RequestError> {
 /// Writes the query string of `/v1/why`.
 #[must_use]
 pub fn write_why(subject: &str) -> String {
-    let mut query = Query::default();
-    query.put("subject", subject);
-    query.finish()
+    Serializer::new(String::new()).append_pair("subject", subject).finish()
 }
 
 fn bad<E: ToString>(name: &str) -> impl Fn(E) -> RequestError {
@@ -222,25 +213,6 @@ fn flag(name: &str, value: &str) -> Result<bool, RequestError> {
         "1" | "true" | "" => Ok(true),
         "0" | "false" => Ok(false),
         _ => Err(bad(name)(format!("{value:?} is not 1 or 0"))),
-    }
-}
-
-/// A query string that is being written.
-struct Query(Serializer<'static, String>);
-
-impl Default for Query {
-    fn default() -> Self {
-        Self(Serializer::new(String::new()))
-    }
-}
-
-impl Query {
-    fn put(&mut self, name: &str, value: &str) {
-        self.0.append_pair(name, value);
-    }
-
-    fn finish(mut self) -> String {
-        self.0.finish()
     }
 }
 
