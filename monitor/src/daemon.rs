@@ -96,7 +96,6 @@ pub enum DaemonError {
     Sink(#[from] StartError),
     #[error("cannot start {what}")]
     Start {
-        /// What could not be started.
         what: &'static str,
         #[source]
         source: std::io::Error,
@@ -447,7 +446,6 @@ fn metrics(options: &Options, own: Own) -> Result<Metrics, MetricsError> {
     Ok(metrics)
 }
 
-/// Whether an observation can change the gauges of the model.
 fn changes_model_gauges(observation: &Observation) -> bool {
     matches!(
         observation.fact,

@@ -27,7 +27,6 @@ pub(crate) struct Options {
     daemon: Option<PathBuf>,
 }
 
-/// Makes it.
 pub(crate) fn dist(options: &Options) -> Result<()> {
     let directory = workspace::target().join("dist");
     empty(&directory)?;

@@ -19,7 +19,6 @@ pub(crate) enum Privilege {
     Root,
     /// Through sudo, which may ask for a password.
     Sudo,
-    /// Not at all.
     None,
 }
 
@@ -56,7 +55,6 @@ impl Privilege {
     }
 }
 
-/// One command of a set-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     argv: Vec<String>,
@@ -66,7 +64,6 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// A command for this user.
     pub(crate) fn user(argv: &[&str]) -> Self {
         Self {
             argv: argv.iter().map(|&word| word.to_owned()).collect(),
@@ -76,12 +73,10 @@ impl Step {
         }
     }
 
-    /// A command for root.
     pub(crate) fn root(argv: &[&str]) -> Self {
         Self { root: true, ..Self::user(argv) }
     }
 
-    /// With `name` set to `value`.
     pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self

@@ -264,7 +264,6 @@ fn with_kubelet(names: &[String], required: bool) -> Result<()> {
     ignored(WITH_KUBELET, &environment, names, privilege)
 }
 
-/// The tests on a cluster.
 fn with_cluster(names: &[String]) -> Result<()> {
     let privilege = Privilege::of_this_user();
     if privilege == Privilege::None {

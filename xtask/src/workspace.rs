@@ -6,7 +6,6 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The workspace root.
 pub(crate) fn root() -> PathBuf {
     // Set again by each `cargo xtask`; the path of the compilation is stale when the checkout was moved.
     let package =

@@ -35,7 +35,6 @@ pub enum LoggingError {
     #[error("RUST_LOG={value:?} is not valid; try info, or kevtmon=debug,warn")]
     Directives {
         value: String,
-        /// Why it is not valid.
         #[source]
         source: ParseError,
     },

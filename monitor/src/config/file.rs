@@ -21,7 +21,6 @@ pub enum FileError {
         key: String,
         /// The valid key that looks most like it.
         nearest: Option<String>,
-        /// Every key that is valid there.
         valid: Vec<String>,
     },
     #[error("{position}: {}{message}", .key.as_ref().map_or_else(String::new, |key| format!("{key}: ")))]

@@ -90,19 +90,12 @@ pub struct Config(Values);
 pub struct Overrides {
     /// The file to read; it must exist.
     pub file: Option<PathBuf>,
-    /// `--output`.
     pub output: Option<Format>,
-    /// `--listen`.
     pub listen: Vec<SocketAddr>,
-    /// `--web.config.file`.
     pub web_config: Option<PathBuf>,
-    /// `--socket`.
     pub socket: Option<PathBuf>,
-    /// `--state-dir`.
     pub state_dir: Option<PathBuf>,
-    /// `--node-name`.
     pub node_name: Option<String>,
-    /// `--runtime`.
     pub runtimes: Vec<RuntimeSpec>,
 }
 

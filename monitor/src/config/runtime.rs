@@ -19,7 +19,6 @@ settings! { "runtime":
 pub enum RuntimeSpec {
     /// Whatever is found at the usual places.
     Auto,
-    /// None at all.
     None,
     /// A socket and its API.
     Socket(RuntimeSocket),

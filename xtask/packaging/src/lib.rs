@@ -35,7 +35,6 @@ impl Architecture {
         ARCHITECTURES.into_iter().find(|known| target.split('-').next() == Some(known.kernel))
     }
 
-    /// That of this machine.
     #[must_use]
     pub fn of_this_machine() -> Option<Self> {
         Self::of_target(std::env::consts::ARCH)
@@ -53,7 +52,6 @@ pub struct Release {
     pub architecture: Architecture,
     /// Seconds since 1970: the time of all files that are packed.
     pub time: u64,
-    /// The daemon.
     pub daemon: PathBuf,
     /// What [`reference::write`] wrote.
     pub reference: PathBuf,

@@ -14,7 +14,6 @@ pub(crate) const PLAIN: u32 = 0o644;
 /// Mode of what is executed.
 pub(crate) const PROGRAM: u32 = 0o755;
 
-/// The directory.
 pub(crate) struct Tree {
     root: PathBuf,
 }
@@ -30,12 +29,10 @@ impl Tree {
         Ok(Self { root })
     }
 
-    /// Where it is.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Writes a file.
     pub(crate) fn write(&self, place: &str, content: impl AsRef<[u8]>, mode: u32) -> Result<()> {
         let path = self.place(place)?;
         fs::write(&path, content)
@@ -43,7 +40,6 @@ impl Tree {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Copies a file.
     pub(crate) fn copy(&self, from: &Path, place: &str, mode: u32) -> Result<()> {
         let path = self.place(place)?;
         fs::copy(from, &path)
@@ -79,7 +75,6 @@ impl Tree {
         run(&mut tar).map(drop)
     }
 
-    /// Deletes it.
     pub(crate) fn remove(self) -> Result<()> {
         fs::remove_dir_all(&self.root).with_context(|| format!("cannot delete {}", self.root.display()))
     }

@@ -50,7 +50,6 @@ impl<'a> Type<'a> {
     }
 }
 
-/// What is wanted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     /// Names of structures.

@@ -47,7 +47,6 @@ enum Input {
     Interrupted(Signal),
 }
 
-/// The queue of all inputs.
 pub(super) struct InputQueue {
     sender: SyncSender<Input>,
     receiver: Receiver<Input>,
@@ -84,7 +83,6 @@ fn signals() -> SigSet {
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect()
 }
 
-/// A running daemon.
 pub(super) struct Daemon {
     child: Child,
     inputs: Receiver<Input>,
@@ -150,7 +148,6 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Where its metrics are.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }

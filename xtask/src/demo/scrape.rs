@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result, ensure};
 use kevtmon_tests::http;
 
-/// All metrics, as text.
 pub(super) fn get(address: SocketAddr) -> Result<String> {
     let answer = http::get(address, "/metrics");
     let answer = answer.with_context(|| format!("cannot read http://{address}/metrics"))?;

@@ -36,7 +36,6 @@ pub(super) fn add(names: &[String]) -> Result<()> {
     written.with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Names them.
 pub(super) fn show(names: &[String]) {
     for name in names {
         eprintln!("flaky: {name}");
@@ -71,7 +70,6 @@ impl Gathered {
         &self.0
     }
 
-    /// The names.
     pub(super) fn names(&self) -> Vec<String> {
         let text = fs::read_to_string(&self.0).unwrap_or_default();
         text.lines().map(str::to_owned).collect()

@@ -53,7 +53,6 @@ pub(super) struct Executable {
 pub(super) struct Width {
     /// Processes.
     pub(super) batches: usize,
-    /// Threads in each.
     pub(super) threads: usize,
 }
 

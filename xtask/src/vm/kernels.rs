@@ -55,7 +55,6 @@ impl Offer {
         Some(Self { apt, package })
     }
 
-    /// The newest kernel of a series.
     pub(super) fn newest(apt: Apt, series: &str, flavour: &str) -> Option<Self> {
         let names = apt.names(&format!("{PREFIX}{series}."));
         let package = names

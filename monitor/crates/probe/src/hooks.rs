@@ -77,7 +77,6 @@ pub struct Program {
     pub attach: Attach,
 }
 
-/// What a program is attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attach {
     /// A tracepoint whose arguments have BTF types (`tp_btf`).
@@ -117,7 +116,6 @@ impl Attach {
 /// Offsets that the daemon writes into a program's global before load.
 #[derive(Debug, Clone, Copy)]
 pub struct Offsets {
-    /// Name of the global.
     pub global: &'static str,
     /// Its bytes, or which member this kernel does not have.
     pub resolve: fn(&Btf<'_>) -> Result<Vec<u8>, BtfError>,
@@ -160,7 +158,6 @@ pub struct Count {
 #[derive(Debug, Clone, Copy)]
 pub struct LossCount {
     pub counter: Counter,
-    /// The reason in events and metrics.
     pub reason: &'static str,
 }
 
@@ -171,7 +168,6 @@ impl Hook {
         format!("hook.{}", self.name)
     }
 
-    /// Whether it has a program in this object.
     pub(super) fn has_program_in(&self, object: &Object) -> bool {
         self.programs().any(|program| program.object.name == object.name)
     }

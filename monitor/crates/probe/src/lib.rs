@@ -75,22 +75,18 @@ pub enum BpfError {
     NoObject,
     #[error("needs BTF at {path}, this kernel has none")]
     NoBtf {
-        /// Where it was looked for.
         path: &'static str,
-        /// Why it cannot be read.
         #[source]
         source: std::io::Error,
     },
     #[error("type information at {path}")]
     Btf {
-        /// Where it was read.
         path: &'static str,
         #[source]
         source: btf::BtfError,
     },
     #[error("type information at {path}")]
     AyaBtf {
-        /// Where it was read.
         path: &'static str,
         #[source]
         source: aya::BtfError,

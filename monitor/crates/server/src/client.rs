@@ -109,7 +109,6 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

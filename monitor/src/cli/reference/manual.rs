@@ -35,12 +35,7 @@ const CODES: [(&str, &str); 6] = [
 #[derive(Debug, Error)]
 pub(super) enum ManualError {
     #[error("cannot write {}", path.display())]
-    Write {
-        /// The file or directory.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
     #[error("{TIME} is no number of seconds since 1970: {0:?}")]
     Time(String),
 }

@@ -63,7 +63,6 @@ const UP: &[u8] = b"{\"up\":true}\n";
 /// A reader was too slow for some events.
 const LAGGED: &[u8] = b"{\"lagged\":true}\n";
 
-/// What is served.
 struct Site {
     token: String,
     page: Bytes,

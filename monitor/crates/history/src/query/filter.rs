@@ -42,14 +42,12 @@ impl FromStr for Position {
     }
 }
 
-/// Text that is no cursor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{given:?} is not a cursor: use the `next` of a page")]
 pub struct InvalidCursor {
     pub given: String,
 }
 
-/// Which end to begin at.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Order {
     /// The newest events; the next page is older.
@@ -79,9 +77,7 @@ pub struct EventFilter {
     pub seqs: Vec<u64>,
     /// A later number than this.
     pub after: Option<u64>,
-    /// Of this boot.
     pub boot_id: Option<String>,
-    /// Which end to begin at.
     pub order: Order,
     pub limit: usize,
     /// After this event, in the order.
@@ -109,7 +105,6 @@ impl Default for EventFilter {
 }
 
 impl EventFilter {
-    /// Whether a kind is wanted.
     #[must_use]
     pub fn wants_kind(&self, kind: &str) -> bool {
         self.kinds.is_empty()
@@ -195,7 +190,6 @@ pub struct IncidentFilter {
 }
 
 impl IncidentFilter {
-    /// Whether an incident is wanted.
     #[must_use]
     pub fn wants(&self, view: &IncidentView) -> bool {
         let (by_id, by_evidence) = (!self.ids.is_empty(), !self.evidence.is_empty());

@@ -264,7 +264,6 @@ impl IncidentView {
         (self.incident.id.clone(), self.incident.opened.clone())
     }
 
-    /// Whether it is open.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.incident.closed.is_none()

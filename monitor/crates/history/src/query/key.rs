@@ -133,7 +133,6 @@ impl std::str::FromStr for Key {
     }
 }
 
-/// Text that is no key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not valid: expected FAMILY:VALUE, as in pod:default/web or pid:1")]
 pub struct InvalidKey(pub String);
@@ -158,7 +157,6 @@ impl Lookup {
         Self::Prefix(Key::new(family, value))
     }
 
-    /// Whether a key meets the condition.
     #[must_use]
     pub fn matches(&self, key: &Key) -> bool {
         match self {

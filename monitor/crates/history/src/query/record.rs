@@ -32,10 +32,7 @@ pub enum RecordError {
         source: serde_json::Error,
     },
     #[error("events of schema {theirs} cannot be read by this kevtmon, which reads schema {SCHEMA}")]
-    Schema {
-        /// Version of the event.
-        theirs: u64,
-    },
+    Schema { theirs: u64 },
 }
 
 impl Record {

@@ -3,7 +3,6 @@
 use jiff::{SignedDuration, Timestamp};
 use thiserror::Error;
 
-/// Text that is no time.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "{given:?} is not a time: expected how long ago, as in 90s, 15m, 1h30m or 2d, or a time with its zone, as in 2026-01-02T03:04:05Z"

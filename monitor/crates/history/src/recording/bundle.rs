@@ -23,33 +23,14 @@ const RECORDED: Duration = Duration::from_secs(8);
 #[derive(Debug, Error)]
 pub enum BundleError {
     #[error("no recording of incident {wanted:?} in {}; there {}", .looked.display(), listed(.known))]
-    Unknown {
-        /// The given id or prefix.
-        wanted: String,
-        /// The directory that was searched.
-        looked: PathBuf,
-        /// The incidents that have one.
-        known: Vec<String>,
-    },
+    Unknown { wanted: String, looked: PathBuf, known: Vec<String> },
     #[error(
         "the recording of incident {wanted:?} was removed to make room for those of other incidents: {WINDOWS} are kept, \
          of {} MiB at most; in {} there {}", BYTES >> 20, .looked.display(), listed(.known)
     )]
-    Removed {
-        /// The given id or prefix.
-        wanted: String,
-        /// The directory that was searched.
-        looked: PathBuf,
-        /// The incidents that have one.
-        known: Vec<String>,
-    },
+    Removed { wanted: String, looked: PathBuf, known: Vec<String> },
     #[error("{wanted:?} matches several incidents: {}", .candidates.join(", "))]
-    Ambiguous {
-        /// The given id or prefix.
-        wanted: String,
-        /// The ids that match.
-        candidates: Vec<String>,
-    },
+    Ambiguous { wanted: String, candidates: Vec<String> },
     #[error("cannot read {}", .path.display())]
     Read {
         path: PathBuf,
@@ -58,7 +39,6 @@ pub enum BundleError {
     },
     #[error("the recording in {} cannot be replayed", .path.display())]
     Replay {
-        /// Directory of the window.
         path: PathBuf,
         #[source]
         source: ReplayError,

@@ -187,7 +187,6 @@ pub(super) fn is_own(name: &str) -> bool {
     [REMOVED, REMOVED_NEW].contains(&name) || is_window(name)
 }
 
-/// Whether it can be the name of a window.
 pub(super) fn is_window(name: &str) -> bool {
     is_id(id_and_episode(name).0)
 }

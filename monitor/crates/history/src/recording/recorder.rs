@@ -96,7 +96,6 @@ pub struct Recorder {
 struct Rotation {
     /// Most bytes of observations in a file.
     file_bytes: u64,
-    /// Most age of a part.
     part_age: BootNs,
     /// Least time from one part to the next where there was a gap.
     gap_interval: BootNs,
@@ -204,7 +203,6 @@ impl Recorder {
         Ok(failure.map(|reason| status(FLIGHT, Some(reason))))
     }
 
-    /// Whether anything is recorded at all.
     #[must_use]
     pub fn is_recording(&self) -> bool {
         !self.tracks.is_empty()

@@ -35,12 +35,10 @@ pub struct Summary {
     pub until: BootNs,
     /// Observations that the core took.
     pub observations: u64,
-    /// Events that it emitted.
     pub events: u64,
     /// Unknown lines.
     pub skipped: u64,
     pub first_skipped: Vec<Skipped>,
-    /// Gaps of the recording.
     pub gaps: Vec<Gap>,
     /// Truncated lines: the daemon was killed, or is still writing.
     pub cut: Vec<u64>,

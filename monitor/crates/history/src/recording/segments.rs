@@ -23,7 +23,6 @@ const LOCK: &str = ".lock";
 /// Made and removed again, to see whether files can be made.
 const PROBE: &str = ".probe";
 
-/// The segments on disk.
 #[derive(Debug)]
 pub(super) struct Segments {
     directory: PathBuf,
@@ -156,7 +155,6 @@ pub(super) fn is_own(name: &str) -> bool {
     [LOCK, PROBE].contains(&name) || is_segment(name)
 }
 
-/// Whether it is the name of a segment.
 pub(super) fn is_segment(name: &str) -> bool {
     let number = name.strip_suffix(SUFFIX).and_then(|name| name.strip_suffix('.'));
     number.is_some_and(|number| number.len() >= 12 && number.bytes().all(|byte| byte.is_ascii_digit()))

@@ -16,7 +16,6 @@ const SHARED: u64 = 64;
 /// Number of an account in this file.
 pub(super) type AccountId = i64;
 
-/// The accounts of the file.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     /// Those that have one of their own.

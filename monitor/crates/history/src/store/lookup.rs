@@ -141,7 +141,6 @@ impl Range {
     }
 }
 
-/// The range of a condition.
 pub(super) fn range(lookup: &Lookup) -> Range {
     let single = Range::single;
     match lookup {

@@ -22,7 +22,6 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Records a heartbeat of the core.
     pub fn tick(&self, at: BootNs) {
         self.last_tick.store(at, Ordering::Relaxed);
     }

@@ -55,7 +55,6 @@ const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), longest: Durat
 const JITTER_MS: u64 = 10_000;
 /// Where a server that has too much to do names no time; it doubles each time.
 const TOO_MANY: Duration = Duration::from_secs(5);
-/// The longest of these pauses.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Of what the server says that is shown, in bytes.
 const SHOWN: usize = 256;

@@ -187,7 +187,6 @@ impl<D: Destination> Reconnecting<D> {
         self.liveness.clone()
     }
 
-    /// Whether the destination is connected.
     #[must_use]
     pub fn is_up(&self) -> bool {
         matches!(self.state, State::Up)

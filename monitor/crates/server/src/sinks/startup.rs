@@ -21,11 +21,9 @@ pub(super) type Start = fn(&Context<'_>) -> io::Result<Option<Started>>;
 pub struct Context<'a> {
     pub settings: &'a Values,
     pub state_dir: PathBuf,
-    /// Identity of this boot.
     pub boot_id: &'a str,
     /// Whether standard output may be coloured.
     pub colour: bool,
-    /// Metrics of the daemon.
     pub metrics: &'a Arc<Metrics>,
     /// Takes the status of sinks that can be down.
     pub core: &'a Sender,
@@ -57,7 +55,6 @@ impl From<EventQueue> for Started {
 #[derive(Debug, Error)]
 #[error("cannot start {what}")]
 pub struct StartError {
-    /// What was to be started.
     what: &'static str,
     #[source]
     source: io::Error,

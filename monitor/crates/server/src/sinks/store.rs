@@ -69,7 +69,6 @@ pub struct Store {
 pub struct Started {
     /// The sink.
     pub store: Store,
-    /// State of the previous run.
     pub previous_run: PreviousRun,
     /// Whether it works, for the core.
     pub status: SourceStatus,

@@ -64,7 +64,6 @@ impl Users {
         self.0.is_empty()
     }
 
-    /// Whether this is the user's hash.
     pub(super) fn has(&self, user: &str, hash: &str) -> bool {
         self.0.get(user).is_some_and(|own| own == hash)
     }

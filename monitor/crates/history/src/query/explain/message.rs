@@ -20,7 +20,6 @@ pub(super) struct Message {
     pub(super) searched: usize,
 }
 
-/// The message of a line.
 pub(super) fn of_line(line: &str) -> Message {
     let (message, others) = of_json(line).unwrap_or_else(|| (line.to_owned(), String::new()));
     let mut text = unescaped(&message);

@@ -71,7 +71,6 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// What it is.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

@@ -128,7 +128,6 @@ impl Memory {
         self.lock().note_incident(event);
     }
 
-    /// Notifies readers of new events.
     pub fn wake(&self) {
         self.changed.send_replace(());
     }
@@ -204,7 +203,6 @@ impl Memory {
         self.wake();
     }
 
-    /// Number of the newest event.
     pub(super) fn last_seq(&self) -> u64 {
         self.lock().last_seq
     }
