@@ -1,28 +1,19 @@
 //! Programs that stay attached until this is dropped.
 
-use std::ops::Deref;
 use std::thread;
 
 use aya::Ebpf;
 use aya::programs::{Program, ProgramError};
 
-/// The objects of attached programs.
-pub(super) struct Attached(pub(super) Vec<Ebpf>);
-
-impl Deref for Attached {
-    type Target = [Ebpf];
-
-    fn deref(&self) -> &[Ebpf] {
-        &self.0
-    }
-}
+/// The object of attached programs.
+pub(super) struct Attached(pub(super) Ebpf);
 
 impl Drop for Attached {
     /// The kernel waits for a grace period of RCU whenever it detaches a program, which takes some 40 ms: side by side they wait
     /// for the same one.
     fn drop(&mut self) {
         thread::scope(|scope| {
-            let programs = self.0.iter_mut().flat_map(Ebpf::programs_mut).map(|(_, program)| program);
+            let programs = self.0.programs_mut().map(|(_, program)| program);
             for program in programs.filter(|program| program.fd().is_ok()) {
                 // Where no thread starts it is unloaded with its object.
                 let _ = thread::Builder::new().spawn_scoped(scope, || unload(program));
@@ -42,7 +33,7 @@ pub(super) fn unload(program: &mut Program) -> Result<(), ProgramError> {
         Program::FEntry(program) => program.unload(),
         Program::CgroupSysctl(program) => program.unload(),
         Program::RawTracePoint(program) => program.unload(),
-        // Those of other kinds are in objects of their own.
+        // No hook has those of other kinds.
         _ => Ok(()),
     }
 }

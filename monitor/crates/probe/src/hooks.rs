@@ -22,7 +22,6 @@ use kevtmon_types::namespace::NsInum;
 use super::btf::{Btf, BtfError};
 use super::cni::PartialCalls;
 use super::decode::DecodeError;
-use super::objects::Object;
 
 /// Every hook, in the order in which they are attached and shown.
 pub const HOOKS: &[&Hook] =
@@ -68,11 +67,9 @@ pub enum Mechanism {
     NeighborMessages,
 }
 
-/// A program of an eBPF object.
+/// A program of the eBPF object.
 #[derive(Debug)]
 pub struct Program {
-    /// The object that holds it.
-    pub object: &'static Object,
     pub name: &'static str,
     pub attach: Attach,
 }
@@ -81,18 +78,10 @@ pub struct Program {
 pub enum Attach {
     /// A tracepoint whose arguments have BTF types (`tp_btf`).
     BtfTracepoint(&'static str),
-    /// A tracepoint of tracefs.
-    Tracepoint {
-        /// Directory below `events`.
-        category: &'static str,
-        name: &'static str,
-    },
+    /// A tracepoint of system calls, of tracefs.
+    Tracepoint(&'static str),
     /// The same of a program that reads no structure of the kernel, and so needs none of its types.
-    UntypedTracepoint {
-        /// Directory below `events`.
-        category: &'static str,
-        name: &'static str,
-    },
+    UntypedTracepoint(&'static str),
     /// The start of each of these system calls, by its tracepoint of tracefs: `sys_enter_NAME`.
     Starts(&'static [&'static str]),
     /// The return of each of these system calls, by its tracepoint of tracefs: `sys_exit_NAME`.
@@ -106,10 +95,15 @@ pub enum Attach {
     OnRequest,
 }
 
+/// A program on the tracepoint of its name.
+const fn tp_btf(name: &'static str) -> Program {
+    Program { name, attach: Attach::BtfTracepoint(name) }
+}
+
 impl Attach {
     /// Whether it takes the kernel's types.
     pub(super) fn needs_types(self) -> bool {
-        !matches!(self, Self::UntypedTracepoint { .. })
+        !matches!(self, Self::UntypedTracepoint(_))
     }
 }
 
@@ -166,10 +160,6 @@ impl Hook {
     #[must_use]
     pub fn source(&self) -> String {
         format!("hook.{}", self.name)
-    }
-
-    pub(super) fn has_program_in(&self, object: &Object) -> bool {
-        self.programs().any(|program| program.object.name == object.name)
     }
 
     pub(super) fn programs(&self) -> impl Iterator<Item = &'static Program> {

@@ -1,6 +1,6 @@
 //! The kernel programs: loaded, attached by the best attach mode that works, and read.
 //!
-//! In: the embedded objects, the running kernel's type information. Out: the facts that the hooks of [`hooks::HOOKS`]
+//! In: the embedded object, the running kernel's type information. Out: the facts that the hooks of [`hooks::HOOKS`]
 //! observe, and how many records were lost. A hook that does not work is reported with its reason; the others go on.
 
 use kevtmon_ebpf::lanes::Rate;
@@ -21,7 +21,7 @@ mod lanes;
 mod lineage;
 mod load;
 mod mount_table;
-pub mod objects;
+mod object;
 mod plugins;
 mod questions;
 mod rbd;
@@ -93,8 +93,6 @@ pub enum BpfError {
     },
     #[error("the kernel refused the programs' maps")]
     Load(#[source] Box<aya::EbpfError>),
-    #[error("cannot create a BPF file system for the maps that the objects share")]
-    Share(#[source] std::io::Error),
     /// The object has no such map: it is not of this build.
     #[error("the embedded object has no map {0}")]
     NoMap(&'static str),

@@ -25,7 +25,7 @@ use super::hooks::{
 use super::iterators::{self, Iterators};
 use super::lanes::Lanes;
 use super::mount_table::MountTables;
-use super::objects::{CORE, Object, SHARED_MAPS, SharedMaps};
+use super::object::programs;
 use super::plugins::Plugins;
 use super::skipped::SkippedRuns;
 use super::syscall_context::{self, ContextError, Expected};
@@ -88,12 +88,12 @@ impl BpfSource {
     }
 }
 
-/// Loads the objects and attaches every hook by the best attach mode that works.
+/// Loads the object and attaches every hook by the best attach mode that works.
 #[must_use]
 pub fn load(config: &BpfConfig) -> LoadedHooks {
-    let wanted = wanted_objects(config);
+    let is_wanted = config.iterators || HOOKS.iter().any(|hook| wants_programs(hook, config.hooks.of(hook)));
     // Without a reason, none of the attach modes that are tried takes programs.
-    let withheld = config.withheld.or(wanted.is_empty().then_some(""));
+    let withheld = config.withheld.or((!is_wanted).then_some(""));
     if let Some(reason) = withheld {
         let of_iterators = if config.iterators { reason } else { SWITCHED_OFF };
         return LoadedHooks {
@@ -103,20 +103,20 @@ pub fn load(config: &BpfConfig) -> LoadedHooks {
             iterators: Err(of_iterators.to_owned()),
         };
     }
-    let loaded = Objects::load(config, &wanted).and_then(|mut objects| {
+    let loaded = Object::load(config).and_then(|mut object| {
         let statuses = HOOKS
             .iter()
             .map(|hook| {
                 HookStatus::select(hook, config.hooks.of(hook), |programs| {
-                    objects.attach(hook, programs).map_err(|error| refusal::reason(&error))
+                    object.attach(hook, programs).map_err(|error| refusal::reason(&error))
                 })
             })
             .collect();
         let iterators = match config.iterators {
-            true => objects.iterators().map_err(|error| refusal::reason(&error)),
+            true => object.iterators().map_err(|error| refusal::reason(&error)),
             false => Err(SWITCHED_OFF.to_owned()),
         };
-        Ok((statuses, iterators, objects.into_source(config.log)?))
+        Ok((statuses, iterators, object.into_source(config.log)?))
     });
     // Type information costs some 30 MB while it is parsed.
     kevtmon_types::allocator::release_free_memory();
@@ -132,20 +132,6 @@ pub fn load(config: &BpfConfig) -> LoadedHooks {
     }
 }
 
-/// The objects that hold programs of the hooks that may use any.
-fn wanted_objects(config: &BpfConfig) -> Vec<&'static Object> {
-    let hooks = HOOKS.iter().filter(|hook| wants_programs(hook, config.hooks.of(hook)));
-    let mut wanted: Vec<&Object> = Vec::new();
-    let of_iterators = config.iterators.then_some(&CORE);
-    let of_hooks = hooks.flat_map(|hook| hook.programs()).map(|program| program.object);
-    for object in of_hooks.chain(of_iterators) {
-        if wanted.iter().all(|other| other.name != object.name) {
-            wanted.push(object);
-        }
-    }
-    wanted
-}
-
 fn without_programs(config: &BpfConfig, reason: &str) -> Vec<HookStatus> {
     let refuse = |_: &'static [Program]| Err(reason.to_owned());
     HOOKS.iter().map(|hook| HookStatus::select(hook, config.hooks.of(hook), refuse)).collect()
@@ -158,8 +144,8 @@ enum AttachError {
     Offsets(#[source] BtfError),
     #[error(transparent)]
     Object(#[from] Arc<BpfError>),
-    #[error("the object {object} has no program {program}")]
-    NoProgram { object: &'static str, program: &'static str },
+    #[error("the object core has no program {program}")]
+    NoProgram { program: &'static str },
     #[error("{program}")]
     Program {
         program: &'static str,
@@ -182,27 +168,23 @@ enum AttachError {
     Iterators(#[source] io::Error),
 }
 
-/// Offsets that are no hook's.
-const COMMON: [super::hooks::Offsets; 3] = [task::OFFSETS, syscall_context::OFFSETS, iterators::OFFSETS];
-
 /// Offsets as bytes, by the global that they are written to.
 type Offsets = Vec<(&'static str, Result<Vec<u8>, BtfError>)>;
 
 /// A program, and the kernel's types.
 type Found<'o> = (&'o mut aya::programs::Program, &'o Result<aya::Btf, Arc<BpfError>>);
 
-/// The objects that the wanted hooks need, in the kernel.
-struct Objects {
+/// The object, in the kernel.
+struct Object {
     /// An error where only programs that need none can be loaded.
     types: Result<aya::Btf, Arc<BpfError>>,
     syscalls: Result<Expected, BtfError>,
     offsets: Offsets,
-    loaded: Vec<(&'static Object, Result<Ebpf, Arc<BpfError>>)>,
+    ebpf: Ebpf,
 }
 
-impl Objects {
-    /// Loads each by itself; an error if none can be.
-    fn load(config: &BpfConfig, wanted: &[&'static Object]) -> Result<Self, Arc<BpfError>> {
+impl Object {
+    fn load(config: &BpfConfig) -> Result<Self, Arc<BpfError>> {
         let has_untyped = HOOKS.iter().any(|hook| wants_untyped_programs(hook, config.hooks.of(hook)));
         let (types, syscalls, offsets) = match type_information() {
             Ok(TypeInformation { types, syscalls, offsets }) => (Ok(types), syscalls, offsets),
@@ -213,23 +195,8 @@ impl Objects {
             }
             Err(error) => return Err(Arc::new(error)),
         };
-        let shared = match wanted {
-            [] | [_] => None,
-            _ => Some(SharedMaps::new().map_err(BpfError::Share)?),
-        };
-        let loaded: Vec<(&Object, Result<_, Arc<_>>)> = wanted
-            .iter()
-            .map(|object| {
-                let loaded = load_object(object, config, types.as_ref().ok(), &offsets, shared.as_ref());
-                (*object, loaded.map_err(Arc::new))
-            })
-            .collect();
-        if let Some((_, Err(error))) = loaded.first()
-            && loaded.iter().all(|(_, loaded)| loaded.is_err())
-        {
-            return Err(Arc::clone(error));
-        }
-        Ok(Self { types, syscalls, offsets, loaded })
+        let ebpf = load_object(config, types.as_ref().ok(), &offsets)?;
+        Ok(Self { types, syscalls, offsets, ebpf })
     }
 
     /// Attaches all of the programs or none, but for those that can be done without: of them it gives those that were refused,
@@ -268,8 +235,7 @@ impl Objects {
     /// Whether the program would read what it is given where it is.
     fn check_context(&self, program: &Program) -> Result<(), AttachError> {
         let events: Vec<String> = match program.attach {
-            Attach::Tracepoint { category: "syscalls", name }
-            | Attach::UntypedTracepoint { category: "syscalls", name } => vec![name.to_owned()],
+            Attach::Tracepoint(name) | Attach::UntypedTracepoint(name) => vec![name.to_owned()],
             Attach::Starts(calls) => starts(calls).collect(),
             Attach::Returns(calls) => returns(calls).collect(),
             _ => return Ok(()),
@@ -290,10 +256,9 @@ impl Objects {
                 let types = types.as_ref().map_err(|error| AttachError::Object(Arc::clone(error)))?;
                 <&mut BtfTracePoint>::try_from(found).and_then(|found| found.load(name, types))
             }
-            Attach::Tracepoint { .. }
-            | Attach::UntypedTracepoint { .. }
-            | Attach::Starts(_)
-            | Attach::Returns(_) => <&mut TracePoint>::try_from(found).and_then(TracePoint::load),
+            Attach::Tracepoint(_) | Attach::UntypedTracepoint(_) | Attach::Starts(_) | Attach::Returns(_) => {
+                <&mut TracePoint>::try_from(found).and_then(TracePoint::load)
+            }
             Attach::Function(name) => {
                 let types = types.as_ref().map_err(|error| AttachError::Object(Arc::clone(error)))?;
                 <&mut FEntry>::try_from(found).and_then(|found| found.load(name, types))
@@ -310,8 +275,8 @@ impl Objects {
             Attach::BtfTracepoint(_) => {
                 <&mut BtfTracePoint>::try_from(found).and_then(|found| found.attach().map(drop))
             }
-            Attach::Tracepoint { category, name } | Attach::UntypedTracepoint { category, name } => {
-                <&mut TracePoint>::try_from(found).and_then(|found| found.attach(category, name).map(drop))
+            Attach::Tracepoint(name) | Attach::UntypedTracepoint(name) => {
+                attach_to_each(found, std::iter::once(name.to_owned()))
             }
             Attach::Starts(calls) => attach_to_each(found, starts(calls)),
             Attach::Returns(calls) => attach_to_each(found, returns(calls)),
@@ -334,55 +299,46 @@ impl Objects {
     }
 
     fn find(&mut self, program: &Program) -> Result<Found<'_>, AttachError> {
-        let object = program.object.name;
-        let missing = AttachError::NoProgram { object, program: program.name };
-        match self.loaded.iter_mut().find(|(loaded, _)| loaded.name == object) {
-            Some((_, Ok(ebpf))) => match ebpf.program_mut(program.name) {
-                Some(found) => Ok((found, &self.types)),
-                None => Err(missing),
-            },
-            Some((_, Err(error))) => Err(AttachError::Object(Arc::clone(error))),
-            None => Err(missing),
-        }
+        let found = self.ebpf.program_mut(program.name);
+        Ok((found.ok_or(AttachError::NoProgram { program: program.name })?, &self.types))
     }
 
     fn into_source(self, log: bool) -> Result<BpfSource, BpfError> {
-        let mut attached: Vec<Ebpf> = self.loaded.into_iter().filter_map(|(_, loaded)| loaded.ok()).collect();
-        let ring = RingBuf::try_from(take(&mut attached, "EVENTS")?).map_err(map_error("EVENTS"))?;
-        let armed = Array::try_from(take(&mut attached, "ARMED")?).map_err(map_error("ARMED"))?;
-        let counts = PerCpuArray::try_from(take(&mut attached, "COUNTS")?).map_err(map_error("COUNTS"))?;
+        let mut ebpf = self.ebpf;
+        let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?).map_err(map_error("EVENTS"))?;
+        let armed = Array::try_from(take(&mut ebpf, "ARMED")?).map_err(map_error("ARMED"))?;
+        let counts = PerCpuArray::try_from(take(&mut ebpf, "COUNTS")?).map_err(map_error("COUNTS"))?;
         let budgets = Budgets::new(
             [
-                HashMap::try_from(take(&mut attached, "USERS")?).map_err(map_error("USERS"))?,
-                HashMap::try_from(take(&mut attached, "SOURCES")?).map_err(map_error("SOURCES"))?,
+                HashMap::try_from(take(&mut ebpf, "USERS")?).map_err(map_error("USERS"))?,
+                HashMap::try_from(take(&mut ebpf, "SOURCES")?).map_err(map_error("SOURCES"))?,
             ],
-            HashMap::try_from(take(&mut attached, "GROUPS")?).map_err(map_error("GROUPS"))?,
-            Array::try_from(take(&mut attached, "SHARED_BUDGETS")?).map_err(map_error("SHARED_BUDGETS"))?,
+            HashMap::try_from(take(&mut ebpf, "GROUPS")?).map_err(map_error("GROUPS"))?,
+            Array::try_from(take(&mut ebpf, "SHARED_BUDGETS")?).map_err(map_error("SHARED_BUDGETS"))?,
         );
         let lanes = Lanes::new(
-            HashMap::try_from(take(&mut attached, "GATEWAYS")?).map_err(map_error("GATEWAYS"))?,
-            HashMap::try_from(take(&mut attached, "CONTAINERS")?).map_err(map_error("CONTAINERS"))?,
+            HashMap::try_from(take(&mut ebpf, "GATEWAYS")?).map_err(map_error("GATEWAYS"))?,
+            HashMap::try_from(take(&mut ebpf, "CONTAINERS")?).map_err(map_error("CONTAINERS"))?,
         );
         let plugins = Plugins::new(
-            LpmTrie::try_from(take(&mut attached, "CNI_DIRECTORIES")?)
-                .map_err(map_error("CNI_DIRECTORIES"))?,
-            HashMap::try_from(take(&mut attached, "CNI_MOUNT_NAMESPACES")?)
+            LpmTrie::try_from(take(&mut ebpf, "CNI_DIRECTORIES")?).map_err(map_error("CNI_DIRECTORIES"))?,
+            HashMap::try_from(take(&mut ebpf, "CNI_MOUNT_NAMESPACES")?)
                 .map_err(map_error("CNI_MOUNT_NAMESPACES"))?,
-            HashMap::try_from(take(&mut attached, "CNI_CALLERS")?).map_err(map_error("CNI_CALLERS"))?,
-            HashMap::try_from(take(&mut attached, "FOLLOWED")?).map_err(map_error("FOLLOWED"))?,
+            HashMap::try_from(take(&mut ebpf, "CNI_CALLERS")?).map_err(map_error("CNI_CALLERS"))?,
+            HashMap::try_from(take(&mut ebpf, "FOLLOWED")?).map_err(map_error("FOLLOWED"))?,
         );
         let mut loggers = Vec::new();
-        for object in attached.iter_mut().filter(|_| log) {
-            match aya_log::EbpfLogger::init(object) {
+        if log {
+            match aya_log::EbpfLogger::init(&mut ebpf) {
                 Ok(logger) => loggers.push(logger),
                 Err(error) => tracing::warn!(%error, "cannot read the log of the kernel programs"),
             }
         }
-        let state = Array::try_from(take(&mut attached, "MOUNT_TABLE")?).map_err(map_error("MOUNT_TABLE"))?;
-        let attached = Arc::new(Attached(attached));
+        let state = Array::try_from(take(&mut ebpf, "MOUNT_TABLE")?).map_err(map_error("MOUNT_TABLE"))?;
+        let attached = Arc::new(Attached(ebpf));
         let mount_tables = MountTables::new(Arc::downgrade(&attached), state);
         Ok(BpfSource {
-            skipped: SkippedRuns::of(&attached),
+            skipped: SkippedRuns::of(&attached.0),
             _attached: attached,
             mount_tables: Some(mount_tables),
             loggers,
@@ -418,14 +374,8 @@ fn is_extra(program: &Program) -> bool {
     matches!(program.attach, Attach::Function(_))
 }
 
-fn load_object(
-    object: &'static Object,
-    config: &BpfConfig,
-    types: Option<&aya::Btf>,
-    offsets: &Offsets,
-    shared: Option<&SharedMaps>,
-) -> Result<Ebpf, BpfError> {
-    if (object.bytes)().is_empty() {
+fn load_object(config: &BpfConfig, types: Option<&aya::Btf>, offsets: &Offsets) -> Result<Ebpf, BpfError> {
+    if programs().is_empty() {
         return Err(BpfError::NoObject);
     }
     let log_level = if config.log { u8::MAX } else { 0 };
@@ -445,23 +395,13 @@ fn load_object(
         .map_max_entries("EVENTS", config.ring_bytes);
     for (global, bytes) in offsets {
         if let Ok(bytes) = bytes {
-            // Must be there if a hook that reads it has programs in this object.
-            let hooks = HOOKS.iter().filter(|hook| hook.has_program_in(object));
-            let mut read = hooks.filter_map(|hook| hook.offsets).map(|offsets| offsets.global);
-            let is_common = COMMON.iter().any(|common| common.global == *global);
-            let required = is_common || read.any(|read| read == *global);
-            loader.override_global(global, &bytes[..], required);
-        }
-    }
-    if let Some(shared) = shared {
-        for map in SHARED_MAPS {
-            loader.map_pin_path(map, shared.path(map));
+            loader.override_global(global, &bytes[..], true);
         }
     }
     if !config.log {
         loader.map_max_entries("AYA_LOGS", 4096);
     }
-    loader.load((object.bytes)()).map_err(|error| BpfError::Load(Box::new(error)))
+    loader.load(programs()).map_err(|error| BpfError::Load(Box::new(error)))
 }
 
 /// What the kernel says about its types.
@@ -488,8 +428,8 @@ fn type_information() -> Result<TypeInformation, BpfError> {
     Ok(TypeInformation { types, syscalls, offsets })
 }
 
-fn take(objects: &mut [Ebpf], name: &'static str) -> Result<aya::maps::Map, BpfError> {
-    objects.iter_mut().find_map(|object| object.take_map(name)).ok_or(BpfError::NoMap(name))
+fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, BpfError> {
+    ebpf.take_map(name).ok_or(BpfError::NoMap(name))
 }
 
 fn map_error(name: &'static str) -> impl FnOnce(aya::maps::MapError) -> BpfError {

@@ -10,7 +10,6 @@ use kevtmon_observation::TableMark;
 
 use super::attached::Attached;
 
-/// Of the object `core`.
 pub(super) const MOUNT_TABLE_PROGRAM: &str = "mount_table";
 
 /// The program that reads mount tables. It keeps no program in the kernel.
@@ -31,8 +30,7 @@ impl MountTables {
     pub fn event(&self, of: &TableMark) -> Option<u64> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let programs = self.programs.upgrade()?;
-        let mut found = programs.iter().filter_map(|object| object.program(MOUNT_TABLE_PROGRAM));
-        let Program::RawTracePoint(program) = found.next()? else { return None };
+        let Program::RawTracePoint(program) = programs.0.program(MOUNT_TABLE_PROGRAM)? else { return None };
         let mut options = RawTracePointRunOptions::new();
         options.args[..2].copy_from_slice(&[of.handle, of.id]);
         RawTracePoint::test_run(program, options).ok()?;

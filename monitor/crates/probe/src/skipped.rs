@@ -20,8 +20,8 @@ pub(super) struct SkippedRuns {
 }
 
 impl SkippedRuns {
-    /// Those of every hook that has programs in these objects.
-    pub(super) fn of(attached: &[Ebpf]) -> Vec<Self> {
+    /// Those of every hook that has programs.
+    pub(super) fn of(attached: &Ebpf) -> Vec<Self> {
         let hooks =
             HOOKS.iter().map(|hook| Self { reason: hook.skipped, programs: programs(hook, attached) });
         hooks.filter(|hook| !hook.programs.is_empty()).collect()
@@ -33,11 +33,11 @@ impl SkippedRuns {
     }
 }
 
-fn programs(hook: &Hook, attached: &[Ebpf]) -> Vec<OwnedFd> {
+fn programs(hook: &Hook, attached: &Ebpf) -> Vec<OwnedFd> {
     let mut names: Vec<&str> = hook.programs().map(|program| program.name).collect();
     names.sort_unstable();
     names.dedup();
-    let found = names.iter().filter_map(|name| attached.iter().find_map(|object| object.program(name)));
+    let found = names.iter().filter_map(|name| attached.program(name));
     // Those of other attach modes are not loaded.
     found.filter_map(|program| program.fd().ok()?.as_fd().try_clone_to_owned().ok()).collect()
 }

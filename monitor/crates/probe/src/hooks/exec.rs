@@ -10,12 +10,12 @@ use kevtmon_observation::{CniExit, Fact, SignalSent};
 use kevtmon_types::namespace::NsInum;
 use zerocopy::IntoBytes as _;
 
-use super::{Attach, AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records};
+use super::{AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offsets, Records, tp_btf};
 use crate::btf::{Btf, BtfError};
 use crate::cni::PartialCalls;
 use crate::decode::{DecodeError, layout};
 use crate::task::actor;
-use crate::{objects, rbd, runtime_client};
+use crate::{rbd, runtime_client};
 
 pub(super) const HOOK: Hook = Hook {
     name: "exec",
@@ -51,10 +51,6 @@ pub(super) const HOOK: Hook = Hook {
     },
     skipped: "exec-run-skipped",
 };
-
-const fn tp_btf(name: &'static str) -> Program {
-    Program { object: &objects::CORE, name, attach: Attach::BtfTracepoint(name) }
-}
 
 fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
     let offsets = ExecOffsets {

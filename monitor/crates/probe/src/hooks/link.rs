@@ -7,10 +7,11 @@ use kevtmon_observation::{Fact, LinkAct, LinkOp};
 use kevtmon_types::namespace::NsInum;
 use zerocopy::IntoBytes as _;
 
-use super::{Attach, AttachMode, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, route};
+use super::{
+    Attach, AttachMode, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, route, tp_btf,
+};
 use crate::btf::{Btf, BtfError};
 use crate::decode::{DecodeError, cookie_half, layout, short};
-use crate::objects;
 use crate::task::actor;
 
 pub(super) const HOOK: Hook = Hook {
@@ -25,7 +26,7 @@ pub(super) const HOOK: Hook = Hook {
             tp_btf("qdisc_reset"),
             tp_btf("qdisc_destroy"),
             tp_btf("qdisc_create"),
-            Program { object: &objects::CORE, name: "rtnl_notify", attach: Attach::Function("rtnl_notify") },
+            Program { name: "rtnl_notify", attach: Attach::Function("rtnl_notify") },
         ]),
     }],
     offsets: Some(Offsets { global: "LINK_OFFSETS", resolve: offsets }),
@@ -36,10 +37,6 @@ pub(super) const HOOK: Hook = Hook {
     },
     skipped: "link-run-skipped",
 };
-
-const fn tp_btf(name: &'static str) -> Program {
-    Program { object: &objects::CORE, name, attach: Attach::BtfTracepoint(name) }
-}
 
 fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
     let offsets = LinkOffsets {

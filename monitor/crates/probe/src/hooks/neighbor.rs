@@ -13,10 +13,9 @@ use kevtmon_observation::{
 use kevtmon_types::namespace::NsInum;
 use zerocopy::IntoBytes as _;
 
-use super::{Attach, AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records};
+use super::{AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offsets, Records, tp_btf};
 use crate::btf::{Btf, BtfError};
 use crate::decode::{DecodeError, cookie_half, layout, text};
-use crate::objects;
 use crate::task::actor;
 
 pub(super) const HOOK: Hook = Hook {
@@ -67,10 +66,6 @@ pub(super) const HOOK: Hook = Hook {
     },
     skipped: "neighbor-run-skipped",
 };
-
-const fn tp_btf(name: &'static str) -> Program {
-    Program { object: &objects::CORE, name, attach: Attach::BtfTracepoint(name) }
-}
 
 const fn deletions(counter: kevtmon_ebpf::Counter, labels: &'static [&'static str]) -> Count {
     Count { counter, metric: KernelMetric::NeighborDeletions, labels }

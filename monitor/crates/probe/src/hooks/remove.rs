@@ -17,7 +17,6 @@ use super::umount::{self, directory, table};
 use super::{Attach, AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records};
 use crate::btf::{Btf, BtfError};
 use crate::decode::{DecodeError, lossy, short};
-use crate::objects;
 use crate::task::actor;
 
 const EBUSY: u16 = 16;
@@ -31,8 +30,8 @@ pub(super) const HOOK: Hook = Hook {
         note: Some("makes each of these calls a tenth to a quarter of a microsecond longer"),
         lost: None,
         mechanism: Mechanism::Programs(&[
-            Program { object: &objects::CORE, name: "sys_enter_remove", attach: Attach::Starts(NAMES) },
-            Program { object: &objects::CORE, name: "sys_exit_remove", attach: Attach::Returns(NAMES) },
+            Program { name: "sys_enter_remove", attach: Attach::Starts(NAMES) },
+            Program { name: "sys_exit_remove", attach: Attach::Returns(NAMES) },
         ]),
     }],
     offsets: Some(Offsets { global: "REMOVE_OFFSETS", resolve: offsets }),

@@ -8,7 +8,6 @@ use zerocopy::IntoBytes as _;
 use super::{Attach, AttachMode, Decode, Hook, Mechanism, Offsets, Program, Records};
 use crate::btf::{Btf, BtfError};
 use crate::decode::{DecodeError, cookie_half, layout, short, text};
-use crate::objects;
 use crate::task::actor;
 
 pub(super) const HOOK: Hook = Hook {
@@ -19,11 +18,7 @@ pub(super) const HOOK: Hook = Hook {
         name: "cgroup",
         note: Some("makes each access to a file below `/proc/sys` a third of a microsecond longer"),
         lost: None,
-        mechanism: Mechanism::Programs(&[Program {
-            object: &objects::CORE,
-            name: "sysctl_access",
-            attach: Attach::Sysctl,
-        }]),
+        mechanism: Mechanism::Programs(&[Program { name: "sysctl_access", attach: Attach::Sysctl }]),
     }],
     offsets: Some(Offsets { global: "SYSCTL_OFFSETS", resolve: offsets }),
     records: Records {

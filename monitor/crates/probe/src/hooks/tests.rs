@@ -6,7 +6,7 @@ use kevtmon_observation::Loss;
 use kevtmon_types::settings::{Description as _, Values};
 
 use super::*;
-use crate::{iterators, objects, syscall_context, task};
+use crate::{iterators, object, syscall_context, task};
 
 /// Panics when two are the same.
 fn assert_unique<T: Ord + std::fmt::Debug>(all: impl IntoIterator<Item = T>) {
@@ -35,9 +35,7 @@ fn every_name_in_the_table_is_unique() {
         // With `auto` and `off`, which no attach mode may be called.
         assert_unique(hook.choices());
     }
-    assert_unique(
-        HOOKS.iter().flat_map(|hook| hook.programs()).map(|program| (program.object.name, program.name)),
-    );
+    assert_unique(HOOKS.iter().flat_map(|hook| hook.programs()).map(|program| program.name));
     assert_unique(
         HOOKS
             .iter()
@@ -72,14 +70,14 @@ fn a_call_whose_return_is_looked_at_is_seen_to_begin() {
         };
         let begins = attached(|attach| match attach {
             Attach::Starts(calls) => calls.iter().map(ToString::to_string).collect(),
-            Attach::Tracepoint { name, .. } | Attach::UntypedTracepoint { name, .. } => {
+            Attach::Tracepoint(name) | Attach::UntypedTracepoint(name) => {
                 name.strip_prefix("sys_enter_").map(str::to_owned).into_iter().collect()
             }
             _ => Vec::new(),
         });
         let ends = attached(|attach| match attach {
             Attach::Returns(calls) => calls.iter().map(ToString::to_string).collect(),
-            Attach::Tracepoint { name, .. } | Attach::UntypedTracepoint { name, .. } => {
+            Attach::Tracepoint(name) | Attach::UntypedTracepoint(name) => {
                 name.strip_prefix("sys_exit_").map(str::to_owned).into_iter().collect()
             }
             _ => Vec::new(),
@@ -93,14 +91,13 @@ fn a_call_whose_return_is_looked_at_is_seen_to_begin() {
 }
 
 #[test]
-fn every_program_of_the_table_is_in_its_object() {
-    if (objects::CORE.bytes)().is_empty() {
+fn every_program_of_the_table_is_in_the_object() {
+    if object::programs().is_empty() {
         eprintln!("skipped: built without kernel programs");
         return;
     }
     for program in HOOKS.iter().flat_map(|hook| hook.programs()) {
-        let named =
-            |name: &str| (program.object.bytes)().windows(name.len()).any(|bytes| bytes == name.as_bytes());
+        let named = |name: &str| object::programs().windows(name.len()).any(|bytes| bytes == name.as_bytes());
         assert!(named(&format!("\0{}\0", program.name)), "{}", program.name);
     }
     let globals = HOOKS.iter().filter_map(|hook| hook.offsets).chain([
@@ -109,7 +106,7 @@ fn every_program_of_the_table_is_in_its_object() {
         iterators::OFFSETS,
     ]);
     for global in globals.map(|offsets| format!("\0{}\0", offsets.global)) {
-        let mut bytes = (objects::CORE.bytes)().windows(global.len());
+        let mut bytes = object::programs().windows(global.len());
         assert!(bytes.any(|bytes| bytes == global.as_bytes()), "{global}");
     }
 }
@@ -158,22 +155,18 @@ fn what_is_not_chosen_is_auto() {
     assert_eq!(values.stored(HOOKS[0]).to_toml(), "off".into());
 }
 
-const fn program(name: &'static str) -> Program {
-    Program { object: &objects::CORE, name, attach: Attach::BtfTracepoint(name) }
-}
-
 /// Two attach modes of programs above one that always works.
 const TWO: Hook = Hook {
     name: "two",
     observes: "things",
     without: "nothing is known of things",
     attach_modes: &[
-        AttachMode { name: "fast", note: None, lost: None, mechanism: Mechanism::Programs(&[program("a")]) },
+        AttachMode { name: "fast", note: None, lost: None, mechanism: Mechanism::Programs(&[tp_btf("a")]) },
         AttachMode {
             name: "slow",
             note: None,
             lost: Some("the second thing"),
-            mechanism: Mechanism::Programs(&[program("b"), program("c")]),
+            mechanism: Mechanism::Programs(&[tp_btf("b"), tp_btf("c")]),
         },
         AttachMode {
             name: "netlink",

@@ -20,7 +20,6 @@ use super::{Attach, AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offse
 use crate::btf::{Btf, BtfError};
 use crate::decode::{DecodeError, lossy, short};
 use crate::mount_table::MOUNT_TABLE_PROGRAM;
-use crate::objects;
 use crate::task::actor;
 
 pub(super) const HOOK: Hook = Hook {
@@ -35,12 +34,8 @@ pub(super) const HOOK: Hook = Hook {
             mechanism: Mechanism::Programs(&[
                 syscall("sys_enter_umount"),
                 syscall("sys_exit_umount"),
-                Program {
-                    object: &objects::CORE,
-                    name: "path_umount",
-                    attach: Attach::Function("path_umount"),
-                },
-                Program { object: &objects::CORE, name: MOUNT_TABLE_PROGRAM, attach: Attach::OnRequest },
+                Program { name: "path_umount", attach: Attach::Function("path_umount") },
+                Program { name: MOUNT_TABLE_PROGRAM, attach: Attach::OnRequest },
             ]),
         },
         AttachMode {
@@ -80,12 +75,11 @@ pub(super) const HOOK: Hook = Hook {
 };
 
 const fn syscall(name: &'static str) -> Program {
-    Program { object: &objects::CORE, name, attach: Attach::Tracepoint { category: "syscalls", name } }
+    Program { name, attach: Attach::Tracepoint(name) }
 }
 
 const fn untyped(name: &'static str, event: &'static str) -> Program {
-    let attach = Attach::UntypedTracepoint { category: "syscalls", name: event };
-    Program { object: &objects::CORE, name, attach }
+    Program { name, attach: Attach::UntypedTracepoint(event) }
 }
 
 pub(super) fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use aya::programs::Iter;
 
-use super::{AttachError, Objects};
+use super::{AttachError, Object};
 use crate::iterators::{Iterators, OFFSETS, PROGRAMS, WANTED};
-use crate::objects::CORE;
 use crate::{BpfConfig, refusal};
 
 /// Loads what lists who may hold a mount, and nothing else.
@@ -15,11 +14,11 @@ use crate::{BpfConfig, refusal};
 /// # Errors
 /// Why the kernel does not do that.
 pub fn load_iterators(config: &BpfConfig) -> Result<Iterators, String> {
-    let mut objects = Objects::load(config, &[&CORE]).map_err(|error| refusal::reason(&*error))?;
-    objects.iterators().map_err(|error| refusal::reason(&error))
+    let mut object = Object::load(config).map_err(|error| refusal::reason(&*error))?;
+    object.iterators().map_err(|error| refusal::reason(&error))
 }
 
-impl Objects {
+impl Object {
     /// Loads the iterators, all or none.
     pub(super) fn iterators(&mut self) -> Result<Iterators, AttachError> {
         let resolved = self.offsets.iter().find(|(name, _)| *name == OFFSETS.global);
@@ -27,20 +26,15 @@ impl Objects {
             return Err(AttachError::Offsets(error.clone()));
         }
         let types = self.types.as_ref().map_err(|error| AttachError::Object(Arc::clone(error)))?;
-        let object = CORE.name;
-        let ebpf = match self.loaded.iter_mut().find(|(loaded, _)| loaded.name == object) {
-            Some((_, Ok(ebpf))) => ebpf,
-            Some((_, Err(error))) => return Err(AttachError::Object(Arc::clone(error))),
-            None => return Err(AttachError::NoProgram { object, program: PROGRAMS[0].0 }),
-        };
+        let ebpf = &mut self.ebpf;
         for (program, of) in PROGRAMS {
-            let found = ebpf.program_mut(program).ok_or(AttachError::NoProgram { object, program })?;
+            let found = ebpf.program_mut(program).ok_or(AttachError::NoProgram { program })?;
             let loaded = <&mut Iter>::try_from(found).and_then(|found| found.load(of, types));
             loaded.map_err(|source| AttachError::Program { program, source })?;
         }
         let mut loaded = Vec::new();
         for (program, _) in PROGRAMS {
-            let found = ebpf.program(program).ok_or(AttachError::NoProgram { object, program })?;
+            let found = ebpf.program(program).ok_or(AttachError::NoProgram { program })?;
             let found = <&Iter>::try_from(found);
             loaded.push(found.map_err(|source| AttachError::Program { program, source })?);
         }
