@@ -78,55 +78,31 @@ impl Lacks {
     /// `CAP_BPF (load kernel programs), …`
     #[must_use]
     pub fn listed(missing: &[(Capability, &str)]) -> String {
-        list(missing)
+        let each = missing.iter().map(|(capability, what)| format!("{} ({what})", capability.name));
+        each.collect::<Vec<_>>().join(", ")
     }
-}
-
-/// What the optional capabilities allow.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Privileges {
-    /// Whether kernel programs may be loaded: BPF and PERFMON (since 5.8), or SYS_ADMIN.
-    pub hooks: bool,
-    /// Whether one socket may listen to all network namespaces: NET_BROADCAST.
-    pub all_namespaces: bool,
 }
 
 /// Why the daemon cannot start. It exits with code 77.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PrivilegeError {
-    #[error("missing capabilities: {}; run as root, or grant them", list(.missing))]
+    #[error("missing capabilities: {}; run as root, or grant them", Lacks::listed(.missing))]
     Missing { missing: Vec<(Capability, &'static str)> },
     #[error("cannot read the capabilities of this process from /proc/self/status; is /proc mounted?")]
     Unreadable,
-}
-
-fn list(missing: &[(Capability, &str)]) -> String {
-    missing
-        .iter()
-        .map(|(capability, what)| format!("{} ({what})", capability.name))
-        .collect::<Vec<_>>()
-        .join(", ")
 }
 
 /// Checks the effective capabilities of this process.
 ///
 /// # Errors
 /// When a required one is missing.
-pub fn check(own: &Own) -> Result<Privileges, PrivilegeError> {
+pub fn check(own: &Own) -> Result<(), PrivilegeError> {
     judge(own.effective_capabilities().ok_or(PrivilegeError::Unreadable)?)
 }
 
-/// Checks a mask in the form of `CapEff` of proc_pid_status(5).
-///
-/// # Errors
-/// When a required one is missing.
-pub fn judge(mask: u64) -> Result<Privileges, PrivilegeError> {
-    let has = |capability: Capability| capability.is_in(mask);
-    let missing: Vec<_> = REQUIRED.into_iter().filter(|(capability, _)| !has(*capability)).collect();
-    if !missing.is_empty() {
-        return Err(PrivilegeError::Missing { missing });
-    }
-    Ok(Privileges { hooks: (has(BPF) && has(PERFMON)) || has(SYS_ADMIN), all_namespaces: has(NET_BROADCAST) })
+fn judge(mask: u64) -> Result<(), PrivilegeError> {
+    let missing = Lacks::of(mask).required;
+    if missing.is_empty() { Ok(()) } else { Err(PrivilegeError::Missing { missing }) }
 }
 
 /// The capabilities that are missing to see what every process holds, with what each is for; `None` if none is.
@@ -137,7 +113,7 @@ pub fn missing_to_see_holders(own: &Own) -> Option<String> {
         [SYS_PTRACE, DAC_READ_SEARCH].contains(capability) && !capability.is_in(mask)
     };
     let missing: Vec<_> = REQUIRED.into_iter().filter(is_missing).collect();
-    (!missing.is_empty()).then(|| list(&missing))
+    (!missing.is_empty()).then(|| Lacks::listed(&missing))
 }
 
 /// What the daemon writes or connects to. Where some of it is another user's, that takes CAP_DAC_OVERRIDE for as long as the
@@ -334,7 +310,7 @@ mod tests {
 
     #[test]
     fn root_has_everything() {
-        assert_eq!(judge(0x1ff_ffff_ffff), Ok(Privileges { hooks: true, all_namespaces: true }));
+        assert_eq!(judge(0x1ff_ffff_ffff), Ok(()));
     }
 
     #[test]
@@ -365,7 +341,7 @@ mod tests {
     #[test]
     fn listening_to_all_namespaces_is_optional() {
         let required = mask(&[NET_ADMIN, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH]);
-        assert_eq!(judge(required), Ok(Privileges { hooks: true, all_namespaces: false }));
+        assert_eq!(judge(required), Ok(()));
     }
 
     #[test]
