@@ -11,7 +11,7 @@ use kevtmon_tests::process::hold_by_cwd;
 use nix::sys::signal::Signal;
 
 #[test]
-fn the_first_event_says_what_is_live() {
+fn it_lives_in_the_namespaces_of_the_host_says_what_is_live_and_ends_well_by_an_interrupt() {
     let mut daemon = launch().start();
     let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     ready.expect("/schema", 1);
@@ -22,6 +22,12 @@ fn the_first_event_says_what_is_live() {
         assert_eq!(daemon.get(path).map(|answer| answer.status), Some(200), "{path}");
     }
     assert_eq!(daemon.get("/nothing").map(|answer| answer.status), Some(404));
+    for kind in ["mnt", "net", "pid"] {
+        let theirs = std::fs::read_link(format!("/proc/{}/ns/{kind}", daemon.pid())).expect("a namespace");
+        assert_eq!(theirs, std::fs::read_link(format!("/proc/self/ns/{kind}")).expect("a namespace"));
+    }
+    daemon.signal(Signal::SIGINT);
+    assert_eq!(daemon.wait(), Some(0), "{}", daemon.log());
 }
 
 #[test]
@@ -75,13 +81,6 @@ fn a_termination_is_said_after_what_happened_before_and_ends_well() {
 }
 
 #[test]
-fn an_interrupt_ends_well_too() {
-    let mut daemon = launch().start();
-    daemon.signal(Signal::SIGINT);
-    assert_eq!(daemon.wait(), Some(0), "{}", daemon.log());
-}
-
-#[test]
 fn without_output_it_still_counts() {
     let pod = Pod::new();
     let launch = launch().output("none");
@@ -109,7 +108,7 @@ fn pins(daemon: &Daemon) -> Vec<String> {
 }
 
 #[test]
-fn a_namespace_that_is_deleted_takes_the_host_end_with_it() {
+fn no_namespace_that_is_deleted_and_no_mount_that_is_looked_at_is_kept() {
     let pods = (0..5).map(|_| Pod::new()).collect::<Vec<_>>();
     let daemon = launch().start();
     let later = (0..5).map(|_| Pod::new()).collect::<Vec<_>>();
@@ -119,13 +118,6 @@ fn a_namespace_that_is_deleted_takes_the_host_end_with_it() {
         pod.delete_netns();
         eventually!(!Path::new(&link).exists(), "{link} goes with the namespace");
     }
-    eventually!(pins(&daemon).is_empty(), "no descriptor is kept: {:?}", pins(&daemon));
-    assert_eq!(daemon.metrics().count("kevtmon_self_pins", &[]), 0.0);
-}
-
-#[test]
-fn a_mount_can_be_unmounted_while_the_daemon_looks_for_its_holders() {
-    let daemon = launch().start();
     for _ in 0..10 {
         let mount = Mount::new();
         let holder = hold_by_cwd(mount.point());
@@ -135,13 +127,4 @@ fn a_mount_can_be_unmounted_while_the_daemon_looks_for_its_holders() {
     }
     eventually!(pins(&daemon).is_empty(), "no descriptor is kept: {:?}", pins(&daemon));
     assert_eq!(daemon.metrics().count("kevtmon_self_pins", &[]), 0.0);
-}
-
-#[test]
-fn it_lives_in_the_namespaces_of_the_host() {
-    let daemon = launch().start();
-    for kind in ["mnt", "net", "pid"] {
-        let theirs = std::fs::read_link(format!("/proc/{}/ns/{kind}", daemon.pid())).expect("a namespace");
-        assert_eq!(theirs, std::fs::read_link(format!("/proc/self/ns/{kind}")).expect("a namespace"));
-    }
 }

@@ -44,47 +44,41 @@ fn expect_nobody(event: &Event) {
 }
 
 #[test]
-fn who_sets_an_interface_down_is_named_and_its_other_end_only_loses_its_carrier() {
-    let pod = Pod::new();
-    let mut daemon = launch().start();
-    let culprit = host().run(&format!("ip link set {} down", pod.host_end()));
-    let down = wait_for(&mut daemon, "link.changed", host().inum(), pod.host_end(), Some("down"));
-    expect_actor(&down, culprit.pid);
-    assert!(down.text("/message").contains("down by "), "{down}");
-    expect_nobody(&wait_for(&mut daemon, "link.changed", pod.inum(), "eth0", Some("carrier-down")));
-    let other = pod.ip("link set eth0 down");
-    expect_actor(&wait_for(&mut daemon, "link.changed", pod.inum(), "eth0", Some("down")), other.pid);
-}
-
-#[test]
-fn who_sets_an_interface_up_for_the_first_time_is_named() {
-    let pod = Pod::new();
-    let mut daemon = launch().start();
-    daemon.wait_for_netns(pod.inum());
-    pod.netns().run("ip link add kv0 type veth peer name kv1");
-    let first = pod.netns().run("ip link set kv0 up");
-    expect_actor(&wait_for(&mut daemon, "link.changed", pod.inum(), "kv0", Some("up")), first.pid);
-}
-
-#[test]
-fn who_deletes_one_end_deletes_both() {
-    let pod = Pod::new();
-    let mut daemon = launch().start();
-    let culprit = host().run(&format!("ip link del {}", pod.host_end()));
-    let host_end = wait_for(&mut daemon, "link.deleted", host().inum(), pod.host_end(), None);
-    expect_actor(&host_end, culprit.pid);
-    expect_actor(&wait_for(&mut daemon, "link.deleted", pod.inum(), "eth0", None), culprit.pid);
-}
-
-#[test]
-fn who_moves_an_interface_is_named() {
-    let pod = Pod::new();
+fn who_sets_down_sets_up_deletes_or_moves_an_interface_is_named() {
+    let [down, up, deleted, moved] = [(); 4].map(|()| Pod::new());
     let other = Netns::new();
     let mut daemon = launch().start();
-    let line = format!("ip link set {} netns {}", pod.host_end(), other.name());
+    daemon.wait_for_netns(up.inum());
+
+    let culprit = host().run(&format!("ip link set {} down", down.host_end()));
+    let event = wait_for(&mut daemon, "link.changed", host().inum(), down.host_end(), Some("down"));
+    expect_actor(&event, culprit.pid);
+    assert!(event.text("/message").contains("down by "), "{event}");
+    // Its other end only loses its carrier.
+    expect_nobody(&wait_for(&mut daemon, "link.changed", down.inum(), "eth0", Some("carrier-down")));
+    let culprit = down.ip("link set eth0 down");
+    expect_actor(&wait_for(&mut daemon, "link.changed", down.inum(), "eth0", Some("down")), culprit.pid);
+
+    // For the first time.
+    up.netns().run("ip link add kv0 type veth peer name kv1");
+    let culprit = up.netns().run("ip link set kv0 up");
+    expect_actor(&wait_for(&mut daemon, "link.changed", up.inum(), "kv0", Some("up")), culprit.pid);
+
+    // Who deletes one end deletes both.
+    let culprit = host().run(&format!("ip link del {}", deleted.host_end()));
+    let event = wait_for(&mut daemon, "link.deleted", host().inum(), deleted.host_end(), None);
+    expect_actor(&event, culprit.pid);
+    expect_actor(&wait_for(&mut daemon, "link.deleted", deleted.inum(), "eth0", None), culprit.pid);
+
+    let line = format!("ip link set {} netns {}", moved.host_end(), other.name());
     let culprit = host().run(&line);
-    let moved = wait_for(&mut daemon, "link.moved", host().inum(), pod.host_end(), None);
-    expect_actor(&moved, culprit.pid);
+    let event = wait_for(&mut daemon, "link.moved", host().inum(), moved.host_end(), None);
+    expect_actor(&event, culprit.pid);
+
+    let mut ended = up;
+    let name = ended.host_end().to_owned();
+    ended.delete_netns();
+    expect_nobody(&wait_for(&mut daemon, "link.deleted", host().inum(), &name, None));
 }
 
 #[test]
@@ -114,16 +108,6 @@ fn who_changes_the_hardware_address_is_named_where_a_neighbor_entry_goes_with_it
     daemon.fence(&pod);
     pod.ip("link set eth0 address 02:00:00:00:01:00");
     expect_nobody(&wait_for_lladdr(&mut daemon, pod.inum(), "02:00:00:00:01:00"));
-}
-
-#[test]
-fn nobody_deletes_the_other_end_of_a_namespace_that_ends() {
-    let mut pod = Pod::new();
-    let mut daemon = launch().start();
-    daemon.wait_for_netns(pod.inum());
-    let (name, here) = (pod.host_end().to_owned(), host().inum());
-    pod.delete_netns();
-    expect_nobody(&wait_for(&mut daemon, "link.deleted", here, &name, None));
 }
 
 #[test]

@@ -144,12 +144,14 @@ fn repeated_refusals_are_reported_at_each_doubling() {
 }
 
 #[test]
-fn a_mount_that_goes_at_last_is_released() {
-    let mount = Mount::new();
+fn a_busy_mount_that_goes_at_last_is_released_and_one_that_is_detached_is_not() {
+    let (mount, detached) = (Mount::new(), Mount::new());
     let mut daemon = launch().start();
-    let culprit = hold_by_cwd(mount.point());
-    mount.umount_refused();
-    wait_for(&mut daemon, "mount.busy", mount.point());
+    let [culprit, other] = [&mount, &detached].map(|mount| hold_by_cwd(mount.point()));
+    for mount in [&mount, &detached] {
+        mount.umount_refused();
+        wait_for(&mut daemon, "mount.busy", mount.point());
+    }
     drop(culprit);
     let umount = kevtmon_tests::patience::wait_until("the mount is free", || {
         let ran = mount.umount();
@@ -158,45 +160,30 @@ fn a_mount_that_goes_at_last_is_released() {
     let event = wait_for(&mut daemon, "mount.released", mount.point());
     event.expect_actor(umount.pid, "umount");
     event.expect_none("/mount/errno");
-}
 
-#[test]
-fn a_busy_mount_that_is_detached_is_not_released() {
-    let mount = Mount::new();
-    let mut daemon = launch().start();
-    let culprit = hold_by_cwd(mount.point());
-    mount.umount_refused();
-    wait_for(&mut daemon, "mount.busy", mount.point());
     let umount = kevtmon_tests::process::attempt::<&std::ffi::OsStr>(&[
         "umount".as_ref(),
         "-l".as_ref(),
-        mount.point().as_ref(),
+        detached.point().as_ref(),
     ]);
     let umount = umount.succeeded("umount -l");
-    let event = wait_for(&mut daemon, "mount.detached", mount.point());
+    let event = wait_for(&mut daemon, "mount.detached", detached.point());
     event.expect_actor(umount.pid, "umount");
     let events = daemon.mount_fence();
-    assert!(!events.iter().any(|event| is_about(event, "mount.released", mount.point())));
-    drop(culprit);
+    assert!(!events.iter().any(|event| is_about(event, "mount.released", detached.point())));
+    drop(other);
 }
 
 #[test]
-fn an_unmount_that_succeeds_at_once_is_not_reported() {
-    let mount = Mount::new();
+fn neither_an_unmount_that_succeeds_at_once_nor_one_of_what_is_no_mount_is_reported() {
+    let (mount, scratch) = (Mount::new(), Scratch::new());
     let mut daemon = launch().start();
     eventually!(mount.umount().status.success(), "nobody holds the mount");
-    let events = daemon.mount_fence();
-    let emitted = events.iter().find(|event| is_about(event, "mount.released", mount.point()));
-    assert_eq!(emitted.map(ToString::to_string), None);
-}
-
-#[test]
-fn unmounting_what_is_no_mount_is_not_reported() {
-    let scratch = Scratch::new();
-    let mut daemon = launch().start();
     let refused = kevtmon_tests::process::attempt(&["busybox", "umount", &scratch.path().to_string_lossy()]);
     assert!(!refused.status.success());
     let events = daemon.mount_fence();
+    let emitted = events.iter().find(|event| is_about(event, "mount.released", mount.point()));
+    assert_eq!(emitted.map(ToString::to_string), None);
     assert!(!events.iter().any(|event| event.text("/mount/path") == scratch.path().to_string_lossy()));
 }
 

@@ -118,17 +118,7 @@ fn a_deleted_gateway_entry_names_the_process_that_did_it() {
 }
 
 #[test]
-fn a_deletion_by_ioctl_names_the_process_too() {
-    let (pod, mut daemon) = pod_and_daemon();
-    let arp = pod.netns().run(&format!("busybox arp -i eth0 -d {GATEWAY}"));
-    let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
-    event.expect_actor(arp.pid, "busybox");
-    event.expect("/neighbor/cause", "admin");
-    event.expect("/neighbor/gateway", true);
-}
-
-#[test]
-fn an_entry_that_is_not_the_gateway_is_said_to_be_none() {
+fn a_deletion_by_ioctl_or_a_flush_and_one_of_an_ipv6_entry_or_no_gateway_names_the_process_too() {
     let (pod, mut daemon) = pod_and_daemon();
     let address = unique::address(90);
     pod.set_neighbor(&address, "02:00:00:00:00:07", NeighbourState::Permanent);
@@ -137,14 +127,22 @@ fn an_entry_that_is_not_the_gateway_is_said_to_be_none() {
     event.expect_actor(ip.pid, "ip");
     event.expect("/neighbor/gateway", false);
     event.expect("/neighbor/lladdr", "02:00:00:00:00:07");
-}
 
-#[test]
-fn an_ipv6_entry_is_seen_like_any_other() {
-    let (pod, mut daemon) = pod_and_daemon();
     pod.set_neighbor("fe80::1", "02:00:00:00:00:08", NeighbourState::Permanent);
     let ip = pod.ip("-6 neigh del fe80::1 dev eth0");
     let event = daemon.wait_for_deletion(pod.inum(), "fe80::1");
+    event.expect_actor(ip.pid, "ip");
+    event.expect("/neighbor/cause", "admin");
+
+    let arp = pod.netns().run(&format!("busybox arp -i eth0 -d {GATEWAY}"));
+    let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    event.expect_actor(arp.pid, "busybox");
+    event.expect("/neighbor/cause", "admin");
+    event.expect("/neighbor/gateway", true);
+
+    pod.set_gateway();
+    let ip = pod.ip("neigh flush dev eth0 nud permanent");
+    let event = daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
     event.expect_actor(ip.pid, "ip");
     event.expect("/neighbor/cause", "admin");
 }
@@ -238,15 +236,6 @@ fn a_flush_that_spares_permanent_entries_is_no_deletion() {
     let events = daemon.fence(&pod);
     expect_no_blame(&events, pod.inum());
     assert_eq!(deletions(&events, pod.inum(), GATEWAY), 0);
-}
-
-#[test]
-fn a_flush_that_asks_for_permanent_entries_is_a_deletion() {
-    let (pod, mut daemon) = pod_and_daemon();
-    let ip = pod.ip("neigh flush dev eth0 nud permanent");
-    let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
-    event.expect_actor(ip.pid, "ip");
-    event.expect("/neighbor/cause", "admin");
 }
 
 #[test]
