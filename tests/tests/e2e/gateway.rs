@@ -181,23 +181,27 @@ fn a_process_that_entered_after_the_namespace_was_read_is_found() {
 
 #[test]
 fn a_private_network_of_a_service_or_a_control_group_is_named_by_that_too() {
-    for hierarchy in Hierarchy::all() {
-        for group in [Cgroup::of_service(hierarchy), Cgroup::new(hierarchy)] {
-            let mut command = Command::new("unshare");
-            let process = Running::spawn(command.args(["-n", "sleep", "1000000"]).stdin(Stdio::null()));
-            eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it has a network of its own");
-            group.take(process.pid());
-            let pod = Pod::at(NetnsPath::of_process(process.pid()));
-            let mut daemon = launch().start();
-            pod.delete_gateway();
-            let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
-            opened.expect("/target/cgroup", group.path());
-            let is_service = group.name().ends_with(".service");
-            assert_eq!(opened.text("/target/unit"), if is_service { group.name() } else { "" });
-            let named = if is_service { group.name().to_owned() } else { group.path() };
-            let label = format!("the network namespace of sleep (pid {}, {named})", process.pid());
-            assert!(opened.text("/message").starts_with(&label), "{opened}");
-        }
+    let groups = Hierarchy::all();
+    let groups = groups.iter().flat_map(|&hierarchy| [Cgroup::of_service(hierarchy), Cgroup::new(hierarchy)]);
+    let members = groups.map(|group| {
+        let mut command = Command::new("unshare");
+        let process = Running::spawn(command.args(["-n", "sleep", "1000000"]).stdin(Stdio::null()));
+        eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it has a network of its own");
+        group.take(process.pid());
+        let pod = Pod::at(NetnsPath::of_process(process.pid()));
+        (group, process, pod)
+    });
+    let members = members.collect::<Vec<_>>();
+    let mut daemon = launch().start();
+    for (group, process, pod) in &members {
+        pod.delete_gateway();
+        let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
+        opened.expect("/target/cgroup", group.path());
+        let is_service = group.name().ends_with(".service");
+        assert_eq!(opened.text("/target/unit"), if is_service { group.name() } else { "" });
+        let named = if is_service { group.name().to_owned() } else { group.path() };
+        let label = format!("the network namespace of sleep (pid {}, {named})", process.pid());
+        assert!(opened.text("/message").starts_with(&label), "{opened}");
     }
 }
 

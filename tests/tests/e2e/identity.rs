@@ -101,23 +101,13 @@ fn in_pod(pod: &Pod) -> String {
 }
 
 #[test]
-fn a_process_that_enters_another_network_namespace_is_reported_in_each() {
-    let (one, other) = (Pod::new(), Pod::new());
-    let mut daemon = launch().start();
-    let mut actor = Actor::start();
-    for pod in [&one, &other, &one] {
-        actor.act(&in_pod(pod));
-        let event = deletion(&mut daemon, &mut actor);
-        event.expect("/actor/netns", pod.inum());
-        event.expect("/neighbor/netns", pod.inum());
-    }
-}
-
-#[test]
 fn a_process_that_is_moved_into_a_container_is_reported_as_its() {
-    for hierarchy in Hierarchy::all() {
-        let (pod, container) = (Pod::new(), Cgroup::of_container(hierarchy));
-        let mut daemon = launch().start();
+    let pod = Pod::new();
+    let containers =
+        Hierarchy::all().into_iter().map(|hierarchy| (hierarchy, Cgroup::of_container(hierarchy)));
+    let containers = containers.collect::<Vec<_>>();
+    let mut daemon = launch().start();
+    for (hierarchy, container) in containers {
         let mut actor = Actor::start();
         actor.act(&in_pod(&pod));
         let before = deletion(&mut daemon, &mut actor);
@@ -131,21 +121,6 @@ fn a_process_that_is_moved_into_a_container_is_reported_as_its() {
         Cgroup::release(hierarchy, actor.pid());
         deletion(&mut daemon, &mut actor).expect_none("/actor/container");
     }
-}
-
-#[test]
-fn a_process_that_becomes_another_user_is_reported_as_each() {
-    let pod = Pod::new();
-    let mut daemon = launch().start();
-    let mut actor = Actor::start();
-    actor.act(&in_pod(&pod));
-    deletion(&mut daemon, &mut actor).expect("/actor/uid", 0);
-    actor.act("uid 1000 1000");
-    deletion(&mut daemon, &mut actor).expect("/actor/uid", 1000);
-    actor.act("uid 1001 0");
-    let event = deletion(&mut daemon, &mut actor);
-    event.expect("/actor/uid", 1001);
-    event.expect("/actor/euid", 0);
 }
 
 /// A link in the namespaces that an actor has just made for itself.

@@ -59,7 +59,7 @@ fn forker() -> String {
 }
 
 #[test]
-fn the_program_that_runs_a_tool_is_blamed_directly_and_through_a_shell() {
+fn the_program_that_runs_a_tool_is_blamed_directly_and_through_a_shell_as_the_user_of_the_moment() {
     let (pod, scratch) = (Pod::new(), Scratch::without_mounts());
     let mut daemon = launch().start();
     let mut calico = Actor::run(calico(&scratch));
@@ -76,6 +76,16 @@ fn the_program_that_runs_a_tool_is_blamed_directly_and_through_a_shell() {
     std::fs::write(&script, format!("{}\nexit 0\n", by_shell.command)).expect("a script can be written");
     calico.act(&format!("run sh {}", script.display()));
     expect_by(&by_shell.deletion(&mut daemon), &by);
+
+    let before = Entry::new(&pod);
+    // All of it before the daemon can look.
+    daemon.signal(Signal::SIGSTOP);
+    calico.act(&format!("run {}", before.command));
+    calico.act("uid 1000 1000");
+    daemon.signal(Signal::SIGCONT);
+    let event = before.deletion(&mut daemon);
+    event.expect("/actor/ancestors/0/uid", 0);
+    expect_by(&event, &by);
 }
 
 #[test]
@@ -110,29 +120,15 @@ fn who_enters_a_network_with_tools_is_the_parent_of_what_acts_there() {
 }
 
 #[test]
-fn the_user_of_who_runs_a_tool_is_that_of_the_moment() {
-    let (pod, scratch) = (Pod::new(), Scratch::without_mounts());
-    let mut daemon = launch().start();
-    let mut calico = Actor::run(calico(&scratch));
-    let test = comm(std::process::id()).expect("this process has a name");
-    let entry = Entry::new(&pod);
-    // All of it before the daemon can look.
-    daemon.signal(Signal::SIGSTOP);
-    calico.act(&format!("run {}", entry.command));
-    calico.act("uid 1000 1000");
-    daemon.signal(Signal::SIGCONT);
-    let event = entry.deletion(&mut daemon);
-    event.expect("/actor/ancestors/0/uid", 0);
-    expect_by(&event, &format!("calico (pid {}), run by {test}, by means of ip", calico.pid()));
-}
-
-#[test]
 fn the_control_group_of_who_runs_a_tool_is_that_of_the_moment() {
-    for hierarchy in Hierarchy::all() {
-        let (pod, scratch) = (Pod::new(), Scratch::without_mounts());
-        let (own, later) = (Cgroup::of_container(hierarchy), Cgroup::of_container(hierarchy));
-        let mut daemon = launch().start();
-        let mut calico = Actor::run(calico(&scratch));
+    let (pod, scratch) = (Pod::new(), Scratch::without_mounts());
+    let group = Cgroup::of_container;
+    let groups =
+        Hierarchy::all().into_iter().map(|hierarchy| (hierarchy, group(hierarchy), group(hierarchy)));
+    let groups = groups.collect::<Vec<_>>();
+    let (program, mut daemon) = (calico(&scratch), launch().start());
+    for (hierarchy, own, later) in groups {
+        let mut calico = Actor::run(&program);
         for moves in [false, true] {
             let entry = Entry::new(&pod);
             own.take(calico.pid());
@@ -161,11 +157,13 @@ fn the_control_group_of_who_runs_a_tool_is_that_of_the_moment() {
 
 #[test]
 fn the_container_that_a_tool_was_moved_into_is_not_that_of_who_uses_it() {
-    for hierarchy in Hierarchy::all() {
-        let (pod, scratch, container) =
-            (Pod::new(), Scratch::without_mounts(), Cgroup::of_container(hierarchy));
-        let mut daemon = launch().start();
-        let mut calico = Actor::run(calico(&scratch));
+    let (pod, scratch) = (Pod::new(), Scratch::without_mounts());
+    let containers =
+        Hierarchy::all().into_iter().map(|hierarchy| (hierarchy, Cgroup::of_container(hierarchy)));
+    let containers = containers.collect::<Vec<_>>();
+    let (program, mut daemon) = (calico(&scratch), launch().start());
+    for (hierarchy, container) in containers {
+        let mut calico = Actor::run(&program);
         let test = comm(std::process::id()).expect("this process has a name");
         let by = format!("calico (pid {}), run by {test}, by means of ip", calico.pid());
         let inside = format!(" of container {}", &container.name()[..12]);
@@ -189,49 +187,41 @@ fn the_container_that_a_tool_was_moved_into_is_not_that_of_who_uses_it() {
 }
 
 #[test]
-fn who_adopts_an_orphan_is_not_blamed_for_what_it_does() {
+fn who_is_a_parent_only_by_adoption_is_not_blamed() {
     let (pod, scratch) = (Pod::new(), Scratch::without_mounts());
-    let mut daemon = launch().start();
-    let mut calico = Actor::run(calico(&scratch));
-    calico.act("subreaper");
+    let (program, mut daemon) = (calico(&scratch), launch().start());
+    let pid = |event: &Event| event.number("/actor/pid").expect("a pid");
+    // Of his own child's child.
+    let mut parent = Actor::run(&program);
     let entry = Entry::new(&pod);
-    calico.act(&format!("run {} orphan {}", forker(), entry.command));
+    parent.act(&format!("run {} sibling {}", forker(), entry.command));
     let event = entry.deletion(&mut daemon);
-    event.expect("/actor/ancestors/0/pid", calico.pid());
-    event.expect("/actor/ancestors/0/started", false);
-    expect_by(&event, &format!("ip (pid {})", event.number("/actor/pid").expect("a pid")));
-}
+    event.expect("/actor/ancestors/0/pid", parent.pid());
+    expect_by(&event, &format!("ip (pid {}), a child of calico (pid {})", pid(&event), parent.pid()));
 
-#[test]
-fn the_init_of_a_pid_namespace_is_not_blamed_for_the_orphans_of_who_came_from_outside() {
-    let (pod, scratch) = (Pod::new(), Scratch::without_mounts());
-    let mut daemon = launch().start();
+    // Of an orphan.
+    let mut parent = Actor::run(&program);
+    parent.act("subreaper");
+    let entry = Entry::new(&pod);
+    parent.act(&format!("run {} orphan {}", forker(), entry.command));
+    let event = entry.deletion(&mut daemon);
+    event.expect("/actor/ancestors/0/pid", parent.pid());
+    event.expect("/actor/ancestors/0/started", false);
+    expect_by(&event, &format!("ip (pid {})", pid(&event)));
+
+    // Of the orphan of who came into the process id namespace from outside.
     let mut command = Command::new("unshare");
-    command.args(["--pid", "--fork", "--kill-child"]).arg(calico(&scratch));
-    let mut calico = Actor::spawn(&mut command);
-    calico.act("run true");
-    let init = wait_until("the init of the namespace runs", || only_child(calico.pid()));
+    command.args(["--pid", "--fork", "--kill-child"]).arg(program);
+    let mut outside = Actor::spawn(&mut command);
+    outside.act("run true");
+    let init = wait_until("the init of the namespace runs", || only_child(outside.pid()));
     // As many programs were executed on the way to the orphan's parent as on the way to the init.
     let entry = Entry::new(&pod);
     run(&format!("nsenter --target {init} --pid {} orphan {}", forker(), entry.command));
     let event = entry.deletion(&mut daemon);
     event.expect("/actor/ancestors/0/pid", init);
-    let pid = event.number("/actor/pid").expect("a pid");
     event.expect_none("/actor/ancestors/0/started");
-    expect_by(&event, &format!("ip (pid {pid}), a child of calico (pid {init})"));
-}
-
-#[test]
-fn who_is_given_the_child_of_his_own_child_is_not_blamed_for_it() {
-    let (pod, scratch) = (Pod::new(), Scratch::without_mounts());
-    let mut daemon = launch().start();
-    let mut calico = Actor::run(calico(&scratch));
-    let entry = Entry::new(&pod);
-    calico.act(&format!("run {} sibling {}", forker(), entry.command));
-    let event = entry.deletion(&mut daemon);
-    event.expect("/actor/ancestors/0/pid", calico.pid());
-    let pid = event.number("/actor/pid").expect("a pid");
-    expect_by(&event, &format!("ip (pid {pid}), a child of calico (pid {})", calico.pid()));
+    expect_by(&event, &format!("ip (pid {}), a child of calico (pid {init})", pid(&event)));
 }
 
 #[test]

@@ -20,11 +20,16 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType
 
 /// A pod that the daemon finds at its start.
 fn pod_and_daemon() -> (Pod, Daemon) {
-    let pod = Pod::new();
+    let ([pod], daemon) = pods_and_daemon();
+    (pod, daemon)
+}
+
+fn pods_and_daemon<const PODS: usize>() -> ([Pod; PODS], Daemon) {
+    let pods = [(); PODS].map(|()| Pod::new());
     let daemon = launch().start();
     // A slow machine may be ready before every namespace was read.
-    daemon.wait_for_gateway(pod.inum(), GATEWAY);
-    (pod, daemon)
+    pods.iter().for_each(|pod| daemon.wait_for_gateway(pod.inum(), GATEWAY));
+    (pods, daemon)
 }
 
 /// A thread that asks for the entry of a pod's gateway all the time.
@@ -185,10 +190,8 @@ fn what_is_done_to_an_interface_or_its_host_end_takes_the_entry_with_it() {
         (|pod| pod.ip("link del eth0"), "link-deleted"),
         (|pod| run(&format!("ip link del {}", pod.host_end())), "link-deleted"),
     ];
-    let pods = acts.map(|_| Pod::new());
-    let mut daemon = launch().start();
+    let (pods, mut daemon) = pods_and_daemon::<6>();
     for (pod, (act, cause)) in pods.iter().zip(acts) {
-        daemon.wait_for_gateway(pod.inum(), GATEWAY);
         let ip = act(pod);
         let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
         event.expect_actor(ip.pid, "ip");
@@ -202,12 +205,15 @@ fn what_is_done_to_an_interface_or_its_host_end_takes_the_entry_with_it() {
 
 #[test]
 fn what_an_interface_was_all_along_is_not_what_takes_an_entry_with_it() {
-    for long_before in ["link set eth0 arp off", "link set eth0 down", "address flush dev eth0"] {
+    let address = unique::address(91);
+    let pods = ["link set eth0 arp off", "link set eth0 down", "address flush dev eth0"].map(|long_before| {
         let pod = Pod::new();
         pod.ip(long_before);
-        let address = unique::address(91);
         pod.set_neighbor(&address, "02:00:00:00:00:07", NeighbourState::Permanent);
-        let mut daemon = launch().start();
+        pod
+    });
+    let mut daemon = launch().start();
+    for pod in &pods {
         daemon.wait_for_netns(pod.inum());
         let ip = pod.ip("link set eth0 address 02:00:00:00:00:09");
         let event = daemon.wait_for_deletion(pod.inum(), &address);
@@ -325,8 +331,8 @@ fn a_replaced_entry_has_changed_and_names_who_replaced_it() {
 
 #[test]
 fn an_entry_that_loses_its_permanence_has_changed_and_is_not_lost() {
-    for state in ["reachable", "noarp"] {
-        let (pod, mut daemon) = pod_and_daemon();
+    let (pods, mut daemon) = pods_and_daemon::<2>();
+    for (pod, state) in pods.iter().zip(["reachable", "noarp"]) {
         let ip = pod.ip(&format!("neigh replace {GATEWAY} lladdr {GATEWAY_LLADDR} dev eth0 nud {state}"));
         let event = daemon.wait_for("neighbor.changed", |event| {
             event.kind() == "neighbor.changed" && event.is_neighbor(pod.inum(), GATEWAY)
@@ -335,7 +341,7 @@ fn an_entry_that_loses_its_permanence_has_changed_and_is_not_lost() {
         event.expect("/neighbor/cause", "replaced");
         event.expect("/neighbor/state", "permanent");
         event.expect("/neighbor/new_state", state);
-        let events = daemon.fence(&pod);
+        let events = daemon.fence(pod);
         let is_incident =
             |event: &&Event| event.kind() == "incident.opened" && event.is_neighbor(pod.inum(), GATEWAY);
         assert_eq!(events.iter().find(is_incident).map(ToString::to_string), None, "packets go there");
@@ -345,14 +351,17 @@ fn an_entry_that_loses_its_permanence_has_changed_and_is_not_lost() {
 #[test]
 fn an_entry_that_is_to_be_resolved_from_now_on_is_lost_but_neither_deleted_nor_replaced() {
     // The kernel resolves what is `use`d itself, and takes no address for a state that has none.
-    for (request, state) in
-        [("use", "none"), ("nud failed", "failed"), ("lladdr 02:00:00:00:00:0c nud incomplete", "incomplete")]
-    {
-        let (pod, mut daemon) = pod_and_daemon();
+    let requests = [
+        ("use", "none"),
+        ("nud failed", "failed"),
+        ("lladdr 02:00:00:00:00:0c nud incomplete", "incomplete"),
+    ];
+    let (pods, mut daemon) = pods_and_daemon::<3>();
+    for (pod, (request, state)) in pods.iter().zip(requests) {
         let ip = pod.ip(&format!("neigh replace {GATEWAY} dev eth0 {request}"));
         if request == "use" && pod.has_gateway() {
             // Before 5.16 such a request sends a packet at most, and changes nothing.
-            let events = daemon.fence(&pod);
+            let events = daemon.fence(pod);
             let about = events.iter().find(|event| event.is_neighbor(pod.inum(), GATEWAY));
             assert_eq!(about.map(ToString::to_string), None);
             continue;
@@ -364,7 +373,7 @@ fn an_entry_that_is_to_be_resolved_from_now_on_is_lost_but_neither_deleted_nor_r
         event.expect("/neighbor/state", "permanent");
         event.expect("/neighbor/new_state", state);
         event.expect_none("/neighbor/new_lladdr");
-        let events = daemon.fence(&pod);
+        let events = daemon.fence(pod);
         assert_eq!(deletions(&events, pod.inum(), GATEWAY), 0, "{request}");
     }
 }
