@@ -142,29 +142,6 @@ fn who_has_the_connection_serves_the_volume_and_where_that_is_not_shown_root_who
 }
 
 #[test]
-fn a_configured_root_directory_is_a_kubelets() {
-    let volume = Mount::volume();
-    let mut daemon = launch().kubelet(&volume).start();
-    let _holder = hold_by_cwd(volume.point());
-    volume.umount_refused();
-    expect_volume(&busy(&mut daemon, volume.point()), &volume);
-    let uid = uid(&volume);
-    daemon.wait_for("the incident", |event| {
-        event.kind() == "incident.opened" && event.text("/target/pod/uid") == uid
-    });
-}
-
-#[test]
-fn a_directory_that_only_looks_like_a_kubelets_means_no_pod() {
-    let volume = Mount::volume();
-    let mut daemon = launch().start();
-    let _holder = hold_by_cwd(volume.point());
-    volume.umount_refused();
-    let event = busy(&mut daemon, volume.point());
-    expect_no_pod(&mut daemon, &event);
-}
-
-#[test]
 fn the_root_directory_of_a_kubelet_is_known_through_symbolic_links() {
     let volume = Mount::volume();
     let scratch = Scratch::new();
@@ -180,6 +157,10 @@ fn the_root_directory_of_a_kubelet_is_known_through_symbolic_links() {
             daemon.wait_for("mount.busy", |event| event.number("/actor/pid") == Some(refused.pid.into()));
         expect_volume(&event, &volume);
     }
+    let uid = uid(&volume);
+    daemon.wait_for("the incident", |event| {
+        event.kind() == "incident.opened" && event.text("/target/pod/uid") == uid
+    });
     drop(holder);
     let released = kevtmon_tests::patience::wait_until("the volume is free", || {
         let ran = attempt(&["umount", &link.join(below).to_string_lossy()]);

@@ -179,7 +179,7 @@ fn what_a_dead_daemon_left_open_is_told_as_it_was_and_advises_nothing_but_to_sta
 }
 
 #[test]
-fn a_dead_daemon_leaves_the_state_of_the_node_as_it_was_recorded_last() {
+fn a_dead_daemon_is_not_followed_and_leaves_the_state_of_the_node_as_it_was_recorded_last() {
     let mut daemon = launch().start();
     assert!(daemon.ask(&["state"]).succeeded("state").stdout.contains("hook.neighbor"));
     let live: Value = daemon.ask(&["state", "--json"]).succeeded("state").stdout.parse().expect("JSON");
@@ -197,19 +197,13 @@ fn a_dead_daemon_leaves_the_state_of_the_node_as_it_was_recorded_last() {
     for same in ["node", "boot_id", "version", "ready", "sources"] {
         assert_eq!(left[same], live[same], "{same}");
     }
-}
-
-#[test]
-fn a_dead_daemon_is_not_followed() {
-    let mut daemon = launch().start();
-    daemon.stop();
     let ran = daemon.ask(&["events", "--follow"]);
     expect_left(&ran, NO_ANSWER, &daemon);
     expect(&ran, NO_ANSWER, &["--follow needs a running daemon"]);
 }
 
 #[test]
-fn where_nothing_is_found_it_is_said_where_it_was_looked() {
+fn where_nothing_is_found_it_is_said_where_it_was_looked_and_what_is_wrong_with_a_question() {
     let mut daemon = launch().start();
     let questions: [&[&str]; 4] = [
         &["why", "203.0.113.7"],
@@ -221,6 +215,19 @@ fn where_nothing_is_found_it_is_said_where_it_was_looked() {
     for question in questions {
         let ran = daemon.ask(question);
         expect(&ran, NOTHING, &["queried the daemon at", &socket.to_string_lossy(), "reaches back to"]);
+        assert_eq!(ran.stdout, "");
+    }
+    for (question, code, words) in [
+        (&["events", "--since", "yesterday"][..], NO_ANSWER, &["--since", "yesterday"][..]),
+        (&["events", "--limit", "0"], NO_ANSWER, &["--limit"]),
+        (&["events", "--severity", "terrible"], NO_ANSWER, &["--severity", "critical"]),
+        (&["events", "--kind", "volume-busy"], NO_ANSWER, &["incidents --kind volume-busy"]),
+        (&["incidents", "--kind", "mount.busy"], NO_ANSWER, &["--kind", "volume-busy"]),
+        (&["why", ""], NO_ANSWER, &["name a pod"]),
+        (&["events", "--seq", "7"], 64, &["--seq"]),
+    ] {
+        let ran = daemon.ask(question);
+        expect(&ran, code, words);
         assert_eq!(ran.stdout, "");
     }
     daemon.stop();
@@ -290,24 +297,6 @@ fn where_there_is_neither_daemon_nor_store_both_are_named() {
     expect(&ran, 0, &[&socket, &state]);
     assert!(ran.stdout.contains("Harmless: "), "{}", ran.stdout);
     assert!(!scratch.path().join("state").exists(), "a question makes no files");
-}
-
-#[test]
-fn a_question_that_is_wrong_is_reported_from_one_without_answer() {
-    let daemon = launch().start();
-    for (question, code, words) in [
-        (&["events", "--since", "yesterday"][..], NO_ANSWER, &["--since", "yesterday"][..]),
-        (&["events", "--limit", "0"], NO_ANSWER, &["--limit"]),
-        (&["events", "--severity", "terrible"], NO_ANSWER, &["--severity", "critical"]),
-        (&["events", "--kind", "volume-busy"], NO_ANSWER, &["incidents --kind volume-busy"]),
-        (&["incidents", "--kind", "mount.busy"], NO_ANSWER, &["--kind", "volume-busy"]),
-        (&["why", ""], NO_ANSWER, &["name a pod"]),
-        (&["events", "--seq", "7"], 64, &["--seq"]),
-    ] {
-        let ran = daemon.ask(question);
-        expect(&ran, code, words);
-        assert_eq!(ran.stdout, "");
-    }
 }
 
 /// `incidents --all` of one id: number of the episode, whether it is closed, its evidence.
@@ -422,26 +411,6 @@ fn whatever_another_command_prints_leads_to_the_story() {
 }
 
 #[test]
-fn a_default_route_that_was_deleted_is_told_though_no_incident_is_open() {
-    let pod = Pod::new();
-    let daemon = launch().start();
-    daemon.wait_for_gateway(pod.inum(), GATEWAY);
-    let story = || daemon.find(&["why", &format!("netns:{}", pod.inum())]).remove(0);
-    let is_told = |story: &Event| {
-        let sentence = story.text("/verdict/sentence");
-        sentence.starts_with("no gateway in ")
-            && sentence.contains(&format!(" is in use: the default route via {GATEWAY} was deleted"))
-    };
-    assert!(!is_told(&story()), "{}", story());
-    let _ = pod.ip("route del default").succeeded("ip");
-    eventually!(is_told(&story()), "it is told");
-    story().expect("/verdict/open", true);
-    let _ = pod.ip(&format!("route add default via {GATEWAY}")).succeeded("ip");
-    eventually!(!is_told(&story()), "it is there again");
-    story().expect("/verdict/open", false);
-}
-
-#[test]
 fn the_story_of_a_host_end_that_is_gone_is_that_of_the_pod_it_led_to() {
     let (pod, _sandbox, mut daemon, opened) = pod_with_incident();
     let host_end = pod.host_end().to_owned();
@@ -474,27 +443,41 @@ fn nothing_wrong_and_nothing_known_say_what_is_not_watched() {
 }
 
 #[test]
-fn a_host_end_that_is_down_is_told_though_no_incident_is_open() {
-    let pod = Pod::new();
+fn a_default_route_that_was_deleted_or_a_host_end_that_is_down_is_told_though_no_incident_is_open() {
+    let (routed, linked) = (Pod::new(), Pod::new());
     let daemon = launch().start();
-    daemon.wait_for_gateway(pod.inum(), GATEWAY);
-    let end = pod.host_end();
-    let story = || daemon.find(&["why", &format!("netns:{}", pod.inum())]).remove(0);
+    let story = |pod: &Pod| daemon.find(&["why", &format!("netns:{}", pod.inum())]).remove(0);
+    daemon.wait_for_gateway(routed.inum(), GATEWAY);
+    let is_told = |story: &Event| {
+        let sentence = story.text("/verdict/sentence");
+        sentence.starts_with("no gateway in ")
+            && sentence.contains(&format!(" is in use: the default route via {GATEWAY} was deleted"))
+    };
+    assert!(!is_told(&story(&routed)), "{}", story(&routed));
+    let _ = routed.ip("route del default").succeeded("ip");
+    eventually!(is_told(&story(&routed)), "it is told");
+    story(&routed).expect("/verdict/open", true);
+    let _ = routed.ip(&format!("route add default via {GATEWAY}")).succeeded("ip");
+    eventually!(!is_told(&story(&routed)), "it is there again");
+    story(&routed).expect("/verdict/open", false);
+
+    daemon.wait_for_gateway(linked.inum(), GATEWAY);
+    let end = linked.host_end();
     let is_told = |story: &Event| {
         let sentence = story.text("/verdict/sentence");
         sentence.starts_with("nothing passes through eth0 ")
             && sentence.contains(&format!(": its host end {end} is down"))
     };
-    assert!(!is_told(&story()), "{}", story());
+    assert!(!is_told(&story(&linked)), "{}", story(&linked));
     run(&format!("ip link set {end} down"));
     // On a busy machine one answer may come before the host's side was looked at.
-    let told = wait_until("it is told", || Some(story()).filter(is_told));
+    let told = wait_until("it is told", || Some(story(&linked)).filter(is_told));
     told.expect("/verdict/open", true);
     let is_down = |step: &Value| {
         step["kind"] == "link.changed" && step["message"].as_str().is_some_and(|text| text.contains(" down"))
     };
-    eventually!(story().list("/steps").iter().any(is_down), "when it was set down is told");
+    eventually!(story(&linked).list("/steps").iter().any(is_down), "when it was set down is told");
     run(&format!("ip link set {end} up"));
-    eventually!(!is_told(&story()), "it is up again");
-    story().expect("/verdict/open", false);
+    eventually!(!is_told(&story(&linked)), "it is up again");
+    story(&linked).expect("/verdict/open", false);
 }
