@@ -110,10 +110,13 @@ fn each_call_that_is_refused_tells_what_is_mounted_there() {
 }
 
 #[test]
-fn a_name_is_looked_for_in_the_directory_of_the_descriptor_and_users_of_the_mount_are_named() {
-    let mount = Mount::new();
+fn a_name_is_looked_for_in_the_directory_of_the_descriptor_and_where_it_is_renamed_to_at_each_attempt() {
+    let (mount, repeated, scratch) = (Mount::new(), Mount::new(), Scratch::new());
     let above = mount.point().parent().expect("a directory above");
     let user = hold_by_cwd(mount.point());
+    let renamed = Mount::at(&scratch.path().join("onto"));
+    let from = scratch.path().join("from");
+    fs::create_dir(&from).expect("a directory can be made");
     let mut daemon = launch().start();
     settle(above);
     let directory = File::open(above).expect("it can be opened");
@@ -128,42 +131,27 @@ fn a_name_is_looked_for_in_the_directory_of_the_descriptor_and_users_of_the_moun
     for word in ["a file system is mounted there, held by sleep", "as its current directory"] {
         assert!(event.text("/message").contains(word), "{event}");
     }
-}
 
-#[test]
-fn what_is_mounted_where_something_is_renamed_to_is_found_too() {
-    let scratch = Scratch::new();
-    let mount = Mount::at(&scratch.path().join("onto"));
-    let from = scratch.path().join("from");
-    fs::create_dir(&from).expect("a directory can be made");
-    let mut daemon = launch().start();
     settle(scratch.path());
-    let (from, onto) = (text(&from), text(mount.point()));
+    let (from, onto) = (text(&from), text(renamed.point()));
     let cwd = AT_FDCWD.into();
     let arguments = [cwd, address(&from), cwd, address(&onto), 0];
     assert_eq!(call(libc::SYS_renameat2, arguments), libc::EBUSY);
-    let event = busy(&mut daemon, "renameat2", mount.point());
+    let event = busy(&mut daemon, "renameat2", renamed.point());
     event.expect("/holders_verdict", "child-mount");
     event.expect("/mount/attempts", 1);
-}
 
-#[test]
-fn attempts_of_one_caller_are_told_at_powers_of_two_for_each_call() {
-    let mount = Mount::new();
-    let above = mount.point().parent().expect("a directory above");
-    let mut daemon = launch().start();
-    settle(above);
+    settle(repeated.point().parent().expect("a directory above"));
     let before = ignored(&daemon, "repeated");
     for _ in 0..4 {
-        assert_eq!(rmdir(mount.point()), libc::EBUSY);
+        assert_eq!(rmdir(repeated.point()), libc::EBUSY);
     }
-    let path = mount.point().to_owned();
     daemon.wait_for("the fourth attempt", |event| {
-        is_about(event, "mount.busy", &path) && event.number("/mount/attempts") == Some(4)
+        is_about(event, "mount.busy", repeated.point()) && event.number("/mount/attempts") == Some(4)
     });
     eventually!(ignored(&daemon, "repeated") - before >= 1.0, "the third is counted");
     let events = daemon.events();
-    let told = events.iter().filter(|event| is_about(event, "mount.busy", mount.point()));
+    let told = events.iter().filter(|event| is_about(event, "mount.busy", repeated.point()));
     let told: Vec<_> = told.filter_map(|event| event.number("/mount/attempts")).collect();
     assert_eq!(told, [1, 2, 4]);
 }

@@ -53,8 +53,9 @@ fn wait_for(daemon: &mut Daemon, kind: &str, netns: u64, pointer: &str, value: &
 }
 
 #[test]
-fn who_deletes_and_who_adds_the_default_route_of_a_pod_is_named() {
-    let pod = Pod::new();
+fn who_adds_and_who_deletes_a_route_or_an_address_of_a_pod_or_of_its_host_end_is_named() {
+    let (pod, other_pod) = (Pod::new(), Pod::new());
+    let sandbox = PodSandbox::of(&other_pod);
     let mut daemon = launch().start();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
     let culprit = pod.ip("route del default");
@@ -69,32 +70,18 @@ fn who_deletes_and_who_adds_the_default_route_of_a_pod_is_named() {
     let culprit = pod.ip("-6 route del default");
     let gone = wait_for(&mut daemon, "route.deleted", pod.inum(), "/route/gateway", "fe80::7447");
     expect_actor(&daemon, &gone, culprit.pid);
-}
 
-#[test]
-fn who_deletes_a_route_of_the_host_to_a_pod_is_named() {
-    let pod = Pod::new();
-    let sandbox = PodSandbox::of(&pod);
+    let pod = &other_pod;
+    daemon.wait_for_netns(pod.inum());
     let [_, high, middle, low] = process::id().to_be_bytes();
     let destination = format!("10.{high}.{middle}.{low}/32");
-    let route =
-        |what: &str| host().run(&format!("ip route {what} {destination} dev {} scope link", pod.host_end()));
-    let mut daemon = launch().start();
-    daemon.wait_for_netns(pod.inum());
     for (what, kind) in [("add", "route.added"), ("del", "route.deleted")] {
-        let culprit = route(what);
+        let route = format!("ip route {what} {destination} dev {} scope link", pod.host_end());
+        let culprit = host().run(&route);
         let told = wait_for(&mut daemon, kind, host().inum(), "/route/destination", &destination);
         told.expect("/target/pod/uid", sandbox.uid());
         expect_actor(&daemon, &told, culprit.pid);
     }
-}
-
-#[test]
-fn who_adds_and_who_deletes_an_address_of_a_pod_or_of_its_host_end_is_named() {
-    let pod = Pod::new();
-    let sandbox = PodSandbox::of(&pod);
-    let mut daemon = launch().start();
-    daemon.wait_for_netns(pod.inum());
     for (netns, ifname) in [(pod.netns(), "eth0"), (&host(), pod.host_end())] {
         for (what, kind) in [("add", "address.added"), ("del", "address.deleted")] {
             let culprit = netns.run(&format!("ip address {what} 10.74.47.9/32 dev {ifname}"));

@@ -97,27 +97,29 @@ fn a_deleted_gateway_is_shown_live_with_its_story_and_the_terminal_is_as_before(
 }
 
 #[test]
-fn a_signal_and_ctrl_c_end_it_with_the_terminal_as_before() {
-    let daemon = launch().start();
-    for signal in [Some(Signal::SIGTERM), Some(Signal::SIGHUP), None] {
-        let mut terminal = PseudoTerminal::new();
+fn signals_ctrl_c_and_the_end_of_its_terminal_end_it_and_that_of_the_daemon_is_said() {
+    let mut daemon = launch().start();
+    let ran = daemon.ask(&["top"]);
+    assert_eq!((ran.status.code(), ran.stdout.as_str()), (Some(NOT_SHOWN), ""));
+    assert_eq!(ran.stderr, "kevtmon: top needs a terminal; `kevtmon incidents` prints the open incidents\n");
+
+    let shown = || {
+        let terminal = PseudoTerminal::new();
         let before = terminal.modes();
         let shell = terminal.spawn(&top(&daemon));
         expect_shown(&terminal, &["Sources: "]);
+        (terminal, before, shell)
+    };
+    for signal in [Some(Signal::SIGTERM), Some(Signal::SIGHUP), None] {
+        let (mut terminal, before, shell) = shown();
         match signal {
             Some(signal) => kill(program_below(&shell), signal).expect("a child can be signalled"),
             None => terminal.press("\x03"),
         }
         expect_end(&terminal, &before);
     }
-}
 
-#[test]
-fn it_ends_with_its_terminal() {
-    let daemon = launch().start();
-    let terminal = PseudoTerminal::new();
-    let shell = terminal.spawn(&top(&daemon));
-    expect_shown(&terminal, &["Sources: "]);
+    let (terminal, _, shell) = shown();
     let program = program_below(&shell);
     drop(terminal);
     // A shell would otherwise keep it as a zombie, which has ended as well.
@@ -125,27 +127,12 @@ fn it_ends_with_its_terminal() {
         let stat = std::fs::read_to_string(format!("/proc/{program}/stat"));
         stat.map_or(true, |stat| stat.contains(") Z ")).then_some(())
     });
-}
 
-#[test]
-fn a_daemon_that_ends_is_named_and_keys_still_work() {
-    let mut daemon = launch().start();
-    let mut terminal = PseudoTerminal::new();
-    let before = terminal.modes();
-    let _shell = terminal.spawn(&top(&daemon));
-    expect_shown(&terminal, &["Sources: "]);
+    let (mut terminal, before, _shell) = shown();
     daemon.stop();
     expect_shown(&terminal, &["no answer since"]);
     terminal.press("q");
     expect_end(&terminal, &before);
-}
-
-#[test]
-fn without_a_terminal_it_says_what_to_use() {
-    let daemon = launch().start();
-    let ran = daemon.ask(&["top"]);
-    assert_eq!((ran.status.code(), ran.stdout.as_str()), (Some(NOT_SHOWN), ""));
-    assert_eq!(ran.stderr, "kevtmon: top needs a terminal; `kevtmon incidents` prints the open incidents\n");
 }
 
 #[test]

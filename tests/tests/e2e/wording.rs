@@ -238,24 +238,34 @@ fn come_and_go(pod: &Pod, entries: usize) {
 }
 
 #[test]
-fn a_batch_is_few_lines_with_a_count_on_a_terminal_and_every_event_in_json() {
+fn a_batch_is_few_lines_with_a_count_on_a_terminal_and_for_who_follows_and_every_event_in_json() {
     const ENTRIES: usize = 600;
     let pod = Pod::new();
     let scratch = Scratch::new();
-    let file = scratch.path().join("stdout");
+    let [file, followed] = ["stdout", "followed"].map(|name| scratch.path().join(name));
     let daemon = launch().output("pretty").stdout(File::create(&file).expect("a file")).spawn();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
-    come_and_go(&pod, ENTRIES);
+    come_and_go(&pod, 1);
+    let mut follow = Command::new(program());
+    follow.args(["events", "--follow", "--since", "1h", "--kind", "neighbor.deleted", "--socket"]);
+    follow.arg(daemon.socket()).stdin(Stdio::null()).stdout(File::create(&followed).expect("a file"));
+    let _follower = Running::spawn(&mut follow);
     let about = format!(" in namespace {} ", pod.netns_name());
-    let printed = || counted(&std::fs::read_to_string(&file).expect("UTF-8"), "neighbor.deleted", &about);
-    eventually!(printed().0 == ENTRIES, "all are accounted for");
-    assert!(printed().1 < ENTRIES / 10, "{:?}", printed());
+    let printed =
+        |file: &Path| counted(&std::fs::read_to_string(file).expect("UTF-8"), "neighbor.deleted", &about);
+    eventually!(printed(&followed).0 == 1, "what was before is printed");
+    come_and_go(&pod, ENTRIES);
+    for file in [&file, &followed] {
+        // The last of it is not kept back.
+        eventually!(printed(file).0 == ENTRIES + 1, "all are accounted for");
+        assert!(printed(file).1 < ENTRIES / 10, "{:?}", printed(file));
+    }
     let since = ["--kind", "neighbor.deleted", "--since", "1h"];
     let past = daemon.ask(&[&["events"][..], &since].concat()).succeeded("events").stdout;
     let (events, lines) = counted(&past, "neighbor.deleted", &about);
-    assert!(events == ENTRIES && lines < ENTRIES / 10, "{events} in {lines} lines");
+    assert!(events == ENTRIES + 1 && lines < ENTRIES / 10, "{events} in {lines} lines");
     let in_json = daemon.find(&[&["events"][..], &since].concat());
-    assert_eq!(in_json.iter().filter(|event| event.is_in(pod.inum())).count(), ENTRIES);
+    assert_eq!(in_json.iter().filter(|event| event.is_in(pod.inum())).count(), ENTRIES + 1);
     stop_and_account_by_store(daemon);
 }
 
@@ -300,28 +310,6 @@ fn containers_of_a_pod_that_are_removed_one_after_the_other_are_one_line_of_its_
     let lines = text.lines().filter(|line| line.ends_with("  container.removed")).count();
     assert_eq!(lines, 1, "{text}");
     assert!(text.contains(&format!("… {} more like it until ", NUMBER - 1)), "{text}");
-    stop_and_account(daemon);
-}
-
-#[test]
-fn a_batch_is_few_lines_for_who_follows_the_events_and_the_last_of_it_is_not_kept_back() {
-    const ENTRIES: usize = 400;
-    let pod = Pod::new();
-    let scratch = Scratch::new();
-    let daemon = launch().start();
-    daemon.wait_for_gateway(pod.inum(), GATEWAY);
-    come_and_go(&pod, 1);
-    let file = scratch.path().join("followed");
-    let mut follow = Command::new(program());
-    follow.args(["events", "--follow", "--since", "1h", "--kind", "neighbor.deleted", "--socket"]);
-    follow.arg(daemon.socket()).stdin(Stdio::null()).stdout(File::create(&file).expect("a file"));
-    let _follower = Running::spawn(&mut follow);
-    let about = format!(" in namespace {} ", pod.netns_name());
-    let printed = || counted(&std::fs::read_to_string(&file).expect("UTF-8"), "neighbor.deleted", &about);
-    eventually!(printed().0 == 1, "what was before is printed");
-    come_and_go(&pod, ENTRIES);
-    eventually!(printed().0 == ENTRIES + 1, "all are accounted for");
-    assert!(printed().1 < ENTRIES / 10, "{:?}", printed());
     stop_and_account(daemon);
 }
 
