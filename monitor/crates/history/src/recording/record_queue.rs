@@ -32,10 +32,10 @@ pub(super) trait SegmentWriter: Send + 'static {
     fn write_lines(&mut self, lines: &[u8]) -> io::Result<()>;
 
     /// An incident opened, or changed since.
-    fn update_incident(&mut self, incident: &Incident, opened: bool);
+    fn update_incident(&mut self, _incident: &Incident, _opened: bool) {}
 
     /// Called after each batch.
-    fn batch_done(&mut self);
+    fn batch_done(&mut self) {}
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

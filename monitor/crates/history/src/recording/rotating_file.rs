@@ -6,7 +6,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use kevtmon_event::Incident;
 use kevtmon_types::regular_file;
 
 use super::record_queue::{PartStart, SegmentWriter};
@@ -72,10 +71,6 @@ impl SegmentWriter for RotatingFile {
     fn write_lines(&mut self, lines: &[u8]) -> io::Result<()> {
         self.file.write_all(lines).inspect_err(|_| self.is_torn = true)
     }
-
-    fn update_incident(&mut self, _incident: &Incident, _opened: bool) {}
-
-    fn batch_done(&mut self) {}
 }
 
 /// Creates an empty file that only its owner can read. Symbolic links are not followed.

@@ -19,7 +19,7 @@ use kevtmon_types::error_chain::chain;
 use kevtmon_types::settings::{Valid, settings};
 use serde_json::json;
 
-use super::{Backoff, Context, Destination, Disconnected, EventQueue, Filter, Reconnecting, Started, spread};
+use super::{Backoff, Context, Destination, EventQueue, Filter, Reconnecting, Started, spread};
 use client::{Answer, ApiError, Call, Client, is_server};
 use object::{Object, Transition};
 use pace::Pace;
@@ -338,11 +338,6 @@ impl Destination for ApiServer {
 
     fn flush(&mut self) -> Result<(), ApiError> {
         self.send()
-    }
-
-    /// What is waiting goes on to wait.
-    fn disconnect(&mut self, _error: &ApiError) -> Disconnected {
-        Disconnected::default()
     }
 
     fn skip(&mut self, event: &SharedEvent) -> bool {

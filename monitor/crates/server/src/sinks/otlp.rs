@@ -17,10 +17,7 @@ use kevtmon_types::settings::{Valid, settings};
 use prost::Message as _;
 
 use super::http_client::{self, Reply};
-use super::{
-    Backoff, Context, Destination, Disconnected, EventQueue, Filter, Reconnecting, Started, event_queue,
-    spread,
-};
+use super::{Backoff, Context, Destination, EventQueue, Filter, Reconnecting, Started, event_queue, spread};
 use client::{Client, OtlpError, is_endpoint};
 use proto::{ExportLogsServiceResponse, Status};
 use waiting::Waiting;
@@ -347,11 +344,6 @@ impl Destination for Collector {
 
     fn flush(&mut self) -> Result<(), OtlpError> {
         self.send_if_due()
-    }
-
-    /// What is waiting goes on to wait.
-    fn disconnect(&mut self, _error: &OtlpError) -> Disconnected {
-        Disconnected::default()
     }
 
     fn skip(&mut self, event: &SharedEvent) -> bool {

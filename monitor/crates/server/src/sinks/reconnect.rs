@@ -61,8 +61,10 @@ pub trait Destination: Send + 'static {
         false
     }
 
-    /// Drops the connection after this error.
-    fn disconnect(&mut self, error: &Self::Error) -> Disconnected;
+    /// Drops the connection after this error; what is waiting may go on to wait.
+    fn disconnect(&mut self, _error: &Self::Error) -> Disconnected {
+        Disconnected::default()
+    }
 
     /// Notified of an event that comes while the destination is down. Returns whether it keeps it for later; if not, the event is
     /// discarded.

@@ -26,10 +26,6 @@ impl SegmentWriter for Gated {
         self.seen.lock().unwrap().extend_from_slice(lines);
         Ok(())
     }
-
-    fn update_incident(&mut self, _incident: &Incident, _opened: bool) {}
-
-    fn batch_done(&mut self) {}
 }
 
 type Seen = Arc<Mutex<Vec<u8>>>;
