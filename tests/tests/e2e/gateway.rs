@@ -45,9 +45,10 @@ fn live_at(netns: &NetnsPath) -> Running {
 }
 
 #[test]
-fn a_process_that_no_runtime_knows_loses_its_gateway() {
-    let pod = Pod::new();
+fn a_process_that_no_runtime_knows_loses_its_gateway_until_all_that_went_with_it_is_restored() {
+    let (pod, down, unaddressed) = (Pod::new(), Pod::new(), Pod::new());
     let process = live_in(&pod);
+    let _others = [&down, &unaddressed].map(live_in);
     let mut daemon = launch().start();
     let ip = pod.delete_gateway();
     let deleted = daemon.wait_for_deletion(pod.inum(), GATEWAY);
@@ -62,6 +63,44 @@ fn a_process_that_no_runtime_knows_loses_its_gateway() {
     pod.set_gateway();
     let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
     closed.expect("/incident/close_reason", "resolved");
+
+    let restored = |pod: &Pod, daemon: &mut Daemon| {
+        let gateway = GATEWAY.parse().expect("an address");
+        pod.netns().network(|network| network.add_gateway("eth0", gateway));
+        pod.set_gateway();
+        let closed = wait_for(daemon, "incident.closed", pod.inum());
+        closed.expect("/incident/close_reason", "resolved");
+        assert!(pod.has_gateway());
+    };
+    // With the interface, which was down for a moment.
+    let ip = down.netns().ip_batch("link set eth0 down\nlink set eth0 up\n");
+    let opened = wait_for(&mut daemon, "incident.opened", down.inum());
+    opened.expect_actor(ip.pid, "ip");
+    opened.expect("/neighbor/cause", "link-down");
+    // The interface is read several times, up and without its route.
+    daemon.wait_for("a repetition", |event| event.is_in(down.inum()) && event.kind() == "link.changed");
+    restored(&down, &mut daemon);
+
+    // With the address.
+    let ip = unaddressed.ip(&format!("address del {}/32 dev eth0", unaddressed.address()));
+    let opened = wait_for(&mut daemon, "incident.opened", unaddressed.inum());
+    opened.expect_actor(ip.pid, "ip");
+    opened.expect("/neighbor/cause", "last-address-removed");
+    opened.expect("/neighbor/reason", "missing");
+    unaddressed.ip(&format!("address add {}/32 dev eth0", unaddressed.address()));
+    restored(&unaddressed, &mut daemon);
+
+    // Of one that entered after the namespace was read.
+    let late = Pod::new();
+    daemon.fence(&late);
+    let process = live_in(&late);
+    let ip = late.delete_gateway();
+    // The number of the namespace may have been another one's before.
+    let opened = daemon.wait_for("the late one", |event| {
+        is_of(event, "incident.opened", late.inum()) && event.number("/actor/pid") == Some(ip.pid.into())
+    });
+    opened.expect_actor(ip.pid, "ip");
+    opened.expect("/target/process/pid", process.pid());
 }
 
 /// Not by a later reading, of which each takes its time: what mends an entry is told, and its event is evidence.
@@ -168,18 +207,6 @@ fn a_gateway_that_changed_where_no_messages_come_from_is_not_guessed() {
 }
 
 #[test]
-fn a_process_that_entered_after_the_namespace_was_read_is_found() {
-    let mut daemon = launch().start();
-    let pod = Pod::new();
-    daemon.fence(&pod);
-    let process = live_in(&pod);
-    let ip = pod.delete_gateway();
-    let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
-    opened.expect_actor(ip.pid, "ip");
-    opened.expect("/target/process/pid", process.pid());
-}
-
-#[test]
 fn a_private_network_of_a_service_or_a_control_group_is_named_by_that_too() {
     let groups = Hierarchy::all();
     let groups = groups.iter().flat_map(|&hierarchy| [Cgroup::of_service(hierarchy), Cgroup::new(hierarchy)]);
@@ -227,54 +254,25 @@ fn a_name_that_another_namespace_has_by_now_is_not_told_of_the_one_before() {
 }
 
 #[test]
-fn a_namespace_in_which_nothing_lives_loses_nothing() {
-    let pod = Pod::new();
+fn a_namespace_in_which_nothing_lives_loses_nothing_and_a_process_its_gateway_with_the_host_end() {
+    let (pod, witness) = (Pod::new(), Pod::new());
+    let process = live_in(&witness);
     let mut daemon = launch().config(IMPATIENT).start();
     pod.delete_gateway();
     let deleted = daemon.wait_for_deletion(pod.inum(), GATEWAY);
     deleted.expect("/neighbor/gateway", true);
     deleted.expect_none("/target/process");
-    // It would have been confirmed by now.
-    let witness = Pod::new();
-    let _process = live_in(&witness);
-    daemon.wait_for_gateway(witness.inum(), GATEWAY);
-    witness.delete_gateway();
-    wait_for(&mut daemon, "incident.opened", witness.inum());
-    assert_eq!(incidents(&daemon.events(), pod.inum()), [""; 0]);
-}
 
-#[test]
-fn a_host_end_that_an_agent_deletes_leaves_the_gateway_missing_until_the_process_ends() {
-    let pod = Pod::new();
-    let process = live_in(&pod);
-    let mut daemon = launch().config(IMPATIENT).start();
-    let ip = run(&format!("ip link del {}", pod.host_end()));
-    let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
+    let ip = run(&format!("ip link del {}", witness.host_end()));
+    let opened = wait_for(&mut daemon, "incident.opened", witness.inum());
     opened.expect_actor(ip.pid, "ip");
     opened.expect("/neighbor/reason", "missing");
     opened.expect("/neighbor/cause", "link-deleted");
     drop(process);
-    let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
+    let closed = wait_for(&mut daemon, "incident.closed", witness.inum());
     closed.expect("/incident/close_reason", "subject-gone");
-}
-
-#[test]
-fn an_interface_that_was_down_for_a_moment_has_lost_the_gateway_until_it_is_restored() {
-    let pod = Pod::new();
-    let _process = live_in(&pod);
-    let mut daemon = launch().start();
-    let ip = pod.netns().ip_batch("link set eth0 down\nlink set eth0 up\n");
-    let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
-    opened.expect_actor(ip.pid, "ip");
-    opened.expect("/neighbor/cause", "link-down");
-    // The interface is read several times, up and without its route.
-    daemon.wait_for("a repetition", |event| event.is_in(pod.inum()) && event.kind() == "link.changed");
-    let gateway = GATEWAY.parse().expect("an address");
-    pod.netns().network(|network| network.add_gateway("eth0", gateway));
-    pod.set_gateway();
-    let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
-    closed.expect("/incident/close_reason", "resolved");
-    assert!(pod.has_gateway());
+    // The other one would have been confirmed by now.
+    assert_eq!(incidents(&daemon.events(), pod.inum()), [""; 0]);
 }
 
 #[test]
@@ -301,25 +299,6 @@ fn an_interface_that_goes_while_another_one_takes_over_leaves_nothing_lost() {
     };
     eventually!(!is_suspected(&daemon), "nothing is suspected any more");
     assert_eq!(incidents(&daemon.events(), pod.inum()), [""; 0]);
-}
-
-#[test]
-fn a_gateway_that_went_with_the_address_is_missing_until_both_are_restored() {
-    let pod = Pod::new();
-    let _process = live_in(&pod);
-    let mut daemon = launch().start();
-    let ip = pod.ip(&format!("address del {}/32 dev eth0", pod.address()));
-    let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
-    opened.expect_actor(ip.pid, "ip");
-    opened.expect("/neighbor/cause", "last-address-removed");
-    opened.expect("/neighbor/reason", "missing");
-    let (own, gateway) = (pod.address(), GATEWAY.parse().expect("an address"));
-    pod.ip(&format!("address add {own}/32 dev eth0"));
-    pod.netns().network(|network| network.add_gateway("eth0", gateway));
-    pod.set_gateway();
-    let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
-    closed.expect("/incident/close_reason", "resolved");
-    assert!(pod.has_gateway());
 }
 
 #[test]

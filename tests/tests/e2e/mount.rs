@@ -128,22 +128,6 @@ fn a_process_in_a_container_is_found_with_its_container() {
 }
 
 #[test]
-fn repeated_refusals_are_reported_at_each_doubling() {
-    let mount = Mount::new();
-    let mut daemon = launch().start();
-    let culprit = hold_by_cwd(mount.point());
-    for _ in 0..9 {
-        mount.umount_refused();
-    }
-    let events = daemon.mount_fence();
-    let emitted = events.iter().filter(|event| is_about(event, "mount.busy", mount.point()));
-    let emitted = emitted.filter(|event| !event.has("/completes"));
-    let attempts = emitted.filter_map(|event| event.number("/mount/attempts")).collect::<Vec<_>>();
-    assert_eq!(attempts, [1, 2, 4, 8]);
-    drop(culprit);
-}
-
-#[test]
 fn a_busy_mount_that_goes_at_last_is_released_and_one_that_is_detached_is_not() {
     let (mount, detached) = (Mount::new(), Mount::new());
     let mut daemon = launch().start();
@@ -188,11 +172,11 @@ fn neither_an_unmount_that_succeeds_at_once_nor_one_of_what_is_no_mount_is_repor
 }
 
 #[test]
-fn a_relative_path_is_reported_as_an_absolute_one() {
-    let mount = Mount::new();
+fn a_relative_path_is_reported_as_an_absolute_one_and_repeated_refusals_at_each_doubling() {
+    let (mount, repeated) = (Mount::new(), Mount::new());
     let above = mount.point().parent().expect("a mount point has a directory").to_owned();
     let mut daemon = launch().start();
-    let culprit = hold_by_cwd(mount.point());
+    let culprits = [&mount, &repeated].map(|mount| hold_by_cwd(mount.point()));
     let mut command = idle();
     // SAFETY: between fork and exec only chdir and umount2 are called, which are async-signal-safe.
     unsafe {
@@ -205,7 +189,16 @@ fn a_relative_path_is_reported_as_an_absolute_one() {
     let caller = Running::spawn(&mut command);
     let event = wait_for(&mut daemon, "mount.busy", mount.point());
     event.expect("/actor/pid", caller.pid());
-    drop(culprit);
+
+    for _ in 0..9 {
+        repeated.umount_refused();
+    }
+    let events = daemon.mount_fence();
+    let emitted = events.iter().filter(|event| is_about(event, "mount.busy", repeated.point()));
+    let emitted = emitted.filter(|event| !event.has("/completes"));
+    let attempts = emitted.filter_map(|event| event.number("/mount/attempts")).collect::<Vec<_>>();
+    assert_eq!(attempts, [1, 2, 4, 8]);
+    drop(culprits);
 }
 
 /// What is told of a mount that an actor holds by such an act on a new file in it, after these preparations, and who that is.
@@ -232,7 +225,9 @@ fn held_by_actor(daemon: &mut Daemon, before: &[&str], act: &str) -> (Event, u32
 }
 
 #[test]
-fn a_thread_with_a_list_of_open_files_of_its_own_holds_a_mount_beside_others() {
+fn a_thread_with_open_files_of_its_own_holds_a_mount_beside_others_also_by_a_bound_socket() {
+    /// `PIDFD_THREAD` of include/uapi/linux/pidfd.h, since 6.9.
+    const THREAD: libc::c_uint = 0x80;
     let mount = Mount::new();
     let mut daemon = launch().start();
     let other = hold_by_cwd(mount.point());
@@ -244,6 +239,16 @@ fn a_thread_with_a_list_of_open_files_of_its_own_holds_a_mount_beside_others() {
     let found = holder(&event, actor.pid(), "fd");
     let link = format!("/proc/{}/task/{}/fd/{}", actor.pid(), found["tid"], found["fd"]);
     assert_eq!(std::fs::read_link(&link).ok(), Some(mount.point().join("held")), "{event}");
+
+    // SAFETY: takes two integers; the descriptor that it makes is left to the end of the process.
+    let is_shown = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), THREAD) } >= 0;
+    let (event, pid) = held_by_actor(&mut daemon, &[], "apart bind DIR/held");
+    if is_shown {
+        let found = holder(&event, pid, "socket");
+        assert!(found["tid"].is_u64() && found["tid"] != pid, "{event}");
+    } else {
+        event.expect("/holders_complete", false);
+    }
 }
 
 #[test]
@@ -263,22 +268,6 @@ fn a_bound_socket_holds_a_mount_whatever_its_name_and_network_namespace() {
         let found = holder(&event, pid, "socket");
         assert!(found["path"].as_str().is_some_and(|path| path.ends_with("/pod volume/held")), "{event}");
         assert!(event.text("/message").contains("with a socket that is bound to a file"), "{event}");
-    }
-}
-
-#[test]
-fn a_bound_socket_of_a_thread_with_open_files_of_its_own_is_named_or_doubted() {
-    /// `PIDFD_THREAD` of include/uapi/linux/pidfd.h, since 6.9.
-    const THREAD: libc::c_uint = 0x80;
-    // SAFETY: takes two integers; the descriptor that it makes is left to the end of the process.
-    let is_shown = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), THREAD) } >= 0;
-    let mut daemon = launch().start();
-    let (event, pid) = held_by_actor(&mut daemon, &[], "apart bind DIR/held");
-    if is_shown {
-        let found = holder(&event, pid, "socket");
-        assert!(found["tid"].is_u64() && found["tid"] != pid, "{event}");
-    } else {
-        event.expect("/holders_complete", false);
     }
 }
 

@@ -161,8 +161,13 @@ fn a_claim_does_not_stand_in_for_the_pod_that_has_the_name() {
 }
 
 #[test]
-fn a_checkpoint_of_its_sandbox_confirms_a_container() {
+fn a_checkpoint_of_its_sandbox_or_the_kubelets_link_to_its_log_confirms_a_container_and_its_start_at_once() {
     let dockerd = Dockerd::shared();
+    let linked = Labels::new("etcd");
+    let logged = linked.start(dockerd, &[]);
+    let path = format!("/var/log/pods/{NAMESPACE}_{}_{}/etcd/0.log", linked.name, linked.uid);
+    let log = format!("/var/lib/docker/containers/{0}/{0}-json.log", logged.id());
+    let _link = file_of_root(&path, &format!("ln -s '{log}'"));
     let labels = Labels::new("POD");
     let container = labels.start(dockerd, &[]);
     let path = format!("/var/lib/cri-dockerd/sandbox/{}", container.id());
@@ -171,25 +176,9 @@ fn a_checkpoint_of_its_sandbox_confirms_a_container() {
     let _checkpoint = file_of_root(&path, &format!("echo '{text}' >"));
     let mut daemon = launch().joining(dockerd.runtime()).start();
     expect_confirmed(&lose_gateway(&mut daemon, &container).0, &labels);
-}
+    expect_confirmed(&lose_gateway(&mut daemon, &logged).0, &linked);
 
-#[test]
-fn the_kubelets_link_to_its_log_confirms_a_container() {
-    let dockerd = Dockerd::shared();
-    let labels = Labels::new("etcd");
-    let container = labels.start(dockerd, &[]);
-    let path = format!("/var/log/pods/{NAMESPACE}_{}_{}/etcd/0.log", labels.name, labels.uid);
-    let log = format!("/var/lib/docker/containers/{0}/{0}-json.log", container.id());
-    let _link = file_of_root(&path, &format!("ln -s '{log}'"));
-    let mut daemon = launch().joining(dockerd.runtime()).start();
-    expect_confirmed(&lose_gateway(&mut daemon, &container).0, &labels);
-}
-
-#[test]
-fn a_container_that_starts_is_confirmed_at_once() {
-    let dockerd = Dockerd::shared();
     let labels = Labels::new("POD");
-    let mut daemon = launch().joining(dockerd.runtime()).start();
     let container = labels.start(dockerd, &["--cgroup-parent", &dockerd.pod_cgroup(&labels.uid)]);
     let started = daemon.wait_for("container.started", |event| {
         event.kind() == "container.started" && event.text("/target/container/id") == container.id()

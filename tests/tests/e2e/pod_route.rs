@@ -145,25 +145,20 @@ fn who_set_the_host_end_of_a_pod_with_a_static_gateway_down_is_named_and_the_adv
 }
 
 #[test]
-fn a_route_that_discards_what_is_for_a_pod_is_replaced_by_the_advice() {
-    let lost = Routed::new(6);
-    let _sandbox = PodSandbox::of(&lost.pod);
+fn a_route_that_discards_is_replaced_by_the_advice_and_one_that_is_gone_ends_with_the_pod() {
+    let (discarded, mut lost, empty) = (Routed::new(6), Routed::new(2), Routed::new(3));
+    let _sandbox = PodSandbox::of(&discarded.pod);
+    let sandbox = PodSandbox::of(&lost.pod);
     let mut daemon = impatient().start();
-    daemon.wait_for_netns(lost.pod.inum());
-    lost.route("del");
-    run(&format!("ip route add blackhole {}/32", lost.address));
-    let found = wait_for(&mut daemon, "incident.opened", &lost.address);
+    daemon.wait_for_netns(discarded.pod.inum());
+    discarded.route("del");
+    run(&format!("ip route add blackhole {}/32", discarded.address));
+    let found = wait_for(&mut daemon, "incident.opened", &discarded.address);
     assert!(found.text("/message").contains(": a blackhole route discards packets"), "{found}");
     let id = found.text("/incident/id").to_owned();
     carry_out(&daemon, &id, "pod-route-missing/add-route");
     resolved(&mut daemon, &id);
-}
 
-#[test]
-fn it_ends_with_the_pod_and_is_none_where_nobody_lives() {
-    let (mut lost, empty) = (Routed::new(2), Routed::new(3));
-    let sandbox = PodSandbox::of(&lost.pod);
-    let mut daemon = impatient().start();
     daemon.wait_for_netns(lost.pod.inum());
     empty.route("del");
     lost.route("del");

@@ -62,7 +62,7 @@ fn an_image_is_wanted_on_the_node_on_which_it_is_asked_for_by_whatever_program()
 }
 
 #[test]
-fn only_who_may_administer_the_node_is_believed() {
+fn only_who_may_administer_the_node_is_believed_and_the_container_of_a_driver() {
     let rbd = FakeRbd::script();
     let daemon = launch().start();
     let image = unique::name("none");
@@ -75,17 +75,6 @@ fn only_who_may_administer_the_node_is_believed() {
     for way in ways {
         let _ = rbd.call_by(way, &format!("map kube/{image}")).succeeded(&way.join(" "));
     }
-    fence(&daemon, &rbd);
-    assert!(!is_wanted(&daemon, "", &image));
-    // In a mount namespace of its own, as in the container of a driver.
-    let _ = rbd.call_by(&["unshare", "--mount"], &format!("map kube/{image}")).succeeded("unshare");
-    eventually!(is_wanted(&daemon, "", &image), "it can map images");
-}
-
-#[test]
-fn the_container_of_a_driver_is_believed_and_no_other_container() {
-    let rbd = FakeRbd::script();
-    let daemon = launch().start();
     let volume = format!("{0}:{0}", rbd.directory().path().display());
     let (plain, driver) = (unique::name("plain"), unique::name("driver"));
     let in_container = |options: &[&str], image: &str| {
@@ -100,6 +89,10 @@ fn the_container_of_a_driver_is_believed_and_no_other_container() {
     eventually!(is_wanted(&daemon, "", &driver), "it can map images");
     fence(&daemon, &rbd);
     assert!(!is_wanted(&daemon, "", &plain));
+    assert!(!is_wanted(&daemon, "", &image));
+    // In a mount namespace of its own, as in the container of a driver.
+    let _ = rbd.call_by(&["unshare", "--mount"], &format!("map kube/{image}")).succeeded("unshare");
+    eventually!(is_wanted(&daemon, "", &image), "it can map images");
 }
 
 /// All files below a directory.
