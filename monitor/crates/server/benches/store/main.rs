@@ -59,7 +59,7 @@ fn sustained(state: &Path) -> Result<()> {
         StoreConfig { directory: state.to_owned(), limits: Limits::default(), boot_id: BOOT.to_owned() };
     let started = start(config, Arc::clone(&metrics), core)?;
     ensure!(started.status.up, "the store does not start: {:?}", started.status.reason);
-    let sinks = Sinks::behind(started.store);
+    let sinks = Sinks::behind(started);
     let watch = rusqlite::Connection::open(state.join(FILE))?;
     let begin = Instant::now();
     let (mut most, mut commits, mut version) = (0, 0_u64, 0_i64);

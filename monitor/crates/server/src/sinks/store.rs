@@ -57,18 +57,12 @@ pub struct StoreConfig {
     pub boot_id: String,
 }
 
-/// The running sink.
+/// The running sink, and what is known once it runs.
 pub struct Store {
     pub(super) queue: EventQueue,
     pub(super) barrier: Arc<CommitBarrier>,
-    pub(super) kept: Arc<KeptState>,
+    kept: Arc<KeptState>,
     liveness: Liveness,
-}
-
-/// What is known once it runs.
-pub struct Started {
-    /// The sink.
-    pub store: Store,
     pub previous_run: PreviousRun,
     /// Whether it works, for the core.
     pub status: SourceStatus,
@@ -81,11 +75,11 @@ pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<super
         StoreConfig { directory: context.state_dir.clone(), limits, boot_id: context.boot_id.to_owned() };
     let started = start(config, Arc::clone(context.metrics), context.core.clone())?;
     Ok(Some(super::Started {
-        queue: started.store.queue,
+        queue: started.queue,
         source: Some(NAME),
-        liveness: Some(started.store.liveness),
+        liveness: Some(started.liveness),
         status: Some(started.status),
-        store: Some((started.store.barrier, started.store.kept, started.previous_run)),
+        store: Some((started.barrier, started.kept, started.previous_run)),
     }))
 }
 
@@ -93,14 +87,14 @@ pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<super
 ///
 /// # Errors
 /// When no thread can be started.
-pub fn start(config: StoreConfig, metrics: Arc<Metrics>, core: Sender) -> io::Result<Started> {
+pub fn start(config: StoreConfig, metrics: Arc<Metrics>, core: Sender) -> io::Result<Store> {
     let (sink, previous_run, status) = open(config, Arc::clone(&metrics), core, RETRY)?;
     let barrier = Arc::clone(&sink.destination.barrier);
     let kept = Arc::clone(&sink.destination.kept);
     let liveness = sink.liveness();
     let everything = Filter { min_severity: Severity::Debug };
     let queue = EventQueue::start(NAME, everything, metrics, sink)?;
-    Ok(Started { store: Store { queue, barrier, kept, liveness }, previous_run, status })
+    Ok(Store { queue, barrier, kept, liveness, previous_run, status })
 }
 
 fn open(

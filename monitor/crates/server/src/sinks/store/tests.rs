@@ -258,7 +258,7 @@ fn an_incident_is_in_the_store_before_another_sink_announces_it() {
     let config = StoreConfig { directory: dir.path().to_owned(), limits, boot_id: BOOT.into() };
     let started = start(config, Arc::clone(&metrics), core).unwrap();
     assert!(started.status.up);
-    let mut sinks = Sinks::behind(started.store);
+    let mut sinks = Sinks::behind(started);
     let (sent, found) = sync_channel(100);
     let announcer = Announcer { directory: dir.path().to_owned(), found: sent };
     let everything = Filter { min_severity: Severity::Debug };
@@ -390,10 +390,10 @@ fn a_state_directory_that_is_a_file_is_said_with_its_path() {
     let (core, _statuses) = channel(16);
     let config = StoreConfig { directory: path.clone(), limits: Limits::default(), boot_id: BOOT.into() };
     let started = start(config, metrics, core).unwrap();
-    let reason = started.status.reason.unwrap();
+    let reason = started.status.reason.as_ref().unwrap();
     assert!(!started.status.up && reason.contains(path.to_str().unwrap()), "{reason}");
     assert_eq!(started.previous_run, PreviousRun::default());
-    Sinks::behind(started.store).finish(PATIENCE);
+    Sinks::behind(started).finish(PATIENCE);
 }
 
 #[test]
@@ -406,7 +406,7 @@ fn an_orderly_end_keeps_everything_and_the_numbers() {
             StoreConfig { directory: dir.path().to_owned(), limits: Limits::default(), boot_id: BOOT.into() };
         let started = start(config, Arc::clone(&metrics), core).unwrap();
         assert_eq!(started.previous_run.last_seq, run * 10);
-        let sinks = Sinks::behind(started.store);
+        let sinks = Sinks::behind(started);
         for seq in 1..=10 {
             sinks.offer(&Arc::new(numbered(run * 10 + seq).into()));
         }
