@@ -120,8 +120,11 @@ fn who_uses_what_was_mounted_there_next_has_refused_nothing_before() {
 }
 
 #[test]
-fn a_busy_cover_is_another_mount_than_the_one_below() {
+fn a_busy_cover_is_another_mount_than_the_one_below_and_a_sentence_names_who_ran_umount() {
     let mount = Mount::new();
+    let scratch = Scratch::new();
+    let kubelet = scratch.path().join("kubelet");
+    write_script(&kubelet, "#!/bin/sh\numount \"$1\"\nexit 0\n");
     let mut daemon = launch().start();
     let below = hold_by_cwd(mount.point());
     mount.umount_refused();
@@ -129,15 +132,24 @@ fn a_busy_cover_is_another_mount_than_the_one_below() {
     let cover = Mount::at(mount.point());
     let above = hold_by_cwd(cover.point());
     drop(above);
-    let umount = umount_succeeds(&cover);
+    umount_succeeds(&cover);
     daemon.mount_fence();
     // The one below was busy before, and only that one is released.
     drop(below);
-    let last = umount_succeeds(&mount);
+    let ran = wait_until("the mount is free", || {
+        let ran = finish(Command::new(&kubelet).arg(mount.point()).stdin(Stdio::null()), "kubelet".as_ref());
+        ran.stderr.is_empty().then_some(ran)
+    });
     let released = wait_for(&mut daemon, "mount.released", mount.point());
-    released.expect_actor(last.pid, "umount");
     assert_eq!(released.get("/mount/identity"), first.get("/mount/identity"), "{released}");
-    assert_ne!(umount.pid, last.pid);
+    released.expect("/actor/comm", "umount");
+    let named = format!("by kubelet (pid {}), run by ", ran.pid);
+    assert!(released.text("/message").contains(&named), "{named} in {released}");
+    let ends = |likely| format!(", by means of umount, {likely}after one refused attempt");
+    assert!(
+        ["", "likely "].iter().any(|likely| released.text("/message").ends_with(&ends(likely))),
+        "{released}"
+    );
     let all = kinds_of(&daemon.events(), mount.point());
     assert_eq!(all.iter().filter(|kind| *kind == "mount.released").count(), 1, "{all:?}");
 }
@@ -282,32 +294,6 @@ fn fifty_retries_of_one_caller_are_one_story_and_another_caller_has_its_own() {
 }
 
 #[test]
-fn a_sentence_names_who_ran_umount() {
-    let mount = Mount::new();
-    let scratch = Scratch::new();
-    let kubelet = scratch.path().join("kubelet");
-    write_script(&kubelet, "#!/bin/sh\numount \"$1\"\nexit 0\n");
-    let mut daemon = launch().start();
-    let culprit = hold_by_cwd(mount.point());
-    mount.umount_refused();
-    wait_for(&mut daemon, "mount.busy", mount.point());
-    drop(culprit);
-    let ran = wait_until("the mount is free", || {
-        let ran = finish(Command::new(&kubelet).arg(mount.point()).stdin(Stdio::null()), "kubelet".as_ref());
-        ran.stderr.is_empty().then_some(ran)
-    });
-    let released = wait_for(&mut daemon, "mount.released", mount.point());
-    let named = format!("by kubelet (pid {}), run by ", ran.pid);
-    assert!(released.text("/message").contains(&named), "{named} in {released}");
-    let ends = |likely| format!(", by means of umount, {likely}after one refused attempt");
-    assert!(
-        ["", "likely "].iter().any(|likely| released.text("/message").ends_with(&ends(likely))),
-        "{released}"
-    );
-    released.expect("/actor/comm", "umount");
-}
-
-#[test]
 fn a_thousand_mounts_of_a_stranger_displace_no_count_and_no_incident() {
     let mount = Mount::volume();
     let mut daemon = launch().kubelet(&mount).start();
@@ -410,8 +396,8 @@ fn private_copy() -> Running {
 }
 
 #[test]
-fn a_private_copy_in_another_namespace_is_not_what_an_unmount_is_refused_for() {
-    let mount = Mount::new();
+fn a_private_copy_in_another_namespace_is_not_what_an_unmount_is_refused_for_and_not_counted() {
+    let (mount, held) = (Mount::new(), Mount::new());
     let copy = private_copy();
     // The kernel itself keeps the mount for a loop device; no process has the file open.
     let device = LoopDevice::on(&mount.point().join("disk"), 1);
@@ -427,16 +413,10 @@ fn a_private_copy_in_another_namespace_is_not_what_an_unmount_is_refused_for() {
     assert!(busy.text("/message").contains(&possible), "{busy}");
     busy.expect("/holders_verdict", "incomplete");
     assert!(busy.sentence().ends_with(", which does not refuse the unmount by itself"), "{busy}");
-}
 
-#[test]
-fn a_private_copy_is_not_counted_with_those_who_hold() {
-    let mount = Mount::new();
-    let _copy = private_copy();
-    let mut daemon = launch().start();
-    let culprit = hold_by_cwd(mount.point());
-    mount.umount_refused();
-    let busy = wait_for(&mut daemon, "mount.busy", mount.point());
+    let culprit = hold_by_cwd(held.point());
+    held.umount_refused();
+    let busy = wait_for(&mut daemon, "mount.busy", held.point());
     let sentence = format!("held by sleep (pid {}) as its current directory", culprit.pid());
     assert!(busy.sentence().ends_with(&sentence), "{busy}");
 }
