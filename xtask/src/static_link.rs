@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-
-/// Program header type of the interpreter's path, elf(5).
-const PT_INTERP: u32 = 3;
+use object::LittleEndian;
+use object::elf::{FileHeader64, PT_INTERP};
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
 
 /// Whether the file at `path` is a static executable.
 pub(crate) fn is_static(path: &Path) -> Result<bool> {
@@ -18,23 +18,10 @@ pub(crate) fn is_static(path: &Path) -> Result<bool> {
 
 /// None for anything but a 64-bit little-endian ELF file.
 fn asks_for_interpreter(image: &[u8]) -> Option<bool> {
-    if image.get(..6)? != b"\x7fELF\x02\x01" {
-        return None;
-    }
-    let headers = usize::try_from(u64::from_le_bytes(bytes(image, 0x20)?)).ok()?;
-    let size = usize::from(u16::from_le_bytes(bytes(image, 0x36)?));
-    let count = usize::from(u16::from_le_bytes(bytes(image, 0x38)?));
-    for index in 0..count {
-        let header = headers.checked_add(index.checked_mul(size)?)?;
-        if u32::from_le_bytes(bytes(image, header)?) == PT_INTERP {
-            return Some(true);
-        }
-    }
-    Some(false)
-}
-
-fn bytes<const N: usize>(image: &[u8], offset: usize) -> Option<[u8; N]> {
-    image.get(offset..offset.checked_add(N)?)?.try_into().ok()
+    let file = FileHeader64::<LittleEndian>::parse(image).ok()?;
+    let endian = file.endian().ok()?;
+    let headers = file.program_headers(endian, image).ok()?;
+    Some(headers.iter().any(|header| header.p_type(endian) == PT_INTERP))
 }
 
 #[cfg(test)]
@@ -43,7 +30,7 @@ mod tests {
 
     fn executable(kinds: &[u32]) -> Vec<u8> {
         let mut image = vec![0; 0x40];
-        image[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        image[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         image[0x20..0x28].copy_from_slice(&0x40u64.to_le_bytes());
         image[0x36..0x38].copy_from_slice(&0x38u16.to_le_bytes());
         image[0x38..0x3a].copy_from_slice(&u16::try_from(kinds.len()).expect("few").to_le_bytes());
