@@ -119,10 +119,13 @@ fn a_container_deletes_its_own_gateway() {
     expect_gateway_of(&event, &victim);
 }
 
+/// Something that is done to the interface of a pod.
+type Act = fn(&Pod) -> Finished;
+
 #[test]
 fn what_happens_to_either_end_of_the_link_of_a_container_is_reported_with_the_container() {
     let dockerd = Dockerd::shared();
-    let acts: [(fn(&Pod) -> Finished, &str); 4] = [
+    let acts: [(Act, &str); 4] = [
         (|pod| pod.ip("link set eth0 down"), "link-down"),
         (|pod| pod.ip("link set eth0 address 02:00:00:00:00:0e"), "lladdr-changed"),
         (|pod| pod.ip("link del eth0"), "link-deleted"),

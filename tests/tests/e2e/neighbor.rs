@@ -180,9 +180,12 @@ fn an_entry_that_is_used_at_that_moment_is_told_all_the_same() {
     assert!(daemon.metrics().count("kevtmon_kernel_neighbor_deletions_total", &unknown) >= 3.0);
 }
 
+/// Something that is done to the interface of a pod.
+type Act = fn(&Pod) -> Finished;
+
 #[test]
 fn what_is_done_to_an_interface_or_its_host_end_takes_the_entry_with_it() {
-    let acts: [(fn(&Pod) -> Finished, &str); 6] = [
+    let acts: [(Act, &str); 6] = [
         (|pod| pod.ip("link set eth0 down"), "link-down"),
         (|pod| pod.ip("link set eth0 address 02:00:00:00:00:09"), "lladdr-changed"),
         (|pod| pod.ip(&format!("address del {}/32 dev eth0", pod.address())), "last-address-removed"),

@@ -202,7 +202,7 @@ impl Visitor {
     /// pipes does. Who is not root of the node shows what he likes.
     fn opens_known(&mut self, process: &Dir, task: &Dir) -> bool {
         let path = path_of_call(task, &mut self.text);
-        let fd = path.as_deref().and_then(|path| path.strip_prefix("/proc/self/fd/")?.parse().ok());
+        let fd = path.as_deref().and_then(|path| path.strip_prefix("/proc/self/fd/")?.parse::<u32>().ok());
         let Some(fd) = fd else { return false };
         let is_open = |fds: Dir| fds.link(NumberName::new(fd).as_c_str(), &mut self.buffer).is_ok();
         process.at(c"fd").is_ok_and(is_open) && is_root_of_node(process, &mut self.buffer, &mut self.text)

@@ -64,7 +64,7 @@ impl Scan<'_> {
         }
         let is_certain = visit.pins.iter().any(|pin| !pin.possible);
         let is_socket = |access: &&Access| **access == Access::Socket;
-        let (sockets, others): (Vec<_>, Vec<_>) =
+        let (sockets, others): (Vec<&Access>, Vec<&Access>) =
             visit.doubts.iter().filter(|_| !is_certain).partition(is_socket);
         let by_files = [
             (

@@ -79,7 +79,7 @@ fn reservations_are_read_of_all_networks_and_of_both_families() {
 fn a_node_without_host_local_has_no_reservations_and_that_is_known() {
     let nothing = tempfile::tempdir().unwrap();
     for directory in [nothing.path().to_owned(), nothing.path().join("none")] {
-        let found = files::look(Path::new("/"), &directory).reply;
+        let found = files::look(Path::new("/"), &directory).0;
         assert_eq!(found, Found { complete: true, ..Found::default() }, "{}", directory.display());
     }
 }

@@ -33,7 +33,7 @@ use super::nsid::{Naming, Owned};
 use super::route::{self, Nexthop, Rule};
 use super::socket::{RequestError, RequestSocket};
 use crate::procfs::Proc;
-use crate::procfs::pidfd::owned;
+use crate::procfs::pidfd;
 use crate::procfs::readers::{Readers, Unread};
 
 /// All dumps of a namespace together; longer than that nothing of it may still be open.
@@ -219,7 +219,7 @@ fn is_foreign(home: &File, namespace: &File) -> bool {
 /// Inode number of the user namespace that owns a namespace (`NS_GET_USERNS`, since 4.9).
 fn owning_userns(namespace: &File) -> Option<u64> {
     // SAFETY: the request takes no argument and returns a new descriptor or -1.
-    let userns = File::from(unsafe { owned(libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS)) }.ok()?);
+    let userns = File::from(unsafe { pidfd::owned(libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS)) }.ok()?);
     userns.metadata().ok().map(|metadata| metadata.ino())
 }
 

@@ -339,7 +339,7 @@ async fn a_disk_that_hangs_keeps_one_reader_of_each_kind_until_it_answers() {
     }
     assert!(readers.0.slots.available_permits() >= READERS - 1);
     let other = readers.ask(Names(vec![std::process::id()]), PATIENCE).await.unwrap();
-    assert!(other.reply[0].is_some());
+    assert!(other[0].is_some());
     let refused = readers.ask(OnDisk(hanging.clone()), Duration::ZERO).await;
     assert!(matches!(refused, Err(Unread::Late | Unread::Stuck)), "{refused:?}");
 
