@@ -123,6 +123,15 @@ impl Live {
         }
     }
 
+    /// An unoptimised core is not always faster than the thread that writes.
+    fn storms_until_queue_is_full(&mut self, from: BootNs) -> u64 {
+        let storm = |number| {
+            self.storm_of_host(from + number * 10_000);
+            self.discarded("recorder", "queue-full") > 0
+        };
+        (0..1000_u64).map(storm).position(|is_full| is_full).expect("a queue that can be full") as u64 + 1
+    }
+
     fn open_incident(&mut self, id: &str, opened: u32) {
         let event =
             Event { incident: Some(Box::new(incident(id, opened))), kind: Kind::IncidentOpened, ..plain() };
@@ -341,14 +350,13 @@ fn a_storm_is_not_written_whole_and_the_gap_is_counted_and_told() {
     let dir = tempfile::tempdir().unwrap();
     let mut live = Live::in_flight(dir.path());
     live.bustle(10, 5_000);
-    live.storm_of_host(6_000_000);
+    let storms = live.storms_until_queue_is_full(6_000_000);
     let missing = live.missing();
-    assert!(live.discarded("recorder", "queue-full") > 0);
     live.finish();
     let recording = segments(&dir.path().join("recorder"));
     let (_, summary) = replayed(&recording);
     let told: u64 = summary.gaps.iter().map(|gap| gap.discarded).sum();
-    assert_eq!((told, summary.observations + missing), (missing, 40_003));
+    assert_eq!((told, summary.observations + missing), (missing, 30_003 + storms * 10_000));
 }
 
 #[test]
@@ -412,12 +420,7 @@ fn after_a_gap_the_model_is_right_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut live = Live::in_flight(dir.path());
     live.bustle(10, 5_000);
-    let mut from = 6_000_000;
-    while live.discarded("recorder", "queue-full") == 0 {
-        live.storm_of_host(from);
-        from += 10_000;
-        assert!(from < SECOND, "the queue is never full");
-    }
+    live.storms_until_queue_is_full(6_000_000);
     // Emitted only in the gap.
     live.observe(SECOND, netns_snapshot(99));
     let from = 20 * SECOND;
