@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::{InNetns, advice, set_up};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, seconds, start};
+use super::{Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, seconds, start};
 use crate::node::cni::Call;
 use crate::node::containers::is_live;
 
@@ -25,6 +25,10 @@ pub(super) const KIND: &str = "cni-netns-mismatch";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A CNI DEL ran in the wrong network namespace",
+    symptom: "a pod is unreachable",
+    names: "what a CNI `DEL` broke in the network namespace of the host or of another pod",
+    opens: "A CNI `DEL` ran in the network namespace of the host or of another sandbox.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 0 },
     meaning: "The process id in its path was reused, so the plugin may take down the network of the host or of another \
              pod.",
     remedy: "Check the network of the namespace that was hit; update the kubelet or the runtime, which reuse the id.",

@@ -11,13 +11,17 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, SECOND, Watch, seconds, start};
+use super::{Alert, CAPACITY, Context, Diagnosis, IncidentKind, SECOND, Watch, seconds, start};
 
 pub(super) const KIND: &str = "cni-teardown-failing";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "The CNI DEL of a sandbox fails repeatedly",
+    symptom: "`ContainerCreating` without end",
+    names: "the CNI call that fails",
+    opens: "The CNI `DEL` of a sandbox failed, and failed again 10 s later or more, before there is a victim.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 10 },
     meaning: "The network of a pod that has ended is not taken down: addresses and interfaces may leak, and the pod stays.",
     remedy: "Read the plugin's error in the log of the kubelet or the runtime; the incident names the plugin.",
     severities: &[Severity::Warning],

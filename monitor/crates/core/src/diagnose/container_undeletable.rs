@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{
-    CAPACITY, Context, Diagnosis, IncidentKey, IncidentKind, ModelChange, SECOND, STARTUP_GRACE, Watch,
-    seconds, start,
+    Alert, CAPACITY, Context, Diagnosis, IncidentKey, IncidentKind, ModelChange, SECOND, STARTUP_GRACE,
+    Watch, seconds, start,
 };
 use crate::node::mounts::MountKey;
 use crate::node::view::{NodeView, RuntimeAvailability};
@@ -32,6 +32,10 @@ pub(super) const KIND: &str = "container-undeletable";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A container cannot be removed",
+    symptom: "`Dead` container",
+    names: "the path whose removal is refused, and what holds it",
+    opens: "A container could not be removed.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 15 },
     meaning: "Something uses its directory or its mounts, often a copy of the mount in the namespace of a service or of \
              another container. Or nothing does, and a file of it is immutable or append-only, or its file system is \
              read-only or fails.",

@@ -21,7 +21,7 @@ use super::advice::advice;
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::pod_network::{is_of_pod, leads_out, living_pod, netns_of, runs_since, vrf};
-use super::{Context, IncidentKind, ModelChange, SECOND, Watch, ipam_drift};
+use super::{Alert, Context, IncidentKind, ModelChange, SECOND, Watch, ipam_drift};
 use crate::node::view::NodeView;
 
 #[cfg(test)]
@@ -32,6 +32,10 @@ pub(super) const KIND: &str = "duplicate-pod-ip";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "Two pods of this node have the same address",
+    symptom: "a pod is unreachable",
+    names: "the pod with the same address",
+    opens: "Two living pods on the node have the same address for 5 s.",
+    alert: Alert::Open { severity: Severity::Critical, minutes: 0 },
     meaning: "Packets for one of them may reach the other, or neither. Either the address was given out while it was in use, \
              often after the records of the address management were lost or restored, or a pod has set it itself.",
     remedy: "Restart the pod that got the address last, and compare the records of the address management with the pods.",

@@ -18,7 +18,7 @@ use super::advice::{advice, delete_pod, restart};
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
 use super::pod_volume_lost::runs;
-use super::{Context, IncidentKind, ModelChange, Watch};
+use super::{Alert, Context, IncidentKind, ModelChange, Watch};
 use crate::node::fuse_mounts::ServerEnd;
 
 #[cfg(test)]
@@ -29,6 +29,10 @@ pub const KIND: &str = "file-server-lost";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "The server of a FUSE volume ended while it was mounted",
+    symptom: "`Transport endpoint is not connected`",
+    names: "the process that killed the FUSE server, and who has the dead mount",
+    opens: "The server of a FUSE file system ended, and 10 s later pods or containers still have it mounted.",
+    alert: Alert::Open { severity: Severity::Critical, minutes: 0 },
     meaning: "No process serves the file system any more. Every access to it fails: \"Transport endpoint is not connected\". A server \
               that is started again does not help containers that run: they have the mount of the old one.",
     remedy: "Restart the pods and containers that have the mount. If the server runs in a container, let it end only after them, or \

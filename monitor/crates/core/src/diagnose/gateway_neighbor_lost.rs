@@ -17,7 +17,9 @@ use serde_json::Value;
 use super::finding::{Count, Findings, Report};
 use super::rereads::RereadSchedule;
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Suspicion, Watch, seconds};
+use super::{
+    Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Suspicion, Watch, seconds,
+};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
 
@@ -54,6 +56,11 @@ pub(super) const KIND: &str = "gateway-neighbor-lost";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A pod has lost its gateway's neighbor entry, or the host a node's",
+    symptom: "a pod is unreachable",
+    names: "the process and pod that deleted the gateway's neighbor entry, or set the link down",
+    opens: "A running container has no usable neighbor entry of its default gateway, or the host none of a node \
+            behind a tunnel.",
+    alert: Alert::ByHand,
     meaning: "The default route leads to a gateway whose ARP or NDP entry was removed, replaced, points to a wrong hardware \
              address or does not resolve. Nothing that it sends outside arrives. Where the entry was static, as Calico sets \
              it, the kernel does not find it again by itself. The entry of another node on a VXLAN or Geneve device of the host \

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::conditions::{Condition, Conditions, Known, Look, Seen, start};
 use super::finding::{Findings, IncidentKey, IncidentObjects, Report};
-use super::{Context, IncidentKind, ModelChange, OpenIncident, SECOND, Watch};
+use super::{Alert, Context, IncidentKind, ModelChange, OpenIncident, SECOND, Watch};
 use crate::node::cni::Call;
 
 mod found;
@@ -32,6 +32,10 @@ pub(super) const KIND: &str = "ipam-drift";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "host-local no longer reserves the address of a living pod for it",
+    symptom: "a pod is unreachable",
+    names: "the living pod whose address host-local has freed",
+    opens: "For 30 s host-local has had no reservation of a living pod's address for that pod.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 0 },
     meaning: "host-local does not assign an address that has a reservation file. The file of a living pod's address is \
              gone, or names another sandbox: a CNI DEL freed it, the file was removed, or its directory was emptied. \
              Two pods may get one address.",

@@ -5,13 +5,21 @@ use kevtmon_types::settings::{Threshold, Thresholds};
 
 use super::Diagnosis;
 
-/// A kind of incident, described once: lists of kinds, series, settings, the journal catalog and docs/incidents.md follow from it.
+/// A kind of incident, described once: lists of kinds, series, settings, the journal catalog, docs/incidents.md, the table of
+/// README.md and most alerts follow from it.
 #[derive(Debug)]
 pub struct IncidentKind {
     /// As users filter and alert on it.
     pub name: &'static str,
     /// What is wrong, in one line.
     pub title: &'static str,
+    /// What an operator sees, in README.md: the same text for all kinds of one symptom.
+    pub symptom: &'static str,
+    /// What its incidents name, in README.md.
+    pub names: &'static str,
+    /// When an incident opens, in one sentence.
+    pub opens: &'static str,
+    pub alert: Alert,
     /// What it means, and how it comes.
     pub meaning: &'static str,
     pub remedy: &'static str,
@@ -27,6 +35,15 @@ pub struct IncidentKind {
     /// configuration names it.
     pub is_optional: bool,
     pub(super) start: fn(&Thresholds) -> Box<dyn Diagnosis>,
+}
+
+/// How an alert of deploy/prometheus/kevtmon.rules.yaml comes of open incidents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alert {
+    /// Generated: fires once an incident, of whatever severity, has been open for so many minutes.
+    Open { severity: Severity, minutes: u32 },
+    /// Written by hand, for example since only some severities are to alert.
+    ByHand,
 }
 
 /// A source that shows that an incident is over: while it is down, that is not known.
@@ -47,9 +64,9 @@ mod tests {
 
     #[test]
     fn every_kind_is_explained_in_whole_sentences() {
-        for IncidentKind { name, title, meaning, remedy, .. } in KINDS {
-            assert!(!title.ends_with('.') && title.len() < 80, "{name}");
-            assert!(meaning.ends_with('.') && remedy.ends_with('.'), "{name}");
+        for IncidentKind { name, title, names, opens, meaning, remedy, .. } in KINDS {
+            assert!(!title.ends_with('.') && title.len() < 80 && !names.ends_with('.'), "{name}");
+            assert!([opens, meaning, remedy].iter().all(|text| text.ends_with('.')), "{name}");
         }
         assert!(kind("no-such-kind").is_none());
     }

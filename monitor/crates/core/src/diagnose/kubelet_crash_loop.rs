@@ -12,13 +12,17 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{Context, Diagnosis, IncidentKind, SECOND, Watch, orphan_container, start};
+use super::{Alert, Context, Diagnosis, IncidentKind, SECOND, Watch, orphan_container, start};
 
 pub(super) const KIND: &str = "kubelet-crash-loop";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "The kubelet ends repeatedly soon after its start",
+    symptom: "`NotReady`",
+    names: "how the kubelet ends",
+    opens: "A kubelet ended 3 times within 5 min, each time soon after its start.",
+    alert: Alert::Open { severity: Severity::Critical, minutes: 0 },
     meaning: "No pod of this node is managed meanwhile: none starts, none is removed, and the node becomes NotReady.",
     remedy: "Read the last lines of its log; an orphan container or a wrong configuration are usual reasons.",
     severities: &[Severity::Warning],

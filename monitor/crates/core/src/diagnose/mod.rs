@@ -93,7 +93,7 @@ pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat
 pub use flapping::QuietPeriod;
 pub use gateway_health::{GatewayHealth, gateway_health};
 pub use incidents::{Incidents, OpenIncident, Recount};
-pub use kind::{IncidentKind, Watch};
+pub use kind::{Alert, IncidentKind, Watch};
 pub use mount_leak::{Leak, Leaks};
 pub use orphan_veth::VethEnd;
 pub use rbd_orphan_mapping::{ImageUse, Usage};

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
+use super::{Alert, Context, IncidentKind, ModelChange, SECOND, Watch};
 use crate::node::tenant;
 
 mod steps;
@@ -26,6 +26,10 @@ pub(super) const KIND: &str = "mount-leak";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "Mounts that the host has unmounted remain in another mount namespace",
+    symptom: "`Terminating` without end",
+    names: "the mount that is left, and whose mount namespace it is in",
+    opens: "A mount that the host has unmounted is still in another mount namespace after 10 s.",
+    alert: Alert::ByHand,
     meaning: "The copies in another mount namespace keep file systems and devices in use: a device cannot be detached, \
              a FUSE server is not asked to end.",
     remedy: "Restart the container or service that has them; mount host directories with the propagation HostToContainer \

@@ -15,7 +15,7 @@ use super::advice::advice;
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
 use super::pod_volume_lost::is_mount_point;
-use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
+use super::{Alert, Context, IncidentKind, ModelChange, SECOND, Watch};
 
 #[cfg(test)]
 mod tests;
@@ -25,6 +25,10 @@ pub(super) const KIND: &str = "mount-multiplied";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A volume of a pod is mounted over itself again and again",
+    symptom: "more mounts with each restart of a driver",
+    names: "the volume and pod, and how many mounts within which time",
+    opens: "A volume of a pod is mounted three or more times over itself for 10 s.",
+    alert: Alert::ByHand,
     meaning: "The kernel's table has three or more mounts of the volume at one path, each on the one before. The pod sees the one \
              that was the topmost when its containers started, unless mounts are propagated to them. Unmounting the volume usually takes \
              away only one of them, so others may stay behind when the pod is deleted. Thousands of mounts slow down every process \

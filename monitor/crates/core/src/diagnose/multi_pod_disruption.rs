@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::{
-    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, gateway_neighbor_lost, pod_route_missing,
-    seconds, start,
+    Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Watch, gateway_neighbor_lost,
+    pod_route_missing, seconds, start,
 };
 
 mod effects;
@@ -33,6 +33,10 @@ pub(super) const KIND: &str = "multi-pod-disruption";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "One actor or change has disrupted the network of several pods",
+    symptom: "a pod is unreachable",
+    names: "the process, program or change of the node that caused several of these",
+    opens: "One actor, or one change of the node, caused open network incidents of 3 pods within 10 s.",
+    alert: Alert::Open { severity: Severity::Critical, minutes: 0 },
     meaning: "A network service that was restarted, a script or an agent broke the network of these pods, or that of the node on \
              which they depend: forwarding, its default route, a bridge. Each of them has an incident of its own, and this one is \
              their cause.",

@@ -20,13 +20,17 @@ use super::conditions::{Condition, Conditions, Known, Look, Seen, start};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::gateway_neighbor_lost::health::live_target;
 use super::rereads::RereadSchedule;
-use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
+use super::{Alert, Context, IncidentKind, ModelChange, SECOND, Watch};
 
 pub(super) const KIND: &str = "neighbor-table-full";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "The kernel's table of neighbor entries is full",
+    symptom: "a pod is unreachable",
+    names: "the pod that fills the neighbor table of all, and the process that does",
+    opens: "The kernel's table of neighbor entries is full for 2 s.",
+    alert: Alert::Open { severity: Severity::Critical, minutes: 0 },
     meaning: "All network namespaces of the node share one table for IPv4 and one for IPv6. While it is full, the kernel \
              removes entries that others need, and refuses new ones: pods can lose their gateways, though nobody \
              deletes their entries.",

@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Repeat, Report};
 use super::{
-    Context, Diagnosis, IncidentKind, ModelChange, SECOND, Suspicion, Watch, seconds, start, volume_busy,
+    Alert, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Suspicion, Watch, seconds, start,
+    volume_busy,
 };
 
 #[cfg(test)]
@@ -29,6 +30,10 @@ pub(super) const KIND: &str = "nfs-server-unresponsive";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "An NFS server does not respond",
+    symptom: "`Terminating` without end",
+    names: "the NFS server, and the volumes and pods that hang",
+    opens: "The kernel says that an NFS server does not respond, and it does not for 30 s.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 2 },
     meaning: "The kernel says that calls to the server get no reply. What uses its mounts waits in the kernel and cannot end, or \
               gets errors if the mount is soft. A pod with such a volume can neither work nor be deleted.",
     remedy: "See whether the server runs, and whether this node reaches it. What waits goes on by itself once the server responds.",

@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use super::finding::{Findings, IncidentObjects, Report};
 use super::timers::Timers;
 use super::{
-    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, OpenIncident, SECOND, STARTUP_GRACE, Watch,
-    seconds, start,
+    Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, OpenIncident, SECOND, STARTUP_GRACE,
+    Watch, seconds, start,
 };
 use crate::node::containers::is_live;
 use crate::node::view::{NodeView, RuntimeAvailability};
@@ -32,6 +32,10 @@ pub(super) const KIND: &str = "orphan-container";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A container remains though its pod sandbox is gone",
+    symptom: "`NotReady`",
+    names: "the container with which the kubelet does not start",
+    opens: "A container of a pod is still there 30 s after its sandbox is gone.",
+    alert: Alert::ByHand,
     meaning: "Kubelets of about 1.18 to 1.23 refuse to start while such a container exists and their runtime does not \
              remember the sandbox.",
     remedy: "Remove the container by the command of the advice, then see who removed the sandbox alone.",

@@ -26,8 +26,8 @@ use whose::Whose;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::pod_network::SETTLE;
 use super::{
-    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing, seconds,
-    start,
+    Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing,
+    seconds, start,
 };
 use crate::node::view::{NodeView, RuntimeAvailability};
 
@@ -42,6 +42,10 @@ pub(super) const KIND: &str = "orphan-veth";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A pod's veth device is left on the node though its pod is gone",
+    symptom: "devices of pods that are gone",
+    names: "what keeps the network namespace",
+    opens: "A veth device of a pod is still on the node 60 s after the pod is gone.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 10 },
     meaning: "The network of the pod was not taken down, or something keeps its network namespace alive: a process, an open \
              file or socket, or a mount. Routes and addresses that belong to the device may be in the way of newer pods.",
     remedy: "End what keeps the namespace, as the incident names it; the device goes with it. Do not delete a device by its \

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::{InNetns, advice, set_up};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::pod_network::{gone, is_of_pod, living_pod, runs_since};
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
+use super::{Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
 use crate::route::by;
@@ -34,6 +34,10 @@ pub(super) const KIND: &str = "pod-neighbor-unreachable";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "This node cannot reach one of its pods",
+    symptom: "a pod is unreachable",
+    names: "the part of the path to the pod that is down",
+    opens: "The host cannot resolve the address of a pod for 30 s.",
+    alert: Alert::ByHand,
     meaning: "The neighbor record of the pod's address stays unresolved while the pod runs: its interface is down or has lost \
              the address, or ARP is not answered there.",
     remedy: "Check the interface and the address in the pod, as the advice says; restart the pod if its network is \

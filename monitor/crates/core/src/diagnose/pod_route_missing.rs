@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::pod_network::{SETTLE, gone, runs_since};
 use super::{
-    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, gateway_neighbor_lost, seconds,
-    start,
+    Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, gateway_neighbor_lost,
+    seconds, start,
 };
 
 mod host_end;
@@ -32,6 +32,10 @@ pub(super) const KIND: &str = "pod-route-missing";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "This node has no route to one of its pods",
+    symptom: "a pod is unreachable",
+    names: "the process that set the pod's host interface down, if the route went with it",
+    opens: "The node has no route to a living pod for 10 s.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 2 },
     meaning: "The pod's own network looks right and its gateway may answer, but what the node or others send to the pod does \
              not arrive: answers to the pod are dropped or leave by another interface.",
     remedy: "Add the route as the advice says, then restart the agent of the network plugin on this node (calico-node), which \

@@ -17,7 +17,7 @@ use super::advice::advice;
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentKey, IncidentObjects, Report};
 use super::volume_busy::mount_object;
-use super::{Context, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing};
+use super::{Alert, Context, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing};
 use super::{umount_hung, volume_busy};
 use crate::node::kubelet::Way;
 use crate::node::pod_remains::PodOnNode;
@@ -31,6 +31,10 @@ pub(super) const KIND: &str = "pod-stuck-terminating";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A pod has ended and something of it is left on the node",
+    symptom: "`Terminating` without end",
+    names: "what is left of the pod on the node: a mount, a process, a CNI `DEL` that fails",
+    opens: "No container of a pod has run for 60 s, and something of it is left on the node.",
+    alert: Alert::ByHand,
     meaning: "A volume is still mounted, a process still in its control group, a CNI DEL fails, or a process that was \
              killed waits in the kernel; so the pod stays in Terminating.",
     remedy: "The incident says which of these it is, and which process did it; begin there.",

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::delete_pod;
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
-use super::{CAPACITY, Context, IncidentKind, ModelChange, SECOND, Watch};
+use super::{Alert, CAPACITY, Context, IncidentKind, ModelChange, SECOND, Watch};
 use crate::node::containers::is_live;
 use crate::node::view::RuntimeAvailability;
 
@@ -27,6 +27,10 @@ pub(super) const KIND: &str = "pod-volume-lost";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A volume of a running pod was unmounted on the node",
+    symptom: "data on the wrong disk",
+    names: "the process that unmounted the volume of a running pod",
+    opens: "A volume of a running pod was unmounted, and is not mounted 15 s later.",
+    alert: Alert::Open { severity: Severity::Critical, minutes: 0 },
     meaning: "The volume is no longer mounted where the kubelet put it, and containers of the pod run. Those may still have it. \
              Containers that start from now on get the directory below it, on the disk of the node.",
     remedy: "Delete the pod, so that the kubelet mounts the volume again. Look in the directory of the volume on the node for data \

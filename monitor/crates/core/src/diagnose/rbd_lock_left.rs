@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
 use super::finding::{Findings, IncidentObjects, Report};
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
+use super::{Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 use crate::node::rbd_locks::LockCall;
 
 pub(super) const KIND: &str = "rbd-lock-left";
@@ -24,6 +24,10 @@ pub(super) const KIND: &str = "rbd-lock-left";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A lock is left on a Ceph RBD image that this node has not mapped",
+    symptom: "`ContainerCreating` without end",
+    names: "the process that took the lock on the RBD image",
+    opens: "A lock on an RBD image was taken here, and the image has not been mapped here for 5 min.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 10 },
     meaning: "A program on this node, such as a kubelet up to 1.7, has taken the lock, and none on this node has \
              removed it. Other nodes may be refused the image: \"image is locked by other nodes\". It is unknown \
              whether another node has removed the lock.",

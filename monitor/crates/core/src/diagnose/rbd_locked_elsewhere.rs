@@ -14,13 +14,17 @@ use serde_json::Value;
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch};
+use super::{Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch};
 
 pub(super) const KIND: &str = "rbd-locked-elsewhere";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A log says that a Ceph RBD image is refused to this node",
+    symptom: "`ContainerCreating` without end",
+    names: "the RBD image that another node has, according to a log",
+    opens: "A log says that this node is refused an RBD image.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 5 },
     meaning: "According to a log of this node, another node has the image or a lock on it; then its pod stays in \
              ContainerCreating. Either the pod's node before has not given it back, or a lock was left when it did. The log may \
              also be wrong: it is quoted, and nothing else shows the refusal. Whether a program has the image without the \

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
-use super::{Context, IncidentKind, ModelChange, Watch};
+use super::{Alert, Context, IncidentKind, ModelChange, Watch};
 
 mod steps;
 mod wording;
@@ -23,6 +23,10 @@ pub(super) const KIND: &str = "rbd-orphan-mapping";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A Ceph RBD image is mapped on this node though no pod uses it",
+    symptom: "devices of pods that are gone",
+    names: "what has the RBD image mounted or open",
+    opens: "An RBD image is mapped that no pod has used for 5 min.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 10 },
     meaning: "Either the pod that used it has gone and something still has the image mounted or open, or it was never unmapped, \
              or it was mapped by hand. A pod on another node may wait for it, if the image is locked.",
     remedy: "End the holder of the device that the incident names, unmount it there, then unmap it; only then check \

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
+use super::{Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 use crate::node::tenant::is_by_itself;
 
 #[cfg(test)]
@@ -30,6 +30,10 @@ pub(super) const KIND: &str = "route-flapping";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A route, neighbor entry or link is removed and restored again and again",
+    symptom: "a pod is unreachable",
+    names: "the program that removes a route, link or entry, and the one that restores it",
+    opens: "A route, neighbor entry or link was removed and restored 3 times within 10 min.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 0 },
     meaning: "Two programs manage the same thing and undo each other's work, or one does not come to rest. Until then the pod or \
               the host loses its network for a moment each time.",
     remedy: "Let one of the two programs manage it, and configure the other one to leave it alone.",

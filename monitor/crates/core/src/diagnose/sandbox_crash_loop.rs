@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{Context, Diagnosis, IncidentKind, Incidents, ModelChange, SECOND, Watch, seconds, start};
+use super::{Alert, Context, Diagnosis, IncidentKind, Incidents, ModelChange, SECOND, Watch, seconds, start};
 use crate::node::containers::is_live;
 use crate::node::incarnations::current_sandbox;
 
@@ -24,6 +24,10 @@ pub(super) const KIND: &str = "sandbox-crash-loop";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A pod gets new sandboxes repeatedly",
+    symptom: "`ContainerCreating` without end",
+    names: "the pod, and how often its sandbox was created",
+    opens: "5 sandboxes of one pod were made within 60 s.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 5 },
     meaning: "The runtime or the CNI plugin cannot bring the pod's network up, and the kubelet tries without end.",
     remedy: "Read the error in the events of the pod and the log of the runtime and the plugin.",
     severities: &[Severity::Warning],

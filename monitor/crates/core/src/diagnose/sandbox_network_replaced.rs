@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::delete_pod;
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
-use super::{Context, IncidentKind, ModelChange, SECOND, Watch};
+use super::{Alert, Context, IncidentKind, ModelChange, SECOND, Watch};
 use crate::node::cni::Call;
 use crate::node::containers::is_live;
 use crate::node::incarnations::current_sandbox;
@@ -32,6 +32,10 @@ pub(super) const KIND: &str = "sandbox-network-replaced";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A pod's sandbox was restarted and has a new network namespace",
+    symptom: "a pod is unreachable",
+    names: "the pod whose sandbox was restarted, and is without a network",
+    opens: "A sandbox was restarted, and for 10 s no CNI `ADD` has set up its new network namespace.",
+    alert: Alert::ByHand,
     meaning: "The sandbox (pause) container of a pod has another network namespace than before, and no CNI ADD has set it up. The \
              network of the pod was in the former one. Containers that still run may be there until they restart.",
     remedy: "Delete the pod, so that it gets a new sandbox. Never restart a sandbox by hand, by docker restart for example.",

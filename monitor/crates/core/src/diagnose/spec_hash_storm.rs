@@ -16,13 +16,17 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
+use super::{Alert, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
 
 pub(super) const KIND: &str = "spec-hash-storm";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "Containers of many pods were recreated because their hash differs",
+    symptom: "`NotReady`",
+    names: "the containers that an update of the kubelet recreated",
+    opens: "After a start of the kubelet, containers of 3 pods were recreated with other spec hashes.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 0 },
     meaning: "A kubelet of another version computes other hashes of the same specifications and restarts all containers of \
              the node.",
     remedy: "Nothing is wrong with the pods. Drain nodes before the next update of the kubelet across such a version.",

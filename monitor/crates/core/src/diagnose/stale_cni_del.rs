@@ -20,7 +20,7 @@ use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Repeat, Repo
 use super::flapping::is_own_doing;
 use super::timers::Timers;
 use super::{
-    CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing,
+    Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing,
     gateway_neighbor_lost, ipam_drift, pod_route_missing, seconds, start,
 };
 use crate::node::cni::Sandbox;
@@ -35,6 +35,10 @@ pub(super) const KIND: &str = "stale-cni-del";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A CNI DEL of an old sandbox may hit the newer pod of the same name",
+    symptom: "a pod is unreachable",
+    names: "the CNI `DEL` of an older sandbox, and what the process of that call deleted",
+    opens: "A CNI `DEL` of an old sandbox fails or does damage while a newer sandbox of that pod lives.",
+    alert: Alert::ByHand,
     meaning: "Plugins that know endpoints by the pod's name remove the network of the newer pod when the older one is \
              cleaned up late.",
     remedy: "Restart the newer pod if its network is gone; remove the old sandbox so that the call is not repeated.",

@@ -13,13 +13,17 @@ use serde::{Deserialize, Serialize};
 use super::advice::continue_server;
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
-use super::{Context, IncidentKind, ModelChange, SECOND, Watch, nfs_server_unresponsive};
+use super::{Alert, Context, IncidentKind, ModelChange, SECOND, Watch, nfs_server_unresponsive};
 
 pub(super) const KIND: &str = "umount-hung";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A process hangs in an unmount",
+    symptom: "`Terminating` without end",
+    names: "the process that waits in the unmount, and the FUSE server that does not answer",
+    opens: "A process of root has waited in an unmount for 30 s.",
+    alert: Alert::Open { severity: Severity::Warning, minutes: 5 },
     meaning: "It waits in the kernel for a file system whose server does not answer, such as NFS or a stopped FUSE server, \
              and cannot be killed. What waits for it hangs, too.",
     remedy: "Let the server answer or end it; for FUSE, abort the connection, as the advice says.",

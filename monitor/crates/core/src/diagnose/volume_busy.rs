@@ -21,7 +21,7 @@ use wording::sentence;
 
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, STARTUP_GRACE, Watch, start};
+use super::{Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, STARTUP_GRACE, Watch, start};
 use crate::node::mounts::{BusyMount, MountKey};
 
 mod known;
@@ -40,6 +40,10 @@ pub(super) const KIND: &str = "volume-busy";
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
     title: "A pod's volume cannot be unmounted",
+    symptom: "`Terminating` without end",
+    names: "the process, container or kernel object that holds the volume",
+    opens: "The unmount of a pod's volume was refused, or a volume is mounted without a running container.",
+    alert: Alert::ByHand,
     meaning: "The unmount is refused because a process, another mount or the kernel uses the volume, so the pod stays in \
              Terminating. Another copy of the mount in a container refuses nothing by itself.",
     remedy: "End or restart the holder: the incident names it, `kevtmon holders PATH` shows the present ones. A lazy \
