@@ -229,7 +229,7 @@ fn rules_and_dashboard_select_metrics_and_labels_that_exist() {
 }
 
 #[test]
-fn all_that_a_daemon_exports_is_documented_and_each_kind_of_incident_has_an_alert() {
+fn all_that_a_daemon_exports_is_documented() {
     let pod = Pod::new();
     let mut daemon = launch().start();
     pod.delete_gateway();
@@ -243,21 +243,6 @@ fn all_that_a_daemon_exports_is_documented_and_each_kind_of_incident_has_an_aler
         let unknown: Vec<_> =
             sample.labels.keys().filter(|label| !known.contains(*label) && !added.contains(label)).collect();
         assert!(unknown.is_empty(), "{} has labels that are not documented: {unknown:?}", sample.name);
-    }
-    let rules: String = rules()
-        .into_iter()
-        .filter(|(name, _)| !name.contains(':'))
-        .map(|(_, expression)| expression)
-        .collect();
-    let kinds: BTreeSet<&String> = metrics
-        .samples
-        .iter()
-        .filter(|sample| sample.name == "kevtmon_incidents_total")
-        .map(|sample| &sample.labels["incident"])
-        .collect();
-    assert!(kinds.len() > 10, "{kinds:?}");
-    for kind in kinds {
-        assert!(rules.contains(&format!("incident=\"{kind}\"")), "no alert is about {kind}");
     }
 }
 
