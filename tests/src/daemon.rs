@@ -422,7 +422,8 @@ impl Daemon {
     /// Its metrics now.
     #[must_use]
     pub fn metrics(&self) -> Scrape {
-        let answer = self.get("/metrics").expect("the daemon serves metrics");
+        let answer = http::try_get(self.address, "/metrics");
+        let answer = answer.unwrap_or_else(|error| panic!("the daemon serves no metrics: {error}"));
         assert_eq!(answer.status, 200, "{}", answer.body);
         Scrape::parse(answer.body)
     }

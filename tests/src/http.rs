@@ -1,6 +1,6 @@
 //! A client of the daemon's HTTP endpoints, over a plain connection.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use crate::patience::patience;
@@ -16,23 +16,31 @@ pub struct Answer {
     pub body: String,
 }
 
-/// Sends one request; `None` without a response.
-#[must_use]
-pub fn get(address: SocketAddr, path: &str) -> Option<Answer> {
+/// Sends one request.
+///
+/// # Errors
+/// Without a response.
+pub fn try_get(address: SocketAddr, path: &str) -> io::Result<Answer> {
     let mut stream = connect(address)?;
     // At once: who is answered before he has sent all of it may not read the answer any more.
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).ok()?;
+    stream.write_all(request.as_bytes())?;
     let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes).ok()?;
-    parse(bytes)
+    stream.read_to_end(&mut bytes)?;
+    parse(bytes).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not a response of HTTP"))
+}
+
+/// As [`try_get`]; `None` without a response.
+#[must_use]
+pub fn get(address: SocketAddr, path: &str) -> Option<Answer> {
+    try_get(address, path).ok()
 }
 
 /// Sends one request of a client that accepts gzip; head and body of the response, as they came, `None` without one.
 #[must_use]
 pub fn get_compressed(address: SocketAddr, path: &str) -> Option<(String, Vec<u8>)> {
     const BREAK: &[u8] = b"\r\n\r\n";
-    let mut stream = connect(address)?;
+    let mut stream = connect(address).ok()?;
     let headers = "Accept-Encoding: gzip\r\nConnection: close";
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\n{headers}\r\n\r\n").ok()?;
     let mut bytes = Vec::new();
@@ -42,10 +50,10 @@ pub fn get_compressed(address: SocketAddr, path: &str) -> Option<(String, Vec<u8
     Some((String::from_utf8(bytes).ok()?, body))
 }
 
-fn connect(address: SocketAddr) -> Option<TcpStream> {
-    let stream = TcpStream::connect_timeout(&address, patience()).ok()?;
-    stream.set_read_timeout(Some(patience())).ok()?;
-    Some(stream)
+fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, patience())?;
+    stream.set_read_timeout(Some(patience()))?;
+    Ok(stream)
 }
 
 /// A response, as it came.
