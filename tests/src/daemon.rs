@@ -8,8 +8,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::Signal;
 
@@ -66,6 +67,9 @@ pub const POLL_EACH_SECOND: &str = "[polling]\nmax_interval_seconds = 1\n";
 
 /// Every event of an unprivileged account is told.
 pub const ALL_EVENTS: &str = "[events]\nuser_rate = 1000000\nuser_burst = 1000000\n";
+
+/// Lines that wait in [`Daemon::unparsed`]: more than a storm of a benchmark has.
+const UNPARSED: usize = 1 << 17;
 
 /// How the daemon is to be started.
 #[derive(Debug)]
@@ -174,7 +178,7 @@ impl Launch {
         self
     }
 
-    /// Standard output is not read until [`Daemon::read`].
+    /// Standard output is not read until [`Daemon::read`] or [`Daemon::unparsed`].
     #[must_use]
     pub fn read_later(mut self) -> Self {
         self.read_later = true;
@@ -380,6 +384,20 @@ impl Daemon {
             lines.lock().ended = true;
             lines.news.notify_all();
         });
+    }
+
+    /// Begins to read its standard output as lines, which nothing parses: each with the time at which it came.
+    pub fn unparsed(&mut self) -> Receiver<(String, SystemTime)> {
+        let pipe = self.pipe.take().expect("the standard output is read once");
+        let (sender, lines) = sync_channel(UNPARSED);
+        std::thread::spawn(move || {
+            for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                if sender.send((line, SystemTime::now())).is_err() {
+                    break;
+                }
+            }
+        });
+        lines
     }
 
     /// Closes its standard output, as a reader does that goes away.

@@ -1,7 +1,14 @@
-//! What a benchmark measured, beside what it may be.
+//! What a benchmark measured, and beside what it may be.
 
 use std::fmt::{self, Display};
 use std::process::ExitCode;
+
+/// The least, the median and the greatest.
+pub fn spread(values: &mut [f64]) -> (f64, f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().saturating_sub(1);
+    (values[0], values[last / 2], values[last])
+}
 
 /// A table of figures.
 #[derive(Debug, Default)]

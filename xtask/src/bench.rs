@@ -1,12 +1,7 @@
 //! `cargo xtask bench`: what kevtmon costs and how fast it is, measured side by side in one run.
 
-mod environment;
-mod exec;
-mod latency;
-mod neighbors;
 mod replay;
 mod store;
-mod syscalls;
 
 use std::path::Path;
 
@@ -50,20 +45,17 @@ enum Name {
     Syscalls,
 }
 
-/// What measures a daemon, and needs root.
-type Bench = fn(&Path) -> Result<()>;
-
-/// In the order in which they run.
-const OF_ROOT: [(Name, Bench); 9] = [
-    (Name::Idle, |daemon| in_harness("idle", daemon)),
-    (Name::Churn, |daemon| in_harness("churn", daemon)),
-    (Name::Exec, exec::exec),
-    (Name::Flood, |daemon| in_harness("flood", daemon)),
-    (Name::Holders, |daemon| in_harness("holders", daemon)),
-    (Name::Latency, latency::latency),
-    (Name::Neighbors, neighbors::neighbors),
-    (Name::Start, |daemon| in_harness("start", daemon)),
-    (Name::Syscalls, syscalls::syscalls),
+/// Those that need root, in the order in which they run.
+const OF_ROOT: [(Name, &str); 9] = [
+    (Name::Idle, "idle"),
+    (Name::Churn, "churn"),
+    (Name::Exec, "exec"),
+    (Name::Flood, "flood"),
+    (Name::Holders, "holders"),
+    (Name::Latency, "latency"),
+    (Name::Neighbors, "neighbors"),
+    (Name::Start, "start"),
+    (Name::Syscalls, "syscalls"),
 ];
 
 pub(crate) fn bench(options: &Options) -> Result<()> {
@@ -84,8 +76,8 @@ pub(crate) fn bench(options: &Options) -> Result<()> {
     if Privilege::of_this_user() != Privilege::Root {
         bail!("the other benchmarks make network namespaces, which needs root");
     }
-    for (_, run) in OF_ROOT.into_iter().filter(|(name, _)| wanted(*name)) {
-        run(&daemon)?;
+    for (_, name) in OF_ROOT.into_iter().filter(|(name, _)| wanted(*name)) {
+        in_harness(name, &daemon)?;
     }
     Ok(())
 }
@@ -96,11 +88,4 @@ fn in_harness(name: &str, daemon: &Path) -> Result<()> {
     let mut bench = workspace::cargo("bench");
     bench.args(["--package", E2E, "--bench", name]).env("KEVTMON_BIN", daemon);
     workspace::check(&mut bench)
-}
-
-/// The middle of a sorted list, and its ends.
-fn spread(values: &mut [f64]) -> (f64, f64, f64) {
-    values.sort_by(f64::total_cmp);
-    let last = values.len().saturating_sub(1);
-    (values[0], values[last / 2], values[last])
 }

@@ -19,6 +19,7 @@ use std::{env, io};
 use answer::{Program, ask};
 use crowd::Crowd;
 use kevtmon_tests::daemon::launch;
+use kevtmon_tests::limits::spread;
 use kevtmon_tests::mount::{Mount, is_about};
 use kevtmon_tests::process::{hold_by_cwd, hold_by_fd};
 use kevtmon_tests::random::rounds;
@@ -106,11 +107,4 @@ fn scan_of_daemon(mount: &Mount, expected: &BTreeSet<u32>, rounds: u64) -> f64 {
         })
         .collect();
     spread(&mut seconds).1
-}
-
-/// The least, the median and the greatest.
-fn spread(values: &mut [f64]) -> (f64, f64, f64) {
-    values.sort_by(f64::total_cmp);
-    let last = values.len().saturating_sub(1);
-    (values[0], values[last / 2], values[last])
 }

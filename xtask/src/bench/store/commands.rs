@@ -7,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use kevtmon_tests::limits::spread;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use serde_json::Value;
 
-use crate::bench::spread;
 use crate::setup::Privilege;
 
 /// Each answer comes within this, in milliseconds.
