@@ -89,9 +89,15 @@ pub struct Launch {
 /// `kevtmon run` with files and an address of its own, no runtime, and JSON on standard output, unless changed.
 #[must_use]
 pub fn launch() -> Launch {
+    launch_of(program())
+}
+
+/// The same of this program.
+#[must_use]
+pub fn launch_of(program: PathBuf) -> Launch {
     Launch {
         scratch: Scratch::without_mounts(),
-        program: program(),
+        program,
         prefix: Vec::new(),
         arguments: Vec::new(),
         runtime: Some("none".to_owned()),

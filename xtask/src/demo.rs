@@ -2,11 +2,11 @@
 //!
 //! In: a daemon, built or given. Out: its events and metrics with a line of explanation before each step, and a
 //! verdict: an event that does not come, or one too many, is an error. The scenario is here; `fixtures`
-//! makes the faults, `daemon` runs the daemon and reads its output.
+//! makes the faults, `daemon` runs the daemon and reads its output. What a demo that was killed leaves behind, the reaper of the
+//! end-to-end tests removes.
 
 mod daemon;
 mod fixtures;
-mod scrape;
 mod transcript;
 
 use std::env;
@@ -17,11 +17,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
-use self::daemon::{Daemon, InputQueue};
+use self::daemon::Daemon;
 use self::fixtures::{Fixtures, GATEWAY, Pod};
 use crate::build;
 use crate::packages::{self, Apt};
 use crate::setup::{self, Privilege};
+use crate::test::E2E;
 use crate::workspace;
 
 #[derive(Args)]
@@ -29,10 +30,18 @@ pub(crate) struct Options {
     /// Show this daemon instead of building one
     #[arg(long, value_name = "FILE")]
     daemon: Option<PathBuf>,
+    /// This is root, and all is built
+    #[arg(long, hide = true, requires = "daemon")]
+    built: bool,
 }
 
 /// Returns when everything was shown, and nothing of it is left.
 pub(crate) fn demo(options: &Options) -> Result<()> {
+    if options.built
+        && let Some(daemon) = &options.daemon
+    {
+        return show(daemon);
+    }
     let privilege = Privilege::of_this_user();
     if privilege == Privilege::None {
         bail!("the demo needs root, and there is no sudo here: run `cargo xtask demo` as root");
@@ -42,6 +51,7 @@ pub(crate) fn demo(options: &Options) -> Result<()> {
         Some(daemon) => daemon.canonicalize().with_context(|| format!("cannot find {}", daemon.display()))?,
         None => build::daemon()?,
     };
+    workspace::check(workspace::cargo("build").args(["--package", E2E, "--bin", "reaper"]))?;
     if privilege == Privilege::Root {
         return show(&daemon);
     }
@@ -71,13 +81,11 @@ fn ensure_needs(privilege: Privilege) -> Result<()> {
 /// Becomes the same command as root, with the daemon that this user built.
 fn again_as_root(privilege: Privilege, daemon: &Path) -> Result<()> {
     let this = env::current_exe().context("cannot find the executable of this command")?;
-    let argv =
-        [&this.display().to_string(), "demo", "--daemon", &daemon.display().to_string()].map(str::to_owned);
-    // sudo drops the environment; these steer what is shown.
-    let environment: Vec<(String, String)> = ["NO_COLOR", "RUST_LOG"]
-        .into_iter()
-        .filter_map(|name| env::var(name).ok().map(|value| (name.to_owned(), value)))
-        .collect();
+    let (this, daemon) = (this.display().to_string(), daemon.display().to_string());
+    let argv = [&this, "demo", "--built", "--daemon", &daemon].map(str::to_owned);
+    // sudo drops the environment; this steers what is shown.
+    let environment =
+        env::var("NO_COLOR").map(|value| vec![("NO_COLOR".to_owned(), value)]).unwrap_or_default();
     let Some(mut command) = privilege.as_root(&argv, &environment) else {
         bail!("the demo needs root");
     };
@@ -85,10 +93,6 @@ fn again_as_root(privilege: Privilege, daemon: &Path) -> Result<()> {
 }
 
 fn show(program: &Path) -> Result<()> {
-    let queue = InputQueue::with_signals()?;
-    // Dropped in the order fixtures, daemon, directory, whatever happens from here on.
-    let directory =
-        tempfile::Builder::new().prefix("kevtmon-demo-").tempdir().context("cannot make a directory")?;
     let narrator = Narrator::new();
     narrator.title(
         "kevtmon says who did it. Two faults are provoked on this machine, for real, in namespaces that end with\n\
@@ -96,16 +100,21 @@ fn show(program: &Path) -> Result<()> {
     )?;
 
     narrator.step("Start the daemon: kevtmon run --output pretty --runtime none")?;
-    let mut daemon = Daemon::start(program, directory.path(), queue)?;
+    let mut daemon = Daemon::start(program);
     daemon.expect("daemon.ready", &[])?;
-    let fixtures = Fixtures::create(directory.path())?;
+    // Dropped before the daemon, with which the directory goes.
+    let fixtures = Fixtures::create(daemon.directory())?;
     let pod = gateway_is_lost(&narrator, &mut daemon, &fixtures)?;
     volume_is_busy(&narrator, &mut daemon, &fixtures)?;
 
     narrator.step("The same for Prometheus:")?;
-    let metrics = scrape::get(daemon.address())?;
-    for series in scrape::changed(&metrics, &METRICS)? {
-        print(series)?;
+    let metrics = daemon.metrics();
+    for series in METRICS {
+        let counted = |line: &&str| {
+            line.strip_prefix(series).is_some_and(|value| value.starts_with(' ') && value != " 0")
+        };
+        let shown = metrics.lines().find(counted);
+        print(shown.with_context(|| format!("the metrics show nothing of {series}"))?)?;
     }
 
     narrator.step("Stop the daemon:")?;
@@ -115,7 +124,6 @@ fn show(program: &Path) -> Result<()> {
         bail!("two neighbor events were due, and the daemon emitted {emitted}");
     }
     drop((pod, fixtures, daemon));
-    directory.close().context("cannot remove the daemon's files")?;
     print("")?;
     narrator.title(
         "That was all: no event for the learned entries, and nothing of the demo is left on this machine.\n\
@@ -140,14 +148,14 @@ fn gateway_is_lost(narrator: &Narrator, daemon: &mut Daemon, fixtures: &Fixtures
     ))?;
     let pod = fixtures.pod()?;
     let netns = in_netns(&pod);
-    fixtures.kubelet(&["calico", &pod.netns])?.succeeded()?;
+    let _ = fixtures.kubelet(&["calico", &pod.netns]).succeeded("calico");
     daemon.expect("neighbor.deleted", &["← calico(", "← kubelet(", "cause admin", &netns])?;
 
     narrator.step(
         "The entry is put back. Now somebody sets the link down, and the kernel drops the entry with it:",
     )?;
     pod.set_gateway()?;
-    pod.take_link_down(fixtures)?;
+    pod.take_link_down(fixtures);
     daemon.expect("neighbor.deleted", &["link set eth0 down", "cause link-down", &netns])?;
 
     narrator
@@ -172,11 +180,11 @@ fn volume_is_busy(narrator: &Narrator, daemon: &mut Daemon, fixtures: &Fixtures)
     narrator.step(
         "A pod hangs in Terminating, since its volume does not unmount. All that kubelet gets to log is",
     )?;
-    let refused = fixtures.kubelet(&["umount", &path])?;
+    let refused = fixtures.kubelet(&["umount", &path]);
     if refused.status.success() {
         bail!("umount of {path} should have been refused");
     }
-    print(&refused.stderr)?;
+    print(refused.stderr.trim())?;
     narrator.title("  and kevtmon says who holds it:")?;
     daemon.expect(
         "mount.busy",
@@ -191,7 +199,7 @@ fn volume_is_busy(narrator: &Narrator, daemon: &mut Daemon, fixtures: &Fixtures)
 
     narrator.step("The two end, and kubelet tries again:")?;
     drop(holders);
-    fixtures.kubelet(&["umount", &path])?.succeeded()?;
+    let _ = fixtures.kubelet(&["umount", &path]).succeeded("umount");
     daemon.expect("mount.released", &["← kubelet(", &path, "umount2"])
 }
 

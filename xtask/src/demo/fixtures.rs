@@ -2,18 +2,18 @@
 //!
 //! All of it hangs on a mount namespace of this thread: what is mounted there, the names of network namespaces
 //! included, is visible to no other process and ends with it. The programs read from pipes of this process and end with them.
-//! So nothing is left behind even by a demo that was killed, save a directory with the daemon's files.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use kevtmon_tests::netns;
 use kevtmon_tests::network::{self, NeighbourState, Network};
+use kevtmon_tests::process::{Finished, Running, finish};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
@@ -116,41 +116,31 @@ impl Fixtures {
     }
 
     /// Starts the kubelet, which tells where its directory is.
-    pub(super) fn start_kubelet(&self) -> Result<Process> {
+    pub(super) fn start_kubelet(&self) -> Result<Running> {
         let root = format!("--root-dir={}", self.root.display());
         self.start("kubelet", &["-c", STAY, "kubelet", &root], Path::new("/"))
     }
 
     /// Has a child of a kubelet run `argv` to its end.
-    pub(super) fn kubelet(&self, argv: &[&str]) -> Result<Finished> {
+    pub(super) fn kubelet(&self, argv: &[&str]) -> Finished {
         self.run("kubelet", &[&["-c", RUN, "kubelet"], argv].concat())
     }
 
     /// Starts one of the programs in `directory`; it stays until dropped.
-    pub(super) fn start(&self, program: &str, arguments: &[&str], directory: &Path) -> Result<Process> {
+    pub(super) fn start(&self, program: &str, arguments: &[&str], directory: &Path) -> Result<Running> {
         let mut command = self.command(program, arguments);
-        command.current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let written = workspace::written(&command);
-        let mut process = Process(command.spawn().with_context(|| format!("cannot start {written}"))?);
+        let mut process =
+            Running::spawn(command.current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped()));
         let mut line = String::new();
-        if let Some(output) = process.0.stdout.take() {
-            BufReader::new(output)
-                .read_line(&mut line)
-                .with_context(|| format!("cannot read from {written}"))?;
+        if let Some(output) = process.child().stdout.take() {
+            BufReader::new(output).read_line(&mut line)?;
         }
-        if line.trim_end() != "ready" {
-            bail!("{written} did not get ready");
-        }
+        ensure!(line == "ready\n", "{} did not get ready", workspace::written(&command));
         Ok(process)
     }
 
-    fn run(&self, program: &str, arguments: &[&str]) -> Result<Finished> {
-        let mut command = self.command(program, arguments);
-        let written = workspace::written(&command);
-        let output =
-            command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {written}"))?;
-        let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Ok(Finished { command: written, status: output.status, stderr })
+    fn run(&self, program: &str, arguments: &[&str]) -> Finished {
+        finish(self.command(program, arguments).stdin(Stdio::null()), program.as_ref())
     }
 
     fn command(&self, program: &str, arguments: &[&str]) -> Command {
@@ -176,7 +166,7 @@ pub(super) struct Pod {
     path: PathBuf,
     /// Its number, which is how the daemon calls it.
     pub(super) inode: u64,
-    _process: Process,
+    _process: Running,
 }
 
 impl Pod {
@@ -189,8 +179,8 @@ impl Pod {
     }
 
     /// Takes the link down, by a process that is to be named.
-    pub(super) fn take_link_down(&self, fixtures: &Fixtures) -> Result<()> {
-        fixtures.run("ip", &["-n", &self.netns, "link", "set", LINK, "down"])?.succeeded()
+    pub(super) fn take_link_down(&self, fixtures: &Fixtures) {
+        let _ = fixtures.run("ip", &["-n", &self.netns, "link", "set", LINK, "down"]).succeeded("ip");
     }
 
     /// Lets learned entries come and go, that of the gateway among them.
@@ -216,34 +206,6 @@ impl Pod {
             network.add_gateway(LINK, GATEWAY)
         };
         Ok(Network::within(&self.path, set_up)?)
-    }
-}
-
-/// A program that runs; killed when dropped.
-pub(super) struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have left by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// How a command ended.
-pub(super) struct Finished {
-    command: String,
-    pub(super) status: ExitStatus,
-    /// What it wrote to standard error.
-    pub(super) stderr: String,
-}
-
-impl Finished {
-    pub(super) fn succeeded(&self) -> Result<()> {
-        if !self.status.success() {
-            bail!("{} failed ({}): {}", self.command, self.status, self.stderr);
-        }
-        Ok(())
     }
 }
 
