@@ -105,6 +105,19 @@ impl Attach {
     pub(super) fn needs_types(self) -> bool {
         !matches!(self, Self::UntypedTracepoint(_))
     }
+
+    /// The tracepoints of system calls that it is on.
+    pub(super) fn syscall_events(self) -> Vec<String> {
+        let each = |of: &str, calls: &[&str]| -> Vec<String> {
+            calls.iter().map(|call| format!("{of}{call}")).collect()
+        };
+        match self {
+            Self::Tracepoint(name) | Self::UntypedTracepoint(name) => vec![name.to_owned()],
+            Self::Starts(calls) => each("sys_enter_", calls),
+            Self::Returns(calls) => each("sys_exit_", calls),
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// Offsets that the daemon writes into a program's global before load.

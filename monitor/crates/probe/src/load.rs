@@ -4,7 +4,7 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::sync::Arc;
 
-use aya::maps::{Array, HashMap, LpmTrie, MapData, PerCpuArray, RingBuf};
+use aya::maps::{Array, Map, MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::{
     BtfTracePoint, CgroupAttachMode, CgroupSysctl, FEntry, ProgramError, RawTracePoint, TracePoint,
 };
@@ -234,12 +234,10 @@ impl Object {
 
     /// Whether the program would read what it is given where it is.
     fn check_context(&self, program: &Program) -> Result<(), AttachError> {
-        let events: Vec<String> = match program.attach {
-            Attach::Tracepoint(name) | Attach::UntypedTracepoint(name) => vec![name.to_owned()],
-            Attach::Starts(calls) => starts(calls).collect(),
-            Attach::Returns(calls) => returns(calls).collect(),
-            _ => return Ok(()),
-        };
+        let events = program.attach.syscall_events();
+        if events.is_empty() {
+            return Ok(());
+        }
         tracefs::mount().map_err(AttachError::NoTracefs)?;
         let expected = self.syscalls.as_ref().map_err(|error| AttachError::Offsets(error.clone()))?;
         events.into_iter().try_for_each(|event| {
@@ -251,16 +249,17 @@ impl Object {
 
     fn load_program(&mut self, program: &Program) -> Result<(), AttachError> {
         let (found, types) = self.find(program)?;
+        let types = || types.as_ref().map_err(|error| AttachError::Object(Arc::clone(error)));
         match program.attach {
             Attach::BtfTracepoint(name) => {
-                let types = types.as_ref().map_err(|error| AttachError::Object(Arc::clone(error)))?;
+                let types = types()?;
                 <&mut BtfTracePoint>::try_from(found).and_then(|found| found.load(name, types))
             }
             Attach::Tracepoint(_) | Attach::UntypedTracepoint(_) | Attach::Starts(_) | Attach::Returns(_) => {
                 <&mut TracePoint>::try_from(found).and_then(TracePoint::load)
             }
             Attach::Function(name) => {
-                let types = types.as_ref().map_err(|error| AttachError::Object(Arc::clone(error)))?;
+                let types = types()?;
                 <&mut FEntry>::try_from(found).and_then(|found| found.load(name, types))
             }
             Attach::Sysctl => <&mut CgroupSysctl>::try_from(found).and_then(CgroupSysctl::load),
@@ -275,11 +274,11 @@ impl Object {
             Attach::BtfTracepoint(_) => {
                 <&mut BtfTracePoint>::try_from(found).and_then(|found| found.attach().map(drop))
             }
-            Attach::Tracepoint(name) | Attach::UntypedTracepoint(name) => {
-                attach_to_each(found, std::iter::once(name.to_owned()))
+            Attach::Tracepoint(_) | Attach::UntypedTracepoint(_) | Attach::Starts(_) | Attach::Returns(_) => {
+                let mut events = program.attach.syscall_events().into_iter();
+                <&mut TracePoint>::try_from(found)
+                    .and_then(|found| events.try_for_each(|event| found.attach("syscalls", &event).map(drop)))
             }
-            Attach::Starts(calls) => attach_to_each(found, starts(calls)),
-            Attach::Returns(calls) => attach_to_each(found, returns(calls)),
             Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(|found| found.attach().map(drop)),
             Attach::Sysctl => {
                 let root = cgroup::open_root(&Proc::default()).map_err(AttachError::NoCgroup)?;
@@ -305,27 +304,19 @@ impl Object {
 
     fn into_source(self, log: bool) -> Result<BpfSource, BpfError> {
         let mut ebpf = self.ebpf;
-        let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?).map_err(map_error("EVENTS"))?;
-        let armed = Array::try_from(take(&mut ebpf, "ARMED")?).map_err(map_error("ARMED"))?;
-        let counts = PerCpuArray::try_from(take(&mut ebpf, "COUNTS")?).map_err(map_error("COUNTS"))?;
+        let (ring, armed) = (map(&mut ebpf, "EVENTS")?, map(&mut ebpf, "ARMED")?);
+        let counts = map(&mut ebpf, "COUNTS")?;
         let budgets = Budgets::new(
-            [
-                HashMap::try_from(take(&mut ebpf, "USERS")?).map_err(map_error("USERS"))?,
-                HashMap::try_from(take(&mut ebpf, "SOURCES")?).map_err(map_error("SOURCES"))?,
-            ],
-            HashMap::try_from(take(&mut ebpf, "GROUPS")?).map_err(map_error("GROUPS"))?,
-            Array::try_from(take(&mut ebpf, "SHARED_BUDGETS")?).map_err(map_error("SHARED_BUDGETS"))?,
+            [map(&mut ebpf, "USERS")?, map(&mut ebpf, "SOURCES")?],
+            map(&mut ebpf, "GROUPS")?,
+            map(&mut ebpf, "SHARED_BUDGETS")?,
         );
-        let lanes = Lanes::new(
-            HashMap::try_from(take(&mut ebpf, "GATEWAYS")?).map_err(map_error("GATEWAYS"))?,
-            HashMap::try_from(take(&mut ebpf, "CONTAINERS")?).map_err(map_error("CONTAINERS"))?,
-        );
+        let lanes = Lanes::new(map(&mut ebpf, "GATEWAYS")?, map(&mut ebpf, "CONTAINERS")?);
         let plugins = Plugins::new(
-            LpmTrie::try_from(take(&mut ebpf, "CNI_DIRECTORIES")?).map_err(map_error("CNI_DIRECTORIES"))?,
-            HashMap::try_from(take(&mut ebpf, "CNI_MOUNT_NAMESPACES")?)
-                .map_err(map_error("CNI_MOUNT_NAMESPACES"))?,
-            HashMap::try_from(take(&mut ebpf, "CNI_CALLERS")?).map_err(map_error("CNI_CALLERS"))?,
-            HashMap::try_from(take(&mut ebpf, "FOLLOWED")?).map_err(map_error("FOLLOWED"))?,
+            map(&mut ebpf, "CNI_DIRECTORIES")?,
+            map(&mut ebpf, "CNI_MOUNT_NAMESPACES")?,
+            map(&mut ebpf, "CNI_CALLERS")?,
+            map(&mut ebpf, "FOLLOWED")?,
         );
         let mut loggers = Vec::new();
         if log {
@@ -334,7 +325,7 @@ impl Object {
                 Err(error) => tracing::warn!(%error, "cannot read the log of the kernel programs"),
             }
         }
-        let state = Array::try_from(take(&mut ebpf, "MOUNT_TABLE")?).map_err(map_error("MOUNT_TABLE"))?;
+        let state = map(&mut ebpf, "MOUNT_TABLE")?;
         let attached = Arc::new(Attached(ebpf));
         let mount_tables = MountTables::new(Arc::downgrade(&attached), state);
         Ok(BpfSource {
@@ -350,23 +341,6 @@ impl Object {
             plugins: Some(plugins),
         })
     }
-}
-
-/// The tracepoints of the starts of system calls.
-fn starts(calls: &[&str]) -> impl Iterator<Item = String> {
-    calls.iter().map(|call| format!("sys_enter_{call}"))
-}
-
-fn returns(calls: &[&str]) -> impl Iterator<Item = String> {
-    calls.iter().map(|call| format!("sys_exit_{call}"))
-}
-
-fn attach_to_each(
-    found: &mut aya::programs::Program,
-    mut events: impl Iterator<Item = String>,
-) -> Result<(), ProgramError> {
-    let program = <&mut TracePoint>::try_from(found)?;
-    events.try_for_each(|event| program.attach("syscalls", &event).map(drop))
 }
 
 /// Whether the others do without it.
@@ -428,12 +402,10 @@ fn type_information() -> Result<TypeInformation, BpfError> {
     Ok(TypeInformation { types, syscalls, offsets })
 }
 
-fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, BpfError> {
-    ebpf.take_map(name).ok_or(BpfError::NoMap(name))
-}
-
-fn map_error(name: &'static str) -> impl FnOnce(aya::maps::MapError) -> BpfError {
-    move |source| BpfError::Map { name, source: Box::new(source) }
+/// Takes a map out of the object.
+fn map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &'static str) -> Result<M, BpfError> {
+    let map = ebpf.take_map(name).ok_or(BpfError::NoMap(name))?;
+    M::try_from(map).map_err(|source| BpfError::Map { name, source: Box::new(source) })
 }
 
 mod iterating;

@@ -65,24 +65,11 @@ fn every_record_and_counter_belongs_to_one_hook() {
 #[test]
 fn a_call_whose_return_is_looked_at_is_seen_to_begin() {
     for hook in HOOKS {
-        let attached = |of: fn(Attach) -> Vec<String>| -> BTreeSet<String> {
-            hook.programs().flat_map(|program| of(program.attach)).collect()
+        let called = |at: &str| -> BTreeSet<String> {
+            let events = hook.programs().flat_map(|program| program.attach.syscall_events());
+            events.filter_map(|event| event.strip_prefix(at).map(str::to_owned)).collect()
         };
-        let begins = attached(|attach| match attach {
-            Attach::Starts(calls) => calls.iter().map(ToString::to_string).collect(),
-            Attach::Tracepoint(name) | Attach::UntypedTracepoint(name) => {
-                name.strip_prefix("sys_enter_").map(str::to_owned).into_iter().collect()
-            }
-            _ => Vec::new(),
-        });
-        let ends = attached(|attach| match attach {
-            Attach::Returns(calls) => calls.iter().map(ToString::to_string).collect(),
-            Attach::Tracepoint(name) | Attach::UntypedTracepoint(name) => {
-                name.strip_prefix("sys_exit_").map(str::to_owned).into_iter().collect()
-            }
-            _ => Vec::new(),
-        });
-        assert_eq!(begins, ends, "{}", hook.name);
+        assert_eq!(called("sys_enter_"), called("sys_exit_"), "{}", hook.name);
         let counts = |metric| -> BTreeSet<&[&str]> {
             hook.records.counts.iter().filter(|it| it.metric == metric).map(|it| it.labels).collect()
         };
