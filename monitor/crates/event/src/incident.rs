@@ -1,6 +1,7 @@
 //! A diagnosis with a lifecycle: what is wrong now, since when, why, and what to do.
 
 use kevtmon_types::is_zero::is_zero;
+use kevtmon_types::names::named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -85,30 +86,18 @@ pub struct HostCause {
     pub ifname: Option<String>,
 }
 
-/// What is done to the network of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum HostChange {
-    /// A bridge was set down.
-    BridgeDown,
-    /// A bridge got another MAC address.
-    BridgeMac,
-    /// It forwards no IPv4 packets.
-    ForwardingOff,
-    /// Its default route was deleted.
-    DefaultRouteDeleted,
-}
-
-impl HostChange {
-    /// The name in the JSON.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::BridgeDown => "bridge-down",
-            Self::BridgeMac => "bridge-mac",
-            Self::ForwardingOff => "forwarding-off",
-            Self::DefaultRouteDeleted => "default-route-deleted",
-        }
+named! {
+    /// What is done to the network of a node.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    HostChange {
+        /// A bridge was set down.
+        BridgeDown = "bridge-down",
+        /// A bridge got another MAC address.
+        BridgeMac = "bridge-mac",
+        /// It forwards no IPv4 packets.
+        ForwardingOff = "forwarding-off",
+        /// Its default route was deleted.
+        DefaultRouteDeleted = "default-route-deleted",
     }
 }
 

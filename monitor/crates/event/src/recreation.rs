@@ -1,6 +1,7 @@
 //! Containers that were made instead of others.
 
 use kevtmon_types::escape::name;
+use kevtmon_types::names::named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -50,32 +51,18 @@ impl From<u64> for SpecHash {
     }
 }
 
-/// Why a container was made instead of another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum RecreationReason {
-    /// Its image is the same, and the kubelet computed another hash of its specification.
-    SpecHashChanged,
-    /// Its specification is the same: the container before had ended, or was ended.
-    Exited,
-    /// Its image is another one.
-    ImageChanged,
-    /// What it was made by is not known.
-    Unknown,
-}
-
-impl RecreationReason {
-    pub const ALL: [Self; 4] = [Self::SpecHashChanged, Self::Exited, Self::ImageChanged, Self::Unknown];
-
-    /// As in the JSON and in metric labels.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::SpecHashChanged => "spec-hash-changed",
-            Self::Exited => "exited",
-            Self::ImageChanged => "image-changed",
-            Self::Unknown => "unknown",
-        }
+named! {
+    /// Why a container was made instead of another one.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    RecreationReason {
+        /// Its image is the same, and the kubelet computed another hash of its specification.
+        SpecHashChanged = "spec-hash-changed",
+        /// Its specification is the same: the container before had ended, or was ended.
+        Exited = "exited",
+        /// Its image is another one.
+        ImageChanged = "image-changed",
+        /// What it was made by is not known.
+        Unknown = "unknown",
     }
 }
 
@@ -101,13 +88,6 @@ impl Object for Recreation {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_name_of_a_reason_is_its_json() {
-        for reason in RecreationReason::ALL {
-            assert_eq!(serde_json::to_value(reason).unwrap(), reason.name());
-        }
-    }
 
     #[test]
     fn a_hash_is_written_as_the_label_has_it_and_as_the_kubelet_logs_it() {

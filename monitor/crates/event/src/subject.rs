@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use kevtmon_types::names::named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -132,30 +133,18 @@ pub struct AncestorRef {
     pub join: Option<Join>,
 }
 
-/// How the join of a fact with a container went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Join {
-    /// Found at once.
-    Ok,
-    /// Found after a query, or, of a process, removed already and still remembered.
-    Late,
-    /// Not found.
-    Missed,
-    /// Belongs to the host.
-    Host,
-}
-
-impl Join {
-    /// As in the JSON and in metric labels.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Late => "late",
-            Self::Missed => "missed",
-            Self::Host => "host",
-        }
+named! {
+    /// How the join of a fact with a container went.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+    Join {
+        /// Found at once.
+        Ok = "ok",
+        /// Found after a query, or, of a process, removed already and still remembered.
+        Late = "late",
+        /// Not found.
+        Missed = "missed",
+        /// Belongs to the host.
+        Host = "host",
     }
 }
 

@@ -2,6 +2,7 @@
 
 use kevtmon_types::is_zero::is_zero;
 use kevtmon_types::kernel_release::KernelRelease;
+use kevtmon_types::names::named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -73,27 +74,16 @@ impl MountCopy {
     }
 }
 
-/// Which mounts and unmounts elsewhere reach a mount (mount_namespaces(7)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Propagation {
-    /// None.
-    Private,
-    /// Those of its master.
-    Slave,
-    /// Those of its peers, which it reaches as well.
-    Shared,
-}
-
-impl Propagation {
-    /// As in the JSON.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Private => "private",
-            Self::Slave => "slave",
-            Self::Shared => "shared",
-        }
+named! {
+    /// Which mounts and unmounts elsewhere reach a mount (mount_namespaces(7)).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    Propagation {
+        /// None.
+        Private = "private",
+        /// Those of its master.
+        Slave = "slave",
+        /// Those of its peers, which it reaches as well.
+        Shared = "shared",
     }
 }
 

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 pub use kevtmon_types::clock::BootNs;
 pub use kevtmon_types::namespace::NsInum;
+use kevtmon_types::names::named;
 use kevtmon_types::settings::Settings;
 use serde::{Deserialize, Serialize};
 
@@ -87,30 +88,20 @@ pub struct Observation {
     pub fact: Fact,
 }
 
-/// Where an observation comes from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Source {
-    /// The daemon itself, or a recording.
-    #[default]
-    Daemon,
-    Bpf,
-    Netlink,
-    Runtime,
+named! {
+    /// Where an observation comes from.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    Source {
+        /// The daemon itself, or a recording.
+        #[default]
+        Daemon = "daemon",
+        Bpf = "bpf",
+        Netlink = "netlink",
+        Runtime = "runtime",
+    }
 }
 
 impl Source {
-    /// As in metric labels.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Daemon => "daemon",
-            Self::Bpf => "bpf",
-            Self::Netlink => "netlink",
-            Self::Runtime => "runtime",
-        }
-    }
-
     pub fn is_daemon(&self) -> bool {
         *self == Self::Daemon
     }

@@ -6,6 +6,7 @@ pub use call::{
     UmountAttempt,
 };
 pub use loop_device::{LoopDevice, MountedElsewhere};
+use kevtmon_types::names::named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -133,47 +134,48 @@ impl MountPresence {
     }
 }
 
-/// How a process pins a mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Access {
-    /// An open file descriptor.
-    Fd,
-    /// The current directory.
-    Cwd,
-    /// The root directory.
-    Root,
-    /// The executable.
-    Exe,
-    /// A mapped file.
-    Mmap,
-    /// A unix socket that is bound to a file; of a network namespace that is kept, any socket that was made in it.
-    Socket,
-    /// A copy of the mount in another mount namespace: keeps the file system, but refuses no unmount by itself.
-    Mount,
-    /// A mount below it.
-    ChildMount,
-    /// A process that is in the network namespace, of one that is kept.
-    Netns,
-    /// A loop device whose backing file is on it.
-    Loop,
-    /// A swap file on it.
-    Swap,
-    /// What is exported by NFS.
-    Export,
-    /// A socket in which files wait that others have sent (`SCM_RIGHTS`): never known is on which mount these are.
-    InFlight,
-    /// Files that are registered with an io_uring(7), of which only the names are known.
-    IoUring,
-    /// A system call in which a thread waits, for the server of a file system or for the other end of a named pipe: never known is
-    /// on which mount that is.
-    Call,
-    /// A perf event, or a link of BPF by one, which may be a probe in a file (uprobe): never known is in which.
-    PerfEvent,
-    /// A probe in a file on it that was defined in tracefs (`uprobe_events`).
-    Uprobe,
-    /// A mount of NFS with a client that was made in the network namespace, of one that is kept.
-    Nfs,
+named! {
+    /// How a process pins a mount.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+    Access {
+        /// An open file descriptor.
+        Fd = "fd",
+        /// The current directory.
+        Cwd = "cwd",
+        /// The root directory.
+        Root = "root",
+        /// The executable.
+        Exe = "exe",
+        /// A mapped file.
+        Mmap = "mmap",
+        /// A unix socket that is bound to a file; of a network namespace that is kept, any socket that was made in it.
+        Socket = "socket",
+        /// A copy of the mount in another mount namespace: keeps the file system, but refuses no unmount by itself.
+        Mount = "mount",
+        /// A mount below it.
+        ChildMount = "child-mount",
+        /// A process that is in the network namespace, of one that is kept.
+        Netns = "netns",
+        /// A loop device whose backing file is on it.
+        Loop = "loop",
+        /// A swap file on it.
+        Swap = "swap",
+        /// What is exported by NFS.
+        Export = "export",
+        /// A socket in which files wait that others have sent (`SCM_RIGHTS`): never known is on which mount these are.
+        InFlight = "in-flight",
+        /// Files that are registered with an io_uring(7), of which only the names are known.
+        IoUring = "io-uring",
+        /// A system call in which a thread waits, for the server of a file system or for the other end of a named pipe: never known is
+        /// on which mount that is.
+        Call = "call",
+        /// A perf event, or a link of BPF by one, which may be a probe in a file (uprobe): never known is in which.
+        PerfEvent = "perf-event",
+        /// A probe in a file on it that was defined in tracefs (`uprobe_events`).
+        Uprobe = "uprobe",
+        /// A mount of NFS with a client that was made in the network namespace, of one that is kept.
+        Nfs = "nfs",
+    }
 }
 
 impl Access {

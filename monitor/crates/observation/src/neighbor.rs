@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::ParseIntError;
 
+use kevtmon_types::names::named;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::{NeighborKey, TaskRef};
@@ -105,46 +106,28 @@ pub enum NeighborOp {
     Deleted,
 }
 
-/// Why an entry changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum NeighborCause {
-    /// By request (netlink, ioctl).
-    Admin,
-    /// By a request that put another entry in its place.
-    Replaced,
-    /// The interface was set down.
-    LinkDown,
-    /// The interface was deleted, from either end of a veth.
-    LinkDeleted,
-    /// The interface got another MAC address.
-    LladdrChanged,
-    /// The interface stopped using ARP.
-    Noarp,
-    /// The interface lost its last address.
-    LastAddressRemoved,
-    Gc,
-    NetnsExit,
-    /// The kernel's record does not show it.
-    Unknown,
-}
-
-impl NeighborCause {
-    /// As in events and metric labels.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Admin => "admin",
-            Self::Replaced => "replaced",
-            Self::LinkDown => "link-down",
-            Self::LinkDeleted => "link-deleted",
-            Self::LladdrChanged => "lladdr-changed",
-            Self::Noarp => "noarp",
-            Self::LastAddressRemoved => "last-address-removed",
-            Self::Gc => "gc",
-            Self::NetnsExit => "netns-exit",
-            Self::Unknown => "unknown",
-        }
+named! {
+    /// Why an entry changed.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    NeighborCause {
+        /// By request (netlink, ioctl).
+        Admin = "admin",
+        /// By a request that put another entry in its place.
+        Replaced = "replaced",
+        /// The interface was set down.
+        LinkDown = "link-down",
+        /// The interface was deleted, from either end of a veth.
+        LinkDeleted = "link-deleted",
+        /// The interface got another MAC address.
+        LladdrChanged = "lladdr-changed",
+        /// The interface stopped using ARP.
+        Noarp = "noarp",
+        /// The interface lost its last address.
+        LastAddressRemoved = "last-address-removed",
+        Gc = "gc",
+        NetnsExit = "netns-exit",
+        /// The kernel's record does not show it.
+        Unknown = "unknown",
     }
 }
 

@@ -3,42 +3,26 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use kevtmon_types::names::names;
+use kevtmon_types::names::{named, names};
 use serde::{Deserialize, Serialize};
 
 use super::{BootNs, NsInum, RefusedRemoval, TaskRef};
 
-/// Lifecycle state, one set for all runtimes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ContainerState {
-    /// Not started yet.
-    Created,
-    Running,
-    Paused,
-    Restarting,
-    Removing,
-    Exited,
-    /// Removal failed half-way.
-    Dead,
-    #[default]
-    Unknown,
-}
-
-impl ContainerState {
-    /// As in events and metric labels.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Created => "created",
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::Restarting => "restarting",
-            Self::Removing => "removing",
-            Self::Exited => "exited",
-            Self::Dead => "dead",
-            Self::Unknown => "unknown",
-        }
+named! {
+    /// Lifecycle state, one set for all runtimes.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    ContainerState {
+        /// Not started yet.
+        Created = "created",
+        Running = "running",
+        Paused = "paused",
+        Restarting = "restarting",
+        Removing = "removing",
+        Exited = "exited",
+        /// Removal failed half-way.
+        Dead = "dead",
+        #[default]
+        Unknown = "unknown",
     }
 }
 

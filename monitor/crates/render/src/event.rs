@@ -382,24 +382,10 @@ fn name(holder: &MountHolder) -> String {
 fn holder_line(holder: &MountHolder, mountpoint: &str, width: usize) -> String {
     let access = match (holder.access, holder.fd) {
         (Access::Fd, Some(fd)) => format!("fd {fd}"),
-        (Access::Fd, None) => "fd".to_owned(),
-        (Access::Cwd, _) => "cwd".to_owned(),
-        (Access::Root, _) => "root".to_owned(),
-        (Access::Exe, _) => "exe".to_owned(),
-        (Access::Mmap, _) => "mmap".to_owned(),
-        (Access::Socket, _) => "socket".to_owned(),
-        (Access::Mount, _) => "mount".to_owned(),
         (Access::ChildMount, _) => "child".to_owned(),
         (Access::Netns, _) => "inside".to_owned(),
-        (Access::Loop, _) => "loop".to_owned(),
-        (Access::Swap, _) => "swap".to_owned(),
-        (Access::Export, _) => "export".to_owned(),
-        (Access::InFlight, _) => "in flight".to_owned(),
         (Access::IoUring, _) => "io_uring".to_owned(),
-        (Access::Call, _) => "call".to_owned(),
-        (Access::PerfEvent, _) => "perf event".to_owned(),
-        (Access::Uprobe, _) => "uprobe".to_owned(),
-        (Access::Nfs, _) => "nfs".to_owned(),
+        (access, _) => access.name().replace('-', " "),
     };
     let mut line = format!("{:<width$}  {access:<5} ", name(holder));
     let owned = match (&holder.container, &holder.pod, &holder.unit) {

@@ -139,22 +139,14 @@ impl Process<'_> {
         match (self.is_user(), below) {
             (true, _) => {
                 let name = |(access, possible): &(Access, bool)| match possible {
-                    true => format!("{}?", access_name(*access)),
-                    false => access_name(*access),
+                    true => format!("{}?", access.name()),
+                    false => access.name().to_owned(),
                 };
                 self.accesses.iter().map(name).collect::<Vec<_>>().join(",")
             }
             (false, false) => "copy, refuses no unmount".to_owned(),
             (false, true) => "has it mounted".to_owned(),
         }
-    }
-}
-
-/// As in JSON.
-fn access_name(access: Access) -> String {
-    match serde_json::to_value(access) {
-        Ok(serde_json::Value::String(plain)) => plain,
-        _ => DASH.to_owned(),
     }
 }
 

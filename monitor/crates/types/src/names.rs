@@ -43,13 +43,34 @@ macro_rules! names {
         }
     };
 }
+/// Defines an enum whose variants have names, which are those in JSON; what it derives, serde's traits among it, is given.
+#[macro_export]
+macro_rules! named {
+    ($(#[$meta:meta])* $type:ident { $($(#[$variant_meta:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$meta])*
+        pub enum $type { $($(#[$variant_meta])* #[serde(rename = $name)] $variant,)+ }
+
+        impl $type {
+            /// Each, in the order of the names.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+            /// Every name.
+            pub const NAMES: &'static [&'static str] = &[$($name),+];
+
+            /// As in JSON and metric labels.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+        }
+    };
+}
 use std::fmt;
 use std::marker::PhantomData;
 use std::str::FromStr;
 
-pub use names;
 use serde::de::{Deserializer, Error, Visitor};
 use thiserror::Error as ThisError;
+pub use {named, names};
 
 /// A name that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]

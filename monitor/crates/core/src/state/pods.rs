@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use kevtmon_event::{Pod, Target};
 use kevtmon_observation::{NsInum, SourceKind, SourceStatus};
+use kevtmon_types::names::named;
 use serde::{Deserialize, Serialize};
 
 use super::{ContainerStatus, Hop, MadeBy, NodeState, PodIncident, gateways};
@@ -38,29 +39,20 @@ pub struct PodStatus {
     pub containers: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum KnownBy {
-    /// A runtime has a container of it, or had when it answered last.
-    #[default]
-    Runtime,
-    /// A process in a network namespace is in its control group.
-    Cgroup,
-    /// It has a directory of the kubelet: it may be over.
-    Directory,
+named! {
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+    KnownBy {
+        /// A runtime has a container of it, or had when it answered last.
+        #[default]
+        Runtime = "runtime",
+        /// A process in a network namespace is in its control group.
+        Cgroup = "cgroup",
+        /// It has a directory of the kubelet: it may be over.
+        Directory = "directory",
+    }
 }
 
 impl KnownBy {
-    /// As in JSON.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Runtime => "runtime",
-            Self::Cgroup => "cgroup",
-            Self::Directory => "directory",
-        }
-    }
-
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
     fn is_runtime(&self) -> bool {
         *self == Self::Runtime

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use jiff::Timestamp;
 use kevtmon_core::diagnose::{self, KINDS};
 use kevtmon_event::{Event, Kind, Pod, Severity};
+use kevtmon_types::names::one_of;
 
 use super::Record;
 use super::history::IncidentView;
@@ -235,7 +236,7 @@ pub enum FilterError {
     IncidentAsEvent { given: String },
     #[error("{given:?} is not a kind of incident: expected one of {}", KINDS.map(|kind| kind.name).join(", "))]
     IncidentKind { given: String },
-    #[error("{given:?} is not a severity: expected one of {}", severities())]
+    #[error("{given:?} is not a severity: expected {}", one_of(Severity::NAMES))]
     Severity { given: String },
     #[error("{given:?} is not a pod: expected NAMESPACE/NAME, or a uid")]
     Pod { given: String },
@@ -245,10 +246,6 @@ pub enum FilterError {
 
 fn kinds() -> String {
     Kind::ALL.map(Kind::name).join(", ")
-}
-
-fn severities() -> String {
-    Severity::ALL.map(Severity::name).join(", ")
 }
 
 /// A kind, or the beginning of some with its dot: `neighbor.`, `neighbor.*`, `neighbor`.

@@ -7,83 +7,42 @@ use std::net::IpAddr;
 
 use kevtmon_event::{Container, Event, Pod, Role, Visitor};
 use kevtmon_types::escape::to_json;
+use kevtmon_types::names::names;
 
 /// Holders whose names become keys; a mount can have hundreds.
 const HOLDERS: usize = 32;
 
-/// What a key names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Family {
-    /// `NAMESPACE/NAME` of a pod.
-    Pod,
-    /// Name of a pod alone.
-    PodName,
-    /// Uid of a pod.
-    Uid,
-    Container,
-    ContainerName,
-    /// Address of a pod.
-    Ip,
-    /// Address of a neighbor entry or gateway.
-    Neighbor,
-    Path,
-    Link,
-    /// Interface by `NETNS/IFINDEX`.
-    Interface,
-    Pid,
-    /// Network namespace by inode number, of an interface that an event is about.
-    Netns,
-    /// Name of a network namespace.
-    NetnsName,
-    /// Name of a pod volume.
-    Volume,
-    /// Device of a file system, `MAJOR:MINOR`.
-    Device,
-    /// Id of an incident.
-    Incident,
-}
-
-impl Family {
-    pub const ALL: [Self; 16] = [
-        Self::Pod,
-        Self::PodName,
-        Self::Uid,
-        Self::Container,
-        Self::ContainerName,
-        Self::Ip,
-        Self::Neighbor,
-        Self::Path,
-        Self::Link,
-        Self::Interface,
-        Self::Pid,
-        Self::Netns,
-        Self::NetnsName,
-        Self::Volume,
-        Self::Device,
-        Self::Incident,
-    ];
-
-    /// The part of a key before the colon.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Pod => "pod",
-            Self::PodName => "pod-name",
-            Self::Uid => "uid",
-            Self::Container => "container",
-            Self::ContainerName => "container-name",
-            Self::Ip => "ip",
-            Self::Neighbor => "neighbor",
-            Self::Path => "path",
-            Self::Link => "link",
-            Self::Interface => "interface",
-            Self::Pid => "pid",
-            Self::Netns => "netns",
-            Self::NetnsName => "netns-name",
-            Self::Volume => "volume",
-            Self::Device => "device",
-            Self::Incident => "incident",
-        }
+names! {
+    /// What a key names; its name is the part of the key before the colon.
+    #[derive(Hash, PartialOrd, Ord)]
+    Family {
+        /// `NAMESPACE/NAME` of a pod.
+        Pod = "pod",
+        /// Name of a pod alone.
+        PodName = "pod-name",
+        /// Uid of a pod.
+        Uid = "uid",
+        Container = "container",
+        ContainerName = "container-name",
+        /// Address of a pod.
+        Ip = "ip",
+        /// Address of a neighbor entry or gateway.
+        Neighbor = "neighbor",
+        Path = "path",
+        Link = "link",
+        /// Interface by `NETNS/IFINDEX`.
+        Interface = "interface",
+        Pid = "pid",
+        /// Network namespace by inode number, of an interface that an event is about.
+        Netns = "netns",
+        /// Name of a network namespace.
+        NetnsName = "netns-name",
+        /// Name of a pod volume.
+        Volume = "volume",
+        /// Device of a file system, `MAJOR:MINOR`.
+        Device = "device",
+        /// Id of an incident.
+        Incident = "incident",
     }
 }
 
@@ -124,12 +83,9 @@ impl std::str::FromStr for Key {
     type Err = InvalidKey;
 
     fn from_str(text: &str) -> Result<Self, InvalidKey> {
-        let (family, value) = text.split_once(':').ok_or_else(|| InvalidKey(text.to_owned()))?;
-        let family = Family::ALL.into_iter().find(|known| known.name() == family);
-        match (family, value) {
-            (Some(family), value) if !value.is_empty() => Ok(Self::new(family, value)),
-            _ => Err(InvalidKey(text.to_owned())),
-        }
+        let parts = text.split_once(':').filter(|(_, value)| !value.is_empty());
+        let key = parts.and_then(|(family, value)| Some(Self::new(family.parse().ok()?, value)));
+        key.ok_or_else(|| InvalidKey(text.to_owned()))
     }
 }
 

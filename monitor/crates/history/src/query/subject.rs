@@ -148,7 +148,7 @@ pub fn candidates(word: &str, state: Option<&NodeState>, records: &[Record]) -> 
 fn handle(word: &str) -> Option<Key> {
     let (family, _) = word.split_once(':')?;
     // An IPv6 address has colons too, but no such name before the first.
-    Family::ALL.into_iter().any(|known| known.name() == family).then(|| word.parse().ok())?
+    family.parse::<Family>().ok().and_then(|_| word.parse().ok())
 }
 
 fn address(word: &str) -> Option<IpAddr> {
