@@ -9,13 +9,14 @@ macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
         /// What happened. Readers show an unknown kind by its message.
         #[derive(
-            Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord,
+            Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord,
             serde::Serialize, serde::Deserialize, schemars::JsonSchema,
         )]
         #[schemars(inline)]
         pub enum Kind {
             $($(#[doc = $doc])+ #[serde(rename = $name)] $variant,)+
             /// A kind of a newer version; never written, only a lenient reader makes it.
+            #[default]
             #[serde(rename = "unknown", skip_deserializing)]
             #[schemars(skip)]
             Unknown,
@@ -41,9 +42,12 @@ pub(super) use kinds;
 
 named! {
     /// How bad an event is, least first.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+    #[derive(
+        Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+    )]
     Severity {
         /// Of use only for troubleshooting.
+        #[default]
         Debug = "debug",
         /// Normal life of a node.
         Info = "info",

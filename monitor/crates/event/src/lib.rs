@@ -180,7 +180,7 @@ kind::kinds! {
 /// One observed fact, joined with the model of the node. What is unknown is absent, never null. Fields and
 /// kinds are added freely and never renamed: readers ignore unknown ones.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(title = "kevtmon event")]
 pub struct Event {
     /// Version of this schema.
@@ -235,7 +235,6 @@ pub struct Event {
     /// The address, for `address.*`.
     pub address: Option<Box<Address>>,
     /// The sysctl, for `sysctl.*`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub sysctl: Option<Box<Sysctl>>,
     /// The call of a CNI plugin, for `cni.*`.
     pub cni: Option<Box<Cni>>,
@@ -286,50 +285,7 @@ impl Event {
     /// An event without objects, time and place.
     #[must_use]
     pub fn new(kind: Kind, severity: Severity, message: String) -> Self {
-        Self {
-            schema: SCHEMA,
-            time: String::new(),
-            at: 0,
-            source: Source::Daemon,
-            tenant: Tenant::default(),
-            seq: 0,
-            boot_id: String::new(),
-            node: String::new(),
-            kind,
-            severity,
-            message,
-            resync: false,
-            actor: None,
-            target: None,
-            neighbor: None,
-            address_conflict: None,
-            neighbor_table: None,
-            reservation: None,
-            link: None,
-            route: None,
-            rule: None,
-            address: None,
-            sysctl: None,
-            cni: None,
-            sandbox: None,
-            mount: None,
-            holders: None,
-            holders_age_ms: None,
-            holders_complete: None,
-            holders_unreadable: Vec::new(),
-            holders_verdict: None,
-            leaks: None,
-            completes: None,
-            recreation: None,
-            component: None,
-            rbd: None,
-            nfs_server: None,
-            log: None,
-            lost: None,
-            throttled: None,
-            incident: None,
-            daemon: None,
-        }
+        Self { schema: SCHEMA, kind, severity, message, ..Self::default() }
     }
 
     /// Reports the parties of the event: its target, its actor, and what its objects are about.

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Details, Object, Visitor};
+use super::{Details, Object};
 
 /// A line of a log, for `rbd.attach_refused` and `log.quoted`. A program has written it: it is quoted, and is no fact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -18,8 +18,6 @@ pub struct Log {
 }
 
 impl Object for Log {
-    fn visit(&self, _visitor: &mut dyn Visitor) {}
-
     fn describe(&self, details: &mut dyn Details) {
         details.line("log", &format!("{}: {}", self.name, self.text));
     }

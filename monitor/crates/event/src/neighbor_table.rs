@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Details, Object, Visitor};
+use super::{Details, Object};
 
 /// The table of neighbor entries of one family, which all network namespaces of the node share, for incidents of kind
 /// `neighbor-table-full`.
@@ -33,8 +33,6 @@ pub struct NeighborCount {
 }
 
 impl Object for NeighborTable {
-    fn visit(&self, _visitor: &mut dyn Visitor) {}
-
     fn describe(&self, details: &mut dyn Details) {
         let Self { family, entries, limit, refused, namespaces } = self;
         details.line("table", &format!("{family} · {entries} entries, limit {limit} · {refused} refused"));

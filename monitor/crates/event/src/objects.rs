@@ -47,91 +47,66 @@ pub struct IncidentObjects {
     pub nfs_server: Option<Box<NfsServer>>,
 }
 
+/// Calls a macro with the objects that newer ones replace: those that are copied, and those that are cloned.
+macro_rules! replaced {
+    ($build:ident) => {
+        $build! {
+            [holders_complete holders_verdict]
+            [
+                actor target neighbor address_conflict neighbor_table reservation link route sandbox cni component
+                mount holders leaks rbd nfs_server
+            ]
+        }
+    };
+}
+
 impl IncidentObjects {
     /// The objects of an event.
     #[must_use]
     pub fn of(event: &Event) -> Self {
-        Self {
-            actor: event.actor.clone(),
-            target: event.target.clone(),
-            neighbor: event.neighbor.clone(),
-            address_conflict: event.address_conflict.clone(),
-            neighbor_table: event.neighbor_table.clone(),
-            reservation: event.reservation.clone(),
-            link: event.link.clone(),
-            route: event.route.clone(),
-            sandbox: event.sandbox.clone(),
-            cni: event.cni.clone(),
-            component: event.component.clone(),
-            mount: event.mount.clone(),
-            holders: event.holders.clone(),
-            holders_age_ms: event.holders_age_ms,
-            holders_complete: event.holders_complete,
-            holders_unreadable: event.holders_unreadable.clone(),
-            holders_verdict: event.holders_verdict,
-            leaks: event.leaks.clone(),
-            rbd: event.rbd.clone(),
-            nfs_server: event.nfs_server.clone(),
+        macro_rules! of {
+            ([$($copied:ident)*] [$($cloned:ident)*]) => {
+                Self {
+                    $($copied: event.$copied,)*
+                    $($cloned: event.$cloned.clone(),)*
+                    holders_age_ms: event.holders_age_ms,
+                    holders_unreadable: event.holders_unreadable.clone(),
+                }
+            };
         }
+        replaced!(of)
     }
 
     /// The event with these objects instead of its own.
     #[must_use]
     pub fn apply_to(self, event: Event) -> Event {
-        Event {
-            actor: self.actor,
-            target: self.target,
-            neighbor: self.neighbor,
-            address_conflict: self.address_conflict,
-            neighbor_table: self.neighbor_table,
-            reservation: self.reservation,
-            link: self.link,
-            route: self.route,
-            sandbox: self.sandbox,
-            cni: self.cni,
-            component: self.component,
-            mount: self.mount,
-            holders: self.holders,
-            holders_age_ms: self.holders_age_ms,
-            holders_complete: self.holders_complete,
-            holders_unreadable: self.holders_unreadable,
-            holders_verdict: self.holders_verdict,
-            leaks: self.leaks,
-            rbd: self.rbd,
-            nfs_server: self.nfs_server,
-            ..event
+        macro_rules! apply {
+            ([$($copied:ident)*] [$($cloned:ident)*]) => {
+                Event {
+                    $($copied: self.$copied,)*
+                    $($cloned: self.$cloned,)*
+                    holders_age_ms: self.holders_age_ms,
+                    holders_unreadable: self.holders_unreadable,
+                    ..event
+                }
+            };
         }
+        replaced!(apply)
     }
 
     /// Takes over what the newer objects have and keeps the rest: a repetition without an actor does not remove the
     /// actor of the first event.
     pub fn merge(&mut self, newer: Self) {
-        fn put<T>(old: &mut Option<T>, newer: Option<T>) {
-            if newer.is_some() {
-                *old = newer;
-            }
-        }
-        put(&mut self.actor, newer.actor);
-        put(&mut self.target, newer.target);
-        put(&mut self.neighbor, newer.neighbor);
-        put(&mut self.address_conflict, newer.address_conflict);
-        put(&mut self.neighbor_table, newer.neighbor_table);
-        put(&mut self.reservation, newer.reservation);
-        put(&mut self.link, newer.link);
-        put(&mut self.route, newer.route);
-        put(&mut self.sandbox, newer.sandbox);
-        put(&mut self.cni, newer.cni);
-        put(&mut self.component, newer.component);
-        put(&mut self.mount, newer.mount);
-        put(&mut self.holders, newer.holders);
         if newer.holders_complete.is_some() {
             self.holders_unreadable = newer.holders_unreadable;
             self.holders_age_ms = newer.holders_age_ms;
         }
-        put(&mut self.holders_complete, newer.holders_complete);
-        put(&mut self.holders_verdict, newer.holders_verdict);
-        put(&mut self.leaks, newer.leaks);
-        put(&mut self.rbd, newer.rbd);
-        put(&mut self.nfs_server, newer.nfs_server);
+        macro_rules! merge {
+            ([$($copied:ident)*] [$($cloned:ident)*]) => {
+                $(self.$copied = newer.$copied.or(self.$copied);)*
+                $(self.$cloned = newer.$cloned.or(self.$cloned.take());)*
+            };
+        }
+        replaced!(merge);
     }
 }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Details, Object, Visitor};
+use super::{Details, Object};
 
 /// A sysctl, for `sysctl.changed`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -19,8 +19,6 @@ pub struct Sysctl {
 }
 
 impl Object for Sysctl {
-    fn visit(&self, _visitor: &mut dyn Visitor) {}
-
     fn describe(&self, details: &mut dyn Details) {
         let Self { name, old, new, netns } = self;
         details.line("sysctl", &format!("{name} = {new} (before: {old}) in netns {netns}"));
