@@ -12,8 +12,8 @@
 
 use std::io;
 
+use kevtmon_core::Saved;
 use kevtmon_core::state::NodeState;
-use kevtmon_core::{Core, Saved};
 use kevtmon_event::Incident;
 use kevtmon_observation::{BootNs, SourceStatus};
 use kevtmon_types::build_info;
@@ -148,38 +148,4 @@ pub fn write_line(value: &impl Serialize, out: &mut Vec<u8>) -> io::Result<()> {
     serde_json::to_writer(&mut *out, value)?;
     out.push(b'\n');
     Ok(())
-}
-
-/// Which part of which recording starts, and after which gap.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct PartPosition {
-    pub(super) run: BootNs,
-    pub(super) part: u64,
-    pub(super) gap: Option<Gap>,
-    /// Whether the part before lacks observations, as it says itself.
-    pub(super) after_incomplete: bool,
-    /// RFC 3339.
-    pub(super) started: String,
-}
-
-/// Appends the header of a part, with the complete state of the core.
-pub(super) fn write_part_header(
-    writer: &Writer,
-    position: PartPosition,
-    core: &Core,
-    out: &mut Vec<u8>,
-) -> io::Result<()> {
-    let header = Header {
-        format: RECORDING.to_owned(),
-        version: VERSION,
-        writer: writer.clone(),
-        started: position.started,
-        run: position.run,
-        part: position.part,
-        gap: position.gap,
-        after_incomplete: position.after_incomplete,
-        settings: core.settings().clone(),
-        state: core.save()?,
-    };
-    write_line(&header, out)
 }

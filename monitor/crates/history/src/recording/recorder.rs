@@ -18,7 +18,7 @@ use thiserror::Error;
 
 use super::budgets::Budgets;
 use super::flight::{Flight, FlightConfig};
-use super::format::{self, PartPosition, Writer};
+use super::format::{self, Header, RECORDING, VERSION, Writer};
 use super::record_queue::{PartStart, RecordBounds, RecordQueue, SegmentWriter, cannot_write};
 use super::rotating_file::{self, RotatingFile};
 use super::segments::Segments;
@@ -326,15 +326,21 @@ impl Track {
             discarded: gap.discarded + self.queue.take_lost(),
             reason: gap.refused.reason().to_owned(),
         });
-        let position = PartPosition {
+        let Ok(state) = core.save() else { return };
+        let header = Header {
+            format: RECORDING.to_owned(),
+            version: VERSION,
+            writer: writer.clone(),
+            started: Timestamp::now().to_string(),
             run,
             part: self.parts,
             gap,
             after_incomplete: std::mem::take(&mut self.is_incomplete),
-            started: Timestamp::now().to_string(),
+            settings: core.settings().clone(),
+            state,
         };
         let mut lines = Vec::new();
-        if format::write_part_header(writer, position, core, &mut lines).is_err() {
+        if format::write_line(&header, &mut lines).is_err() {
             return;
         }
         let is_full = self.bytes >= self.rotation.file_bytes;
