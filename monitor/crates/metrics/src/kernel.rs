@@ -41,12 +41,8 @@ pub(super) type ReadKernel = Box<dyn Fn() -> Vec<KernelCount> + Send + Sync>;
 
 /// The metrics, and how their counters are read.
 pub(super) struct KernelMetrics {
-    pub(super) neighbor_deletions: IntCounterVec,
-    pub(super) gateway_sets: IntCounterVec,
-    pub(super) mount_busy: IntCounterVec,
-    pub(super) mount_unproven: IntCounterVec,
-    pub(super) throttled: IntCounterVec,
-    pub(super) cni_ignored: IntCounterVec,
+    /// In the order of [`KernelMetric`].
+    counters: [IntCounterVec; 6],
     /// Events that the daemon knew, and that were over the budget of an unprivileged account.
     pub(super) folded: IntCounter,
     pub(super) read: Mutex<Option<ReadKernel>>,
@@ -55,70 +51,65 @@ pub(super) struct KernelMetrics {
 impl KernelMetrics {
     pub(super) fn register(registrar: &Registrar) -> Result<Self, MetricsError> {
         Ok(Self {
-            neighbor_deletions: registrar.counters(
-                "kevtmon_kernel_neighbor_deletions_total",
-                "Neighbor entries deleted by request or as collateral, by their previous state. Counted in the kernel.",
-                &["state", "origin"],
-            )?,
-            gateway_sets: registrar.counters(
-                "kevtmon_kernel_gateway_sets_total",
-                "Neighbor entries of known gateways, except permanent ones, that were set by request or resolved. Counted in the kernel.",
-                &["origin"],
-            )?,
-            mount_busy: registrar.counters(
-                "kevtmon_kernel_mount_busy_total",
-                "Calls refused because a mount is busy, except 32-bit and x32 system calls and io_uring. Counted in the kernel.",
-                &["syscall"],
-            )?,
-            mount_unproven: registrar.counters(
-                "kevtmon_kernel_mount_unproven_total",
-                "Calls that returned as if a mount were busy or unmounted, perhaps not by a decision of the kernel. Counted in the kernel.",
-                &["syscall"],
-            )?,
-            throttled: registrar.counters(
-                "kevtmon_events_throttled_total",
-                "Kernel events over the budget of their source, and events over that of an unprivileged user or container; not reported one by one.",
-                &["lane"],
-            )?,
-            cni_ignored: registrar.counters(
-                "kevtmon_kernel_cni_ignored_total",
-                "Ignored executions in a directory of CNI plugins: not by root of the node, or not in the host's or a runtime's mount namespace. Counted in the kernel.",
-                &[],
-            )?,
+            counters: [
+                registrar.counters(
+                    "kevtmon_kernel_neighbor_deletions_total",
+                    "Neighbor entries deleted by request or as collateral, by their previous state. Counted in the kernel.",
+                    &["state", "origin"],
+                )?,
+                registrar.counters(
+                    "kevtmon_kernel_gateway_sets_total",
+                    "Neighbor entries of known gateways, except permanent ones, that were set by request or resolved. Counted in the kernel.",
+                    &["origin"],
+                )?,
+                registrar.counters(
+                    "kevtmon_kernel_mount_busy_total",
+                    "Calls refused because a mount is busy, except 32-bit and x32 system calls and io_uring. Counted in the kernel.",
+                    &["syscall"],
+                )?,
+                registrar.counters(
+                    "kevtmon_kernel_mount_unproven_total",
+                    "Calls that returned as if a mount were busy or unmounted, perhaps not by a decision of the kernel. Counted in the kernel.",
+                    &["syscall"],
+                )?,
+                registrar.counters(
+                    "kevtmon_events_throttled_total",
+                    "Kernel events over the budget of their source, and events over that of an unprivileged user or container; not reported one by one.",
+                    &["lane"],
+                )?,
+                registrar.counters(
+                    "kevtmon_kernel_cni_ignored_total",
+                    "Ignored executions in a directory of CNI plugins: not by root of the node, or not in the host's or a runtime's mount namespace. Counted in the kernel.",
+                    &[],
+                )?,
+            ],
             folded: IntCounter::new("folded", "part of kevtmon_events_throttled_total")?,
             read: Mutex::default(),
         })
     }
 
+    fn of(&self, metric: KernelMetric) -> &IntCounterVec {
+        &self.counters[metric as usize]
+    }
+
     /// Adds what the daemon itself did not report one by one.
     pub(super) fn add_folded(&self) {
-        let counter = self.throttled.with_label_values(&[Throttled::EVENTS]);
+        let counter = self.of(KernelMetric::Throttled).with_label_values(&[Throttled::EVENTS]);
         counter.inc_by(self.folded.get().saturating_sub(counter.get()));
     }
 
     /// Replaces what was read before: the kernel's counters are totals.
     pub(super) fn set(&self, counts: &[KernelCount]) {
-        self.neighbor_deletions.reset();
-        self.gateway_sets.reset();
-        self.mount_busy.reset();
-        self.mount_unproven.reset();
-        self.throttled.reset();
-        self.cni_ignored.reset();
+        for counter in &self.counters {
+            counter.reset();
+        }
         for count in counts {
             // Those have a series once there are any: there are none on a node that is well.
             let is_rare = count.metric == KernelMetric::MountUnproven || count.labels == ["mount"];
             if is_rare && count.value == 0 {
                 continue;
             }
-            let metric = match count.metric {
-                KernelMetric::NeighborDeletions => &self.neighbor_deletions,
-                KernelMetric::GatewaySets => &self.gateway_sets,
-                KernelMetric::MountBusy => &self.mount_busy,
-                KernelMetric::MountUnproven => &self.mount_unproven,
-                KernelMetric::Throttled => &self.throttled,
-                KernelMetric::CniIgnored => &self.cni_ignored,
-            };
-            metric.with_label_values(count.labels).inc_by(count.value);
+            self.of(count.metric).with_label_values(count.labels).inc_by(count.value);
         }
     }
 }

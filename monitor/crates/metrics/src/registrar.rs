@@ -22,24 +22,6 @@ pub struct Description {
     pub labels: &'static [&'static str],
 }
 
-impl Description {
-    fn counter(name: &'static str, help: &'static str, labels: &'static [&'static str]) -> Self {
-        Self { name, kind: "counter", help, labels }
-    }
-
-    fn gauge(name: &'static str, help: &'static str, labels: &'static [&'static str]) -> Self {
-        Self { name, kind: "gauge", help, labels }
-    }
-
-    fn histogram(name: &'static str, help: &'static str, labels: &'static [&'static str]) -> Self {
-        Self { name, kind: "histogram", help, labels }
-    }
-
-    fn options(&self) -> Opts {
-        Opts::new(self.name, self.help)
-    }
-}
-
 /// Makes collectors of one registry.
 #[derive(Default)]
 pub(super) struct Registrar {
@@ -59,64 +41,14 @@ impl Registrar {
         Ok(collector)
     }
 
-    pub(super) fn counters(
-        &self,
-        name: &'static str,
-        help: &'static str,
-        labels: &'static [&'static str],
-    ) -> Result<IntCounterVec, MetricsError> {
-        let description = Description::counter(name, help, labels);
-        self.register(description, IntCounterVec::new(description.options(), labels)?)
-    }
-
-    pub(super) fn gauges(
-        &self,
-        name: &'static str,
-        help: &'static str,
-        labels: &'static [&'static str],
-    ) -> Result<IntGaugeVec, MetricsError> {
-        let description = Description::gauge(name, help, labels);
-        self.register(description, IntGaugeVec::new(description.options(), labels)?)
-    }
-
-    pub(super) fn counter(&self, name: &'static str, help: &'static str) -> Result<IntCounter, MetricsError> {
-        self.register(Description::counter(name, help, &[]), IntCounter::new(name, help)?)
-    }
-
-    pub(super) fn gauge(&self, name: &'static str, help: &'static str) -> Result<IntGauge, MetricsError> {
-        self.register(Description::gauge(name, help, &[]), IntGauge::new(name, help)?)
-    }
-
-    pub(super) fn float_gauge(&self, name: &'static str, help: &'static str) -> Result<Gauge, MetricsError> {
-        self.register(Description::gauge(name, help, &[]), Gauge::new(name, help)?)
-    }
-
-    pub(super) fn float_gauges(
-        &self,
-        name: &'static str,
-        help: &'static str,
-        labels: &'static [&'static str],
-    ) -> Result<GaugeVec, MetricsError> {
-        let description = Description::gauge(name, help, labels);
-        self.register(description, GaugeVec::new(description.options(), labels)?)
-    }
-
-    pub(super) fn float_counter(
-        &self,
-        name: &'static str,
-        help: &'static str,
-    ) -> Result<Counter, MetricsError> {
-        self.register(Description::counter(name, help, &[]), Counter::new(name, help)?)
-    }
-
     pub(super) fn histogram(
         &self,
         name: &'static str,
         help: &'static str,
         buckets: &[f64],
     ) -> Result<Histogram, MetricsError> {
-        let description = Description::histogram(name, help, &[]);
-        let options = HistogramOpts::from(description.options()).buckets(buckets.to_vec());
+        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        let description = Description { name, kind: "histogram", help, labels: &[] };
         self.register(description, Histogram::with_opts(options)?)
     }
 
@@ -127,8 +59,34 @@ impl Registrar {
         labels: &'static [&'static str],
         buckets: &[f64],
     ) -> Result<HistogramVec, MetricsError> {
-        let description = Description::histogram(name, help, labels);
-        let options = HistogramOpts::from(description.options()).buckets(buckets.to_vec());
+        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        let description = Description { name, kind: "histogram", help, labels };
         self.register(description, HistogramVec::new(options, labels)?)
     }
+}
+
+macro_rules! collectors {
+    (with labels: $($method:ident $type:ident $kind:literal),+; without: $($single:ident $single_type:ident $single_kind:literal),+;) => {
+        impl Registrar {
+            $(pub(super) fn $method(
+                &self,
+                name: &'static str,
+                help: &'static str,
+                labels: &'static [&'static str],
+            ) -> Result<$type, MetricsError> {
+                let collector = $type::new(Opts::new(name, help), labels)?;
+                self.register(Description { name, kind: $kind, help, labels }, collector)
+            })+
+
+            $(pub(super) fn $single(&self, name: &'static str, help: &'static str) -> Result<$single_type, MetricsError> {
+                let description = Description { name, kind: $single_kind, help, labels: &[] };
+                self.register(description, $single_type::new(name, help)?)
+            })+
+        }
+    };
+}
+
+collectors! {
+    with labels: counters IntCounterVec "counter", gauges IntGaugeVec "gauge", float_gauges GaugeVec "gauge";
+    without: counter IntCounter "counter", float_counter Counter "counter", gauge IntGauge "gauge", float_gauge Gauge "gauge";
 }
