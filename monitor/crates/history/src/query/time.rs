@@ -1,6 +1,6 @@
 //! Parses times as people write them. The current time is an argument; no clock is read.
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::{Span, SpanRelativeTo, Timestamp};
 use thiserror::Error;
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -16,30 +16,10 @@ pub struct InvalidTime {
 /// # Errors
 /// When it is neither, or outside the calendar.
 pub fn parse(text: &str, now: Timestamp) -> Result<Timestamp, InvalidTime> {
-    let ago = duration(text).and_then(|ago| now.checked_sub(ago).ok());
-    ago.or_else(|| text.parse().ok()).ok_or_else(|| InvalidTime { given: text.to_owned() })
-}
-
-/// Numbers and units, `1h30m`; at least one.
-fn duration(text: &str) -> Option<SignedDuration> {
-    let mut rest = text.trim();
-    let mut seconds: i64 = 0;
-    while !rest.is_empty() {
-        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-        let number: i64 = rest[..digits].parse().ok()?;
-        let unit = rest[digits..].bytes().take_while(u8::is_ascii_alphabetic).count();
-        let scale = match &rest[digits..digits + unit] {
-            "s" => 1,
-            "m" | "min" => 60,
-            "h" => 3_600,
-            "d" => 86_400,
-            "w" => 604_800,
-            _ => return None,
-        };
-        seconds = seconds.checked_add(number.checked_mul(scale)?)?;
-        rest = &rest[digits + unit..];
-    }
-    (!text.trim().is_empty()).then(|| SignedDuration::from_secs(seconds))
+    let ago = text.trim().parse::<Span>().ok().filter(|ago| !ago.is_negative());
+    let ago = ago.and_then(|ago| ago.to_duration(SpanRelativeTo::days_are_24_hours()).ok());
+    let time = ago.and_then(|ago| now.checked_sub(ago).ok()).or_else(|| text.parse().ok());
+    time.ok_or_else(|| InvalidTime { given: text.to_owned() })
 }
 
 #[cfg(test)]
