@@ -1,7 +1,6 @@
 //! An event as text: one line with its message; below it, indented, the actor, the target and the objects.
 
 use std::collections::VecDeque;
-use std::fmt::{self, Write};
 
 use jiff::Timestamp;
 use kevtmon_event::wording::{HELD_BY_KERNEL, NO_HOLDER_YET, RELEASED, SCAN_INCOMPLETE, kernel_label, users};
@@ -32,56 +31,25 @@ impl Pretty {
     /// The event as one paragraph that ends in a newline.
     #[must_use]
     pub fn text(&self, event: &Event) -> String {
-        self.paragraph(event, event.kind.name(), &self.clock(&event.time))
+        let head = self.head(event, event.kind.name(), &self.clock(&event.time), &event.message);
+        head + &self.sections(event).concat()
     }
 
-    /// The same, with the name of its kind and its time in other words.
-    #[must_use]
-    pub fn paragraph(&self, event: &Event, kind: &str, when: &str) -> String {
-        let mut out = String::with_capacity(512);
-        // Writing to a string cannot fail.
-        let _ = self.write(event, kind, when, &mut out);
-        out
-    }
-
-    fn write(&self, event: &Event, kind: &str, when: &str, out: &mut String) -> fmt::Result {
-        self.write_head(event, (kind, when), &event.message, out)?;
-        self.sections(event).iter().try_for_each(|section| out.write_str(section))
-    }
-
-    fn write_head(
-        &self,
-        event: &Event,
-        (kind, when): (&str, &str),
-        message: &str,
-        out: &mut String,
-    ) -> fmt::Result {
+    fn head(&self, event: &Event, kind: &str, when: &str, message: &str) -> String {
         let severity = format!("{:<8}", event.severity.name());
         let kind = format!("{:<17}", escaped(kind));
         let (when, severity) =
             (self.paint(Style::Dim, when), self.paint(severity_style(event.severity), &severity));
-        writeln!(out, "{when} {severity} {} {}", self.paint(Style::Bold, &kind), Escaped(message))
+        format!("{when} {severity} {} {}\n", self.paint(Style::Bold, &kind), Escaped(message))
     }
 
     /// What stands below the message: the lines of the actor, of the target, of each object, and of the holders.
     fn sections(&self, event: &Event) -> Vec<String> {
         let mut sections = Vec::new();
-        let mut add = |write: &dyn Fn(&mut String) -> fmt::Result| {
-            let mut section = String::new();
-            // Writing to a string cannot fail.
-            let _ = write(&mut section);
-            sections.push(section);
-        };
-        if let Some(actor) = &event.actor {
-            add(&|out| self.actor(actor, out));
-        }
-        if let Some(line) = event.target.as_deref().and_then(target) {
-            add(&|out| self.detail("of", &line, out));
-        }
-        for object in event.objects() {
-            add(&|out| out.write_str(&self.object(object)));
-        }
-        add(&|out| self.holders(event, out));
+        sections.extend(event.actor.as_ref().map(|actor| self.actor(actor)));
+        sections.extend(event.target.as_deref().and_then(target).map(|line| self.detail("of", &line)));
+        sections.extend(event.objects().map(|object| self.object(object)));
+        sections.push(self.holders(event));
         sections
     }
 
@@ -102,12 +70,12 @@ impl Pretty {
     }
 
     /// Details stand below the kind, behind a label.
-    fn detail(&self, label: &str, text: &str, out: &mut String) -> fmt::Result {
+    fn detail(&self, label: &str, text: &str) -> String {
         let label = format!("{label:<6}");
-        writeln!(out, "{BELOW_KIND}{} {text}", self.paint(Style::Dim, &label))
+        format!("{BELOW_KIND}{} {text}\n", self.paint(Style::Dim, &label))
     }
 
-    fn actor(&self, actor: &Actor, out: &mut String) -> fmt::Result {
+    fn actor(&self, actor: &Actor) -> String {
         let mut words = vec![format!("{} (pid {})", escape::name(&actor.comm), actor.pid)];
         words.extend(actor.exe.as_deref().map(escaped));
         match (&actor.container, &actor.pod, &actor.unit) {
@@ -123,9 +91,9 @@ impl Pretty {
             };
             words.push(format!("{sure}, {}", learned(actor.source)));
         }
-        self.detail("by", &words.join(" · "), out)?;
+        let mut out = self.detail("by", &words.join(" · "));
         if let Some(cmdline) = actor.cmdline.as_deref().filter(|line| Some(*line) != actor.exe.as_deref()) {
-            self.detail("", &format!("$ {}", Escaped(cmdline)), out)?;
+            out.push_str(&self.detail("", &format!("$ {}", Escaped(cmdline))));
         }
         if !actor.ancestors.is_empty() {
             let chain: Vec<String> = actor
@@ -133,12 +101,13 @@ impl Pretty {
                 .iter()
                 .map(|ancestor| format!("← {}({})", escape::name(&ancestor.comm), ancestor.pid))
                 .collect();
-            self.detail("", &self.paint(Style::Dim, &chain.join(" ")), out)?;
+            out.push_str(&self.detail("", &self.paint(Style::Dim, &chain.join(" "))));
         }
-        Ok(())
+        out
     }
 
-    fn holders(&self, event: &Event, out: &mut String) -> fmt::Result {
+    fn holders(&self, event: &Event) -> String {
+        let mut out = String::new();
         let holders = event.holders.as_deref().unwrap_or_default();
         let mountpoint = event.mount.as_ref().map_or("", |mount| &mount.path);
         let (listed, rest) = holders.split_at(holders.len().min(MAX_HOLDERS));
@@ -151,21 +120,21 @@ impl Pretty {
                 (_, false) => "held",
             };
             let shown = if above == Some(label) { "" } else { label };
-            self.detail(shown, &holder_line(holder, mountpoint, width), out)?;
+            out.push_str(&self.detail(shown, &holder_line(holder, mountpoint, width)));
             above = Some(label);
         }
         if !rest.is_empty() {
-            self.detail("", &format!("… and {} more", rest.len()), out)?;
+            out.push_str(&self.detail("", &format!("… and {} more", rest.len())));
         }
         let verdict = match event.holders_verdict {
             // The message tells what uses the device.
-            _ if event.kind == Kind::MountRefused => return Ok(()),
+            _ if event.kind == Kind::MountRefused => return out,
             Some(Verdict::MountNamespace) => "only copies in other mount namespaces are left",
             Some(Verdict::ChildMount) if event.mount.as_ref().is_some_and(|mount| !mount.is_umount()) => {
                 "a mount on that directory refuses it"
             }
             Some(Verdict::ChildMount) => "only mounts below it hold it",
-            Some(Verdict::Kernel) if users(holders).next().is_some() => return Ok(()),
+            Some(Verdict::Kernel) if users(holders).next().is_some() => return out,
             Some(Verdict::Kernel) => HELD_BY_KERNEL,
             Some(Verdict::Transient) => RELEASED,
             Some(Verdict::None) => NO_HOLDER_YET,
@@ -178,13 +147,13 @@ impl Pretty {
             Some(Verdict::Processes) if event.holders_complete == Some(false) => {
                 "there may be more: scan incomplete"
             }
-            Some(Verdict::Processes) | None => return Ok(()),
+            Some(Verdict::Processes) | None => return out,
         };
-        self.detail(if users(holders).next().is_none() { "held" } else { "" }, verdict, out)?;
+        out.push_str(&self.detail(if users(holders).next().is_none() { "held" } else { "" }, verdict));
         for unreadable in event.holders_unreadable.iter().take(MAX_HOLDERS) {
-            self.detail("", &format!("not seen: {}", not_read(unreadable)), out)?;
+            out.push_str(&self.detail("", &format!("not seen: {}", not_read(unreadable))));
         }
-        Ok(())
+        out
     }
 }
 
@@ -236,19 +205,15 @@ impl Transcript {
 
     /// So many events like one before, of which this is the last.
     pub fn counted(&mut self, last: &Event, kind: &str, when: &str, count: u64) -> String {
-        let mut out = String::new();
         let message = format!("… {count} more like it, the last: {}", last.message);
-        // Writing to a string cannot fail.
-        let _ = self.pretty.write_head(last, (kind, when), &message, &mut out);
+        let out = self.pretty.head(last, kind, when, &message);
         self.above.clear();
         self.shown(out)
     }
 
     /// The next event, with the name of its kind and its time in other words.
     pub fn paragraph(&mut self, event: &Event, kind: &str, when: &str) -> String {
-        let mut out = String::with_capacity(512);
-        // Writing to a string cannot fail.
-        let _ = self.pretty.write_head(event, (kind, when), &event.message, &mut out);
+        let mut out = self.pretty.head(event, kind, when, &event.message);
         let sections = self.pretty.sections(event);
         let is_incident = event.incident.is_some();
         let own = event.incident.as_deref().map(|incident| self.pretty.object(incident));
@@ -305,8 +270,7 @@ struct Lines<'a> {
 
 impl Details for Lines<'_> {
     fn line(&mut self, label: &str, text: &str) {
-        // Writing to a string cannot fail.
-        let _ = self.pretty.detail(label, &escaped(text), self.out);
+        self.out.push_str(&self.pretty.detail(label, &escaped(text)));
     }
 
     fn clock(&self, time: &str) -> String {
