@@ -17,7 +17,6 @@ pub struct Advice {
     /// The risk of the command.
     pub risk: Risk,
     /// What the command does, for programs.
-    #[serde(default)]
     pub action: Action,
     /// The process that the command is about, by its id or as what holds; absent where it is about none.
     pub process: Option<NamedProcess>,
@@ -68,11 +67,10 @@ pub enum Risk {
 }
 
 /// What a command does, as one of few words that programs decide by. None restarts the node: nothing that is found here takes that.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
     /// It changes nothing.
-    #[default]
     None,
     /// It ends the process that holds something.
     KillHolder,

@@ -187,6 +187,7 @@ impl Access {
 }
 
 /// A process that pins a mount, or what the kernel pins it for.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     /// Process id; 0 where the kernel holds on for no process.
@@ -203,13 +204,10 @@ pub struct Holder {
     pub fd: Option<u32>,
     /// The thread in whose list of descriptors that is, where `/proc/PID/fd` does not show it, or, for [`Access::Call`], which
     /// waits.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tid: Option<u32>,
     /// Start of the process on the boot clock, to tell it from a later one with its id; none where there is no process.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<BootNs>,
     /// Real user id, in the initial user namespace, where it could be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
     /// Whether it is the first process of a pid namespace other than the node's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -218,7 +216,6 @@ pub struct Holder {
     /// Mount namespace of the holder.
     pub mntns: Option<NsInum>,
     /// Mount point of the FUSE file system that it serves, of root of the node only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
     /// Whether the kernel shows that it serves that one, rather than only its arguments.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -227,13 +224,10 @@ pub struct Holder {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub possible: bool,
     /// The mount that it is on, where it was found by that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount: Option<MeantMount>,
     /// The device, for [`Access::Loop`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loop_device: Option<LoopDevice>,
     /// Server and export, for [`Access::Nfs`]; of a user of a block device that one, a partition of it or its disk.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
 }
 

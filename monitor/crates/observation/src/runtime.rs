@@ -79,6 +79,7 @@ impl PodIdentity {
     }
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerFacts {
     /// 64 hex digits.
@@ -94,7 +95,6 @@ pub struct ContainerFacts {
     /// Init process on the host while it runs.
     pub tgid: Option<u32>,
     /// Start of that process to 10 ms, read from /proc: the id alone is another one's once it has ended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_ns: Option<BootNs>,
     /// Its network namespace, read from /proc. Once it has ended, that of its last run, whose inode number
     /// may be another namespace's by then.
@@ -111,7 +111,6 @@ pub struct ContainerFacts {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub joined_netns: bool,
     /// How its last run ended, once it has.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<ContainerExit>,
     /// What tells it from the container that it was made instead of.
     #[serde(default, skip_serializing_if = "Incarnation::is_unknown")]
@@ -120,10 +119,8 @@ pub struct ContainerFacts {
     #[serde(default, skip_serializing_if = "OwnMounts::is_unknown")]
     pub own_mounts: OwnMounts,
     /// Why its removal failed, as the runtime says; of one that is dead only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removal_error: Option<Box<str>>,
     /// What could not be removed then, if that was not in use.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused_removal: Option<Box<RefusedRemoval>>,
 }
 

@@ -81,7 +81,6 @@ struct Victim {
     /// What its runtime was refused though nothing holds it.
     obstructed: Option<Box<Obstructed>>,
     /// Whether that was reported last.
-    #[serde(default)]
     was_obstructed: bool,
     /// What was refused last was in the way, and is gone: how surely.
     cleared: Option<Confidence>,

@@ -72,7 +72,6 @@ pub(super) struct NeighborTableFull {
     creators: Vec<Creator>,
     /// When the namespaces were to be read last.
     read: Option<BootNs>,
-    #[serde(default)]
     rereads: RereadSchedule,
 }
 

@@ -109,8 +109,8 @@ struct Asked {
 }
 
 /// What is known of the route to an address.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 struct History {
     /// When the kernel last found it.
     found: Option<BootNs>,
@@ -118,10 +118,8 @@ struct History {
     deleted: Option<BootNs>,
     added: Option<BootNs>,
     /// The event that told that it was deleted.
-    #[serde(skip_serializing_if = "Option::is_none")]
     deletion_told: Option<Down>,
     /// When a rule for it was last deleted, and the event of that.
-    #[serde(skip_serializing_if = "Option::is_none")]
     rule_deleted: Option<(BootNs, u64)>,
     netns: NsInum,
 }

@@ -60,15 +60,14 @@ const TEARDOWN: BootNs = 60 * SECOND;
 const STARTS_WITHIN: BootNs = 180 * SECOND;
 
 /// The network of a sandbox, as it was set up.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct Network {
     /// The process that has made it; 0 where only an earlier run of the daemon knew it.
     tgid: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
     started: Option<BootNs>,
     netns: NsInum,
-    #[serde(skip_serializing_if = "Option::is_none")]
     cookie: Option<u64>,
     /// An interface led out of it: a pod without any network has none to lose.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -80,10 +79,8 @@ struct Network {
     #[serde(skip_serializing_if = "is_zero")]
     added: BootNs,
     /// When it was last asked for it to be started, and who asked.
-    #[serde(skip_serializing_if = "Option::is_none")]
     asked: Option<(BootNs, Shared<Actor>)>,
     /// When it was started again, and who likely asked for that.
-    #[serde(skip_serializing_if = "Option::is_none")]
     restarted: Option<(BootNs, Shared<Actor>)>,
     /// Its exit, and its start since.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -30,7 +30,6 @@ const LOOKS_MAX: usize = 8;
 const PLACES_MAX: usize = 64;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct RefusedMounts {
     /// The latest attempt at the end.
     places: VecDeque<Place>,
@@ -43,9 +42,7 @@ pub(super) struct RefusedMounts {
 struct Place {
     key: MountKey,
     /// What was to be mounted there.
-    #[serde(default)]
     source: String,
-    #[serde(default)]
     is_remount: bool,
     attempts: u64,
     last: BootNs,

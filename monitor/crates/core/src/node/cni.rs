@@ -85,7 +85,6 @@ pub struct Call {
 
 /// What calls did to a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Sandbox {
     pub pod: Option<CniPod>,
     /// When the first `ADD` began.

@@ -19,7 +19,6 @@ const TICK: BootNs = 10_000_000;
 const REMEMBERED: usize = 256;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct FuseMounts {
     known: Vec<FuseMount>,
     signals: VecDeque<Signal>,

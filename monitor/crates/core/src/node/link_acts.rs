@@ -17,7 +17,6 @@ pub struct LinkActs {
     /// What was done to routes, addresses and rules.
     pub routes: Acts<RoutedAct>,
     /// Sysctls of the host that were written.
-    #[serde(default)]
     pub sysctls: Acts<SysctlWrite>,
 }
 

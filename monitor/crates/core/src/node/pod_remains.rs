@@ -25,7 +25,6 @@ const RECOVERY: BootNs = 300 * SECOND;
 
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct PodsOnNode {
     /// Whether they were looked at, and can be.
     is_read: bool,

@@ -27,7 +27,6 @@ const PORTS_MAX: usize = 256;
 
 /// The newest at the end.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct BridgeMacs {
     changes: VecDeque<MacChange>,
     /// What was done of late to interfaces that are ports, or were.
