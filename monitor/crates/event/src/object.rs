@@ -49,21 +49,21 @@ pub trait Visitor {
     fn container(&mut self, role: Role, container: &Container);
     fn pod(&mut self, role: Role, pod: &Pod);
     /// A pod of which only the uid is known.
-    fn pod_uid(&mut self, role: Role, uid: &str);
+    fn pod_uid(&mut self, _role: Role, _uid: &str) {}
     /// A network interface; its name is not always known.
     fn interface(&mut self, role: Role, netns: u32, ifindex: u32, ifname: Option<&str>);
     /// A network interface of which only the name is known.
-    fn interface_name(&mut self, role: Role, ifname: &str);
+    fn interface_name(&mut self, _role: Role, _ifname: &str) {}
     /// Address of a neighbor entry or gateway.
     fn neighbor_address(&mut self, role: Role, address: IpAddr);
-    fn path(&mut self, role: Role, path: &str);
+    fn path(&mut self, _role: Role, _path: &str) {}
     /// A pod volume, by name.
     fn volume(&mut self, role: Role, name: &str);
     /// The device of a file system, `major:minor`.
     fn device(&mut self, role: Role, device: &str);
     /// A network namespace of which only the name is known.
     fn namespace(&mut self, role: Role, name: &str);
-    fn incident(&mut self, role: Role, id: &str);
+    fn incident(&mut self, _role: Role, _id: &str) {}
 
     /// The container and pod that something belongs to.
     fn owner(&mut self, role: Role, container: Option<&Container>, pod: Option<&Pod>) {

@@ -5,6 +5,7 @@ use kevtmon_types::names::named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::wording::short_id;
 use super::{Container, Details, Object, Role, Visitor};
 
 /// How a container of a pod was made instead of another one, for `container.recreated`.
@@ -72,7 +73,7 @@ impl Object for Recreation {
     }
 
     fn describe(&self, details: &mut dyn Details) {
-        let id = self.previous.id.get(..12).unwrap_or(&self.previous.id);
+        let id = short_id(&self.previous.id);
         let hash = |hash: &Option<SpecHash>| {
             hash.as_ref().map_or_else(String::new, |hash| format!(", hash {} ({})", hash.hex, hash.decimal))
         };

@@ -38,14 +38,7 @@ fn parts(path: &str) -> Option<(&str, Volume)> {
 /// Parses the pod volume from an absolute path below this root directory of a kubelet.
 #[must_use]
 pub fn below(root: &str, path: &str) -> Option<Volume> {
-    let mut parts = names(path);
-    // What is above such a component is not known without looking.
-    if !path.starts_with('/') || parts.clone().any(|part| matches!(part, "." | "..")) {
-        return None;
-    }
-    if !names(root).all(|name| parts.next() == Some(name)) {
-        return None;
-    }
+    let mut parts = names_below(root, path)?;
     match parts.next()? {
         "pods" => below_pods(parts),
         "plugins" => below_plugins(parts),
@@ -69,14 +62,8 @@ fn below_plugins<'a>(mut parts: impl Iterator<Item = &'a str>) -> Option<Volume>
 /// more than two names for FlexVolume, and there are directories above NAME for some.
 #[must_use]
 pub fn staged_below(root: &str, path: &str) -> Option<StagedVolume> {
-    let mut parts = names(path);
-    if !path.starts_with('/') || parts.clone().any(|part| matches!(part, "." | "..")) {
-        return None;
-    }
-    if !names(root).all(|name| parts.next() == Some(name)) || parts.next() != Some("plugins") {
-        return None;
-    }
-    let below: Vec<&str> = parts.collect();
+    let mut parts = names_below(root, path)?;
+    let below: Vec<&str> = parts.next().filter(|name| *name == "plugins").map(|_| parts.collect())?;
     let of = |plugin: String, name: Option<&str>| {
         Some(StagedVolume { plugin, name: name.map(str::to_owned), handle: None })
     };
@@ -95,6 +82,14 @@ pub fn staged_below(root: &str, path: &str) -> Option<StagedVolume> {
         }
         _ => None,
     }
+}
+
+/// The names of an absolute path below a directory.
+fn names_below<'a>(directory: &str, path: &'a str) -> Option<impl Iterator<Item = &'a str> + use<'a>> {
+    let mut parts = names(path);
+    // What is above such a component is not known without looking.
+    let is_known = path.starts_with('/') && !parts.clone().any(|part| matches!(part, "." | ".."));
+    (is_known && names(directory).all(|name| parts.next() == Some(name))).then_some(parts)
 }
 
 fn names(path: &str) -> impl Iterator<Item = &str> + Clone {

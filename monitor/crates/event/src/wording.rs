@@ -72,14 +72,14 @@ fn claimant_label(container: &Container, pod: &Pod) -> String {
     format!("container {} (claims to be pod {})", container_label(container), pod_label(pod))
 }
 
-/// The first digits of a container's id.
+/// The first digits of a container's id: as many as runtimes show and take.
 pub fn short_id(id: &str) -> &str {
     id.get(..12).unwrap_or(id)
 }
 
 /// A container's name, or its short id.
 pub fn container_label(container: &Container) -> Cow<'_, str> {
-    name(container.name.as_deref().unwrap_or_else(|| container.id.get(..12).unwrap_or(&container.id)))
+    name(container.name.as_deref().unwrap_or_else(|| short_id(&container.id)))
 }
 
 /// Who did it, by command name and pid: `calico (pid 28997)`, with the pod or container of the actor. Where the actor is

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use jiff::Timestamp;
-use kevtmon_event::wording::{HELD_BY_KERNEL, NO_HOLDER_YET, RELEASED, SCAN_INCOMPLETE, kernel_label, users};
+use kevtmon_event::wording::{
+    HELD_BY_KERNEL, NO_HOLDER_YET, RELEASED, SCAN_INCOMPLETE, kernel_label, short_id, users,
+};
 use kevtmon_event::{
     Actor, ActorSource, Confidence, Container, Details, Event, Kind, MountHolder, Object, Pod, Target,
     Unreadable,
@@ -323,13 +325,12 @@ fn pod_words(pod: &Pod) -> String {
 }
 
 fn container_words(container: &Container) -> String {
-    // Twelve digits are what runtimes show and take.
-    let short: String = container.id.chars().take(12).collect();
-    let facts: Vec<String> = [Some(short.as_str()), container.runtime.as_deref(), container.state.as_deref()]
-        .into_iter()
-        .flatten()
-        .map(escaped)
-        .collect();
+    let facts: Vec<String> =
+        [Some(short_id(&container.id)), container.runtime.as_deref(), container.state.as_deref()]
+            .into_iter()
+            .flatten()
+            .map(escaped)
+            .collect();
     match &container.name {
         Some(own) => format!("container {} ({})", escape::name(own), facts.join(", ")),
         None => format!("container {}", facts.join(", ")),

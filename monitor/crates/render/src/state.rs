@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use kevtmon_core::state::{ContainerStatus, Hop, KnownBy, NetnsStatus, NodeState, PodStatus};
 use kevtmon_event::Pod;
+use kevtmon_event::wording::short_id;
 use kevtmon_history::query::record::timestamp;
 use kevtmon_history::query::stale::Stale;
 use kevtmon_observation::SourceStatus;
@@ -127,7 +128,7 @@ fn containers(state: &NodeState) -> Table {
     let row = |status: &ContainerStatus| {
         let container = &status.container;
         vec![
-            Cell::of(container.id.get(..12).unwrap_or(&container.id)),
+            Cell::of(short_id(&container.id)),
             Cell::known(container.name.as_deref()),
             Cell::of(format!(
                 "{}{}",

@@ -1,7 +1,7 @@
 //! What the model knows of a container or a pod at this moment, whether anything happened to it or not.
 
 use kevtmon_core::state::{ContainerStatus, NetnsStatus, NodeState, PodStatus};
-use kevtmon_event::wording::pod_label;
+use kevtmon_event::wording::{pod_label, short_id};
 use kevtmon_types::escape::name;
 
 use super::key::{Family, Key};
@@ -9,8 +9,6 @@ use super::subject::{Subject, SubjectKind};
 
 /// Containers of a pod that are told.
 const SHOWN: usize = 8;
-/// Characters of an id.
-const SHORT: usize = 12;
 
 /// A line for each fact; none of a subject that is neither, or that is gone.
 pub fn told(state: &NodeState, subject: &Subject) -> Vec<String> {
@@ -93,7 +91,7 @@ fn network(state: &NodeState, known: &PodStatus) -> Option<String> {
 fn containers(state: &NodeState, known: &PodStatus) -> Vec<String> {
     let own = state.containers.iter().filter(|own| known.containers.contains(&own.container.id));
     let line = |own: &ContainerStatus| {
-        let short = own.container.id.get(..SHORT).unwrap_or(&own.container.id);
+        let short = short_id(&own.container.id);
         let label = own.container.name.as_deref().map_or_else(
             || format!("container {short}"),
             |called| format!("container {} ({short})", name(called)),

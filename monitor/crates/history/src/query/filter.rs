@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use jiff::Timestamp;
 use kevtmon_core::diagnose::{self, KINDS};
+use kevtmon_event::volume::is_uid;
 use kevtmon_event::{Event, Kind, Pod, Severity};
 use kevtmon_types::names::one_of;
 
@@ -301,14 +302,6 @@ pub fn pod(text: &str) -> Result<Lookup, FilterError> {
         None if is_uid(text) => Ok(Lookup::exact(Family::Uid, text)),
         _ => Err(FilterError::Pod { given: text.to_owned() }),
     }
-}
-
-/// A UUID, or the 32 hex digits that name a static pod.
-#[must_use]
-pub fn is_uid(text: &str) -> bool {
-    let groups: Vec<usize> = text.split('-').map(str::len).collect();
-    matches!(groups[..], [8, 4, 4, 4, 12] | [32])
-        && text.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
 }
 
 /// A container by the first digits of its id.

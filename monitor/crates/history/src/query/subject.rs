@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use kevtmon_core::state::{NetnsStatus, NodeState};
+use kevtmon_event::volume::is_uid;
 use kevtmon_event::{Container, Event, Link, Pod, Role, Target, Visitor};
 use kevtmon_types::escape::name;
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,6 @@ use self::found::{
     named_netns_subject, own_addresses, owner_of, path_lookups, path_subject, pod_subject,
 };
 use super::Record;
-use super::filter::is_uid;
 use super::key::{Family, Key, Lookup};
 
 mod found;
@@ -386,8 +386,6 @@ impl Visitor for Known<'_> {
         self.addresses.extend(&pod.ip);
     }
 
-    fn pod_uid(&mut self, _role: Role, _uid: &str) {}
-
     fn interface(&mut self, role: Role, netns: u32, ifindex: u32, ifname: Option<&str>) {
         if let Some(ifname) = ifname {
             self.take_interface(netns, ifindex, ifname);
@@ -397,13 +395,9 @@ impl Visitor for Known<'_> {
         }
     }
 
-    fn interface_name(&mut self, _role: Role, _ifname: &str) {}
-
     fn neighbor_address(&mut self, _role: Role, address: IpAddr) {
         self.addresses.insert(address);
     }
-
-    fn path(&mut self, _role: Role, _path: &str) {}
 
     fn volume(&mut self, _role: Role, name: &str) {
         if self.is_meant(Family::Volume, name) {
@@ -422,8 +416,6 @@ impl Visitor for Known<'_> {
             self.named_namespaces.entry(name.to_owned()).or_default();
         }
     }
-
-    fn incident(&mut self, _role: Role, _id: &str) {}
 }
 
 /// Whether the owner of a namespace that there is was this one.

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
+use kevtmon_event::volume::is_uid;
 use kevtmon_event::{Event, Role, volume};
 use kevtmon_types::escape::is_hidden;
 
-use crate::query::filter::is_uid;
 use crate::query::key::{Family, Key, Lookup};
 
 /// Lengths of a UUID and of the id of a container, in full and as tools shorten it; what is cut by hand has eight digits at least.

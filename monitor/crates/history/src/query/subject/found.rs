@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use kevtmon_core::state::{NetnsStatus, NodeState};
 use kevtmon_event::Container;
+use kevtmon_event::wording::short_id;
 use kevtmon_types::escape::name;
 
 use super::{PodNames, Subject, SubjectKind};
@@ -147,10 +148,6 @@ pub(super) fn container_subject(
         handle: format!("container:{short}"),
         lookups,
     }
-}
-
-fn short_id(id: &str) -> &str {
-    id.get(..12).unwrap_or(id)
 }
 
 fn former_ones(ids: &[&str]) -> String {
