@@ -16,11 +16,9 @@ pub mod filter;
 pub mod group;
 pub mod history;
 pub mod key;
+pub mod live;
 mod namespace;
-pub mod quiet_period;
-
 pub mod record;
-pub mod recount;
 pub mod stale;
 pub mod story;
 pub mod subject;

@@ -51,7 +51,7 @@ pub fn without_model<'v>(views: impl IntoIterator<Item = &'v mut IncidentView>) 
 }
 
 /// Marks what a source would end that is down.
-pub fn without_source<'v>(views: impl IntoIterator<Item = &'v mut IncidentView>, state: &NodeState) {
+pub(super) fn without_source(views: &mut [IncidentView], state: &NodeState) {
     for view in views {
         if let Some(source) = silent_source(view, state) {
             let why = source.reason.as_deref().unwrap_or("no reason given");

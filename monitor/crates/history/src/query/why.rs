@@ -12,10 +12,9 @@ use super::coverage::Coverage;
 use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order};
 use super::history::{Extent, History, HistoryError, IncidentView};
 use super::key::keys;
+use super::live;
 use super::namespace::of_one_namespace;
-use super::quiet_period;
 use super::record::{Record, timestamp};
-use super::recount;
 use super::stale;
 use super::story::{self, Parts, Story};
 use super::subject::{self, Subject, SubjectKind};
@@ -136,11 +135,7 @@ fn tell(
     let (mut incidents, incidents_omitted) = incidents(history, &records, ids)?;
     let extent = history.extent()?;
     match state {
-        Some(state) => {
-            recount::apply(&mut incidents, state);
-            quiet_period::apply(&mut incidents, state);
-            stale::without_source(&mut incidents, state);
-        }
+        Some(state) => live::apply(&mut incidents, state),
         None => stale::without_daemon(&mut incidents, &extent),
     }
     let evidence = evidence(history, &records, &incidents)?;

@@ -1,7 +1,6 @@
 //! Answers queries, with or without a running daemon: conditions enter, JSON leaves as it was emitted. No part of a
 //! query becomes part of an SQL statement.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
@@ -14,7 +13,6 @@ use kevtmon_event::Event;
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, MAIN_DB, OpenFlags, OptionalExtension as _, Statement, params_from_iter};
-use serde::Deserialize;
 
 use super::lookup::{self, ALL, Range};
 use super::open::{self, BUSY, VFS, with_suffix};
@@ -353,18 +351,9 @@ fn read(
     let is_wanted = filter.wants_position(position)
         && groups.iter().all(stands_in)
         && filter.may_match(json)
-        && filter.boot_id.as_ref().is_none_or(|boot| is_of_boot(json, boot))
+        && filter.boot_id.as_ref().is_none_or(|boot| json.contains(&format!("\"boot_id\":\"{boot}\"")))
         && (!is_rough || Record::read(json).is_ok_and(|record| filter.matches(&record)));
     Ok(is_wanted.then(|| Found { position, line: json.into() }))
-}
-
-fn is_of_boot(json: &str, boot: &str) -> bool {
-    #[derive(Deserialize)]
-    struct Boot<'a> {
-        #[serde(borrow)]
-        boot_id: Cow<'a, str>,
-    }
-    serde_json::from_str::<Boot<'_>>(json).is_ok_and(|event| event.boot_id == boot)
 }
 
 /// Opens the file beside the writer of this process, if there is one, with which it shares the index of the log.

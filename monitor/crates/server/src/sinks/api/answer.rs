@@ -16,7 +16,7 @@ use kevtmon_history::query::history::{History, HistoryError, Layered, LiveHistor
 use kevtmon_history::query::why::why;
 use kevtmon_history::query::wire::{self, VersionAnswer};
 use kevtmon_history::query::{API, API_HEADER};
-use kevtmon_history::query::{quiet_period, recount, stale};
+use kevtmon_history::query::{live, stale};
 use kevtmon_metrics::ProcessReader as _;
 use kevtmon_sources::procfs::own::Own;
 use kevtmon_types::error_chain::chain;
@@ -122,11 +122,7 @@ impl Answers {
         searched(move || {
             let mut incidents = history.incidents(&filter)?;
             match &state {
-                Some(state) => {
-                    recount::apply(&mut incidents, state);
-                    quiet_period::apply(&mut incidents, state);
-                    stale::without_source(&mut incidents, state);
-                }
+                Some(state) => live::apply(&mut incidents, state),
                 None => stale::without_model(&mut incidents),
             }
             to_json(&wire::IncidentsAnswer { incidents }).map_err(broken)
