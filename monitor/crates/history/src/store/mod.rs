@@ -92,13 +92,8 @@ pub enum StoreError {
     },
     #[error("{} is in use by another kevtmon", .path.display())]
     InUse { path: PathBuf },
-    #[error("{} has schema {found} of another version of kevtmon; this one supports schema {known}", .path.display())]
-    OtherVersion {
-        path: PathBuf,
-        found: u32,
-        /// [`VERSION`].
-        known: u32,
-    },
+    #[error("{} has schema {found} of another version of kevtmon; this one supports schema {VERSION}", .path.display())]
+    OtherVersion { path: PathBuf, found: u32 },
     #[error("there is no event store in {}", .directory.display())]
     Missing { directory: PathBuf },
     /// The content is invalid, or somebody took it away.

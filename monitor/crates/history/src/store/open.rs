@@ -1,7 +1,7 @@
 //! Finds or creates the file to write to: a state directory enters, an exclusive connection leaves.
 //!
-//! A file of another schema is left as it is, and another one is used beside it. A damaged file is
-//! quarantined under another name; only the last one is kept.
+//! A file of another schema is left as it is, and is an error. A damaged file is quarantined under another name; only the last
+//! one is kept.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
@@ -20,8 +20,6 @@ use super::{FILE, Limits, StoreError, failed, is_damage};
 const LOCK: &str = "events.lock";
 /// In the name of a quarantined file.
 const QUARANTINE_INFIX: &str = ".corrupt-";
-/// Suffixes of the files that are kept beside the database.
-const BESIDE: [&str; 1] = ["-wal"];
 /// Of the daemon's connections: others of this process share the index of the log, which is in memory, and those of other
 /// processes are locked out.
 pub(super) const VFS: &str = "unix-excl";
@@ -46,17 +44,11 @@ pub(super) struct Opened {
     _lock: File,
 }
 
-/// The file used where another version of the program has its own.
-pub(super) fn beside_other() -> String {
-    format!("events-v{VERSION}.db")
-}
-
 /// Whether a path relative to the state directory is that of a file which is written here. What was quarantined is only removed.
 #[must_use]
 pub fn is_own(name: &Path) -> bool {
-    let files = [FILE.to_owned(), beside_other()];
-    let beside = files.iter().flat_map(|file| BESIDE.map(|suffix| file.clone() + suffix));
-    files.iter().cloned().chain(beside).chain([LOCK.to_owned()]).any(|own| name == Path::new(&own))
+    let file = Path::new(FILE);
+    name == file || name == with_suffix(file, "-wal") || name == Path::new(LOCK)
 }
 
 pub(super) fn open(
@@ -66,36 +58,18 @@ pub(super) fn open(
     let failed = |source| StoreError::File { path: directory.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
     let lock = lock(directory)?;
+    let path = directory.join(FILE);
     let mut quarantined = Vec::new();
-    let (connection, path) = find(directory, limits, &mut quarantined)?;
+    let connection = match connect(&path, limits) {
+        Err(error) if error.is_damage() => {
+            let files = [path.clone(), with_suffix(&path, "-wal")];
+            quarantined.extend(quarantine(&path, &files, &error)?);
+            connect(&path, limits)?
+        }
+        connected => connected?,
+    };
     let directory = File::open(directory).map_err(failed)?;
     Ok((connection, Opened { path, directory, _lock: lock }, quarantined))
-}
-
-/// The file, or the one that is used in its place.
-fn find(
-    directory: &Path,
-    limits: Limits,
-    quarantined: &mut Vec<Quarantined>,
-) -> Result<(Connection, PathBuf), StoreError> {
-    let mut other = None;
-    for name in [FILE.to_owned(), beside_other()] {
-        let path = directory.join(name);
-        match connect(&path, limits) {
-            Ok(connection) => return Ok((connection, path)),
-            Err(error @ StoreError::OtherVersion { .. }) => {
-                quarantined.push(Quarantined { path, reason: error.to_string() });
-                other = Some(error);
-            }
-            Err(error) if error.is_damage() => {
-                let files = [path.clone(), with_suffix(&path, "-wal")];
-                quarantined.extend(quarantine(&path, &files, &error)?);
-                return Ok((connect(&path, limits)?, path));
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Err(other.unwrap_or_else(|| StoreError::Missing { directory: directory.to_owned() }))
 }
 
 fn lock(directory: &Path) -> Result<File, StoreError> {
@@ -151,9 +125,7 @@ fn inspect(path: &Path, connection: &Connection) -> Result<(), StoreError> {
     match look().map_err(failed("open"))? {
         (0, _, true) => Ok(()),
         (_, application, _) if application != APPLICATION => Err(damaged(path, "not an event store")),
-        (found, ..) if found != VERSION => {
-            Err(StoreError::OtherVersion { path: path.to_owned(), found, known: VERSION })
-        }
+        (found, ..) if found != VERSION => Err(StoreError::OtherVersion { path: path.to_owned(), found }),
         _ => Ok(()),
     }
 }
@@ -218,8 +190,8 @@ pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Bytes on disk: the file and what lies beside it.
+/// Bytes on disk: the file and its log.
 pub(super) fn bytes(path: &Path) -> u64 {
     let length = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
-    length(path) + BESIDE.iter().map(|suffix| length(&with_suffix(path, suffix))).sum::<u64>()
+    length(path) + length(&with_suffix(path, "-wal"))
 }

@@ -62,23 +62,21 @@ impl Reader {
         directory: &Path,
         connect: impl Fn(&Path) -> rusqlite::Result<Connection>,
     ) -> Result<Self, StoreError> {
-        let mut other = None;
-        for name in [FILE.to_owned(), open::beside_other()] {
-            let path = directory.join(name);
-            match fs::symlink_metadata(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(source) => return Err(StoreError::File { path, source }),
-                Ok(_) => {}
+        let path = directory.join(FILE);
+        match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(StoreError::Missing { directory: directory.to_owned() });
             }
-            let opened = files(&path);
-            let connection = connect(&path).map_err(failed("open"))?;
-            match schema::version(&connection).map_err(failed("open"))? {
-                // It has no tables yet.
-                0 | VERSION => return Ok(Self { connection, path, opened }),
-                found => other = Some(StoreError::OtherVersion { path, found, known: VERSION }),
-            }
+            Err(source) => return Err(StoreError::File { path, source }),
+            Ok(_) => {}
         }
-        Err(other.unwrap_or_else(|| StoreError::Missing { directory: directory.to_owned() }))
+        let opened = files(&path);
+        let connection = connect(&path).map_err(failed("open"))?;
+        match schema::version(&connection).map_err(failed("open"))? {
+            // It has no tables yet.
+            0 | VERSION => Ok(Self { connection, path, opened }),
+            found => Err(StoreError::OtherVersion { path, found }),
+        }
     }
 
     /// Has a daemon leave the file and its log as they are until what is returned is dropped, and opens them again if they are
