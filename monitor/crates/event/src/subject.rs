@@ -135,13 +135,14 @@ pub struct AncestorRef {
 
 named! {
     /// How the join of a fact with a container went.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
     Join {
         /// Found at once.
         Ok = "ok",
         /// Found after a query, or, of a process, removed already and still remembered.
         Late = "late",
         /// Not found.
+        #[default]
         Missed = "missed",
         /// Belongs to the host.
         Host = "host",
@@ -150,7 +151,7 @@ named! {
 
 /// The container and pod that are affected.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Target {
     /// The container.
     pub container: Option<Container>,
@@ -179,17 +180,7 @@ impl Target {
     /// Nothing but the result of the join.
     #[must_use]
     pub fn unknown(join: Join) -> Self {
-        Self {
-            container: None,
-            pod: None,
-            netns_name: None,
-            netns_cookie: None,
-            userns: None,
-            process: None,
-            unit: None,
-            cgroup: None,
-            join,
-        }
+        Self { join, ..Self::default() }
     }
 
     /// Whether users of another user namespace than the host's made it themselves.

@@ -197,7 +197,8 @@ impl Metrics {
 
     /// Sets how many faults were discarded because a limit was reached.
     pub fn incidents_discarded(&self, total: u64) {
-        self.sinks.incidents_discarded(total);
+        let counter = self.sinks.discarded.with_label_values(&["diagnose", "too-many-open"]);
+        counter.inc_by(total.saturating_sub(counter.get()));
     }
 
     /// Gives a label to a source whose name contains a path. It counts as down until it reports.
@@ -212,7 +213,7 @@ impl Metrics {
 
     /// Counts a look at the mounts of all namespaces.
     pub fn mount_inventory(&self) {
-        self.mount.inventory();
+        self.mount.inventories.inc();
     }
 
     /// Sets how many refused calls had no event of their own.

@@ -36,7 +36,7 @@ pub(super) struct MountMetrics {
     busy_ignored: IntCounterVec,
     scans: Histogram,
     scans_skipped: IntCounterVec,
-    inventories: IntCounter,
+    pub(super) inventories: IntCounter,
 }
 
 impl MountMetrics {
@@ -83,10 +83,6 @@ impl MountMetrics {
             let counter = self.busy_ignored.with_label_values(&[reason]);
             counter.inc_by(total.saturating_sub(counter.get()));
         }
-    }
-
-    pub(super) fn inventory(&self) {
-        self.inventories.inc();
     }
 
     #[expect(

@@ -41,10 +41,4 @@ impl SinkMetrics {
             store_errors,
         })
     }
-
-    /// Sets how many faults were discarded because a limit was reached.
-    pub(super) fn incidents_discarded(&self, total: u64) {
-        let counter = self.discarded.with_label_values(&["diagnose", "too-many-open"]);
-        counter.inc_by(total.saturating_sub(counter.get()));
-    }
 }

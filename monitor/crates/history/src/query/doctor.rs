@@ -37,6 +37,7 @@ pub struct DaemonReport {
 
 names! {
     /// How a part is.
+    #[derive(Default)]
     Condition {
         /// It works in the best way there is.
         Ok = "ok",
@@ -47,13 +48,14 @@ names! {
         /// It is not there, and need not be.
         Absent = "absent",
         /// Nothing can be said.
+        #[default]
         Unknown = "unknown",
     }
 }
 
 /// One thing that kevtmon needs or uses.
 #[serde_with::skip_serializing_none]
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// `kernel`, `netlink`, `hook.neighbor`, …
     pub name: String,
@@ -74,16 +76,7 @@ impl Part {
     /// One of which only the name and the state are known.
     #[must_use]
     pub fn new(name: impl Into<String>, state: Condition) -> Self {
-        Self {
-            name: name.into(),
-            state,
-            required: false,
-            attach_mode: None,
-            found: None,
-            reason: None,
-            lost: None,
-            remedy: None,
-        }
+        Self { name: name.into(), state, ..Self::default() }
     }
 
     #[must_use]

@@ -13,7 +13,7 @@ use kevtmon_types::names::names;
 const HOLDERS: usize = 32;
 
 names! {
-    /// What a key names; its name is the part of the key before the colon.
+    /// What a key names; its name is the part of the key before the colon. The order is part of the format of the store.
     #[derive(Hash, PartialOrd, Ord)]
     Family {
         /// `NAMESPACE/NAME` of a pod.

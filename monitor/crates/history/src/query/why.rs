@@ -250,19 +250,36 @@ fn evidence(
             seqs.remove(&record.event.seq);
         }
     }
-    let mut evidence = Vec::new();
+    numbered(history, wanted)
+}
+
+/// The events of these numbers of these boots, as far as they are kept.
+pub(super) fn numbered(
+    history: &dyn History,
+    wanted: BTreeMap<&str, BTreeSet<u64>>,
+) -> Result<Vec<Record>, HistoryError> {
+    let mut found = Vec::new();
     for (boot_id, seqs) in wanted {
         let seqs: Vec<u64> = seqs.into_iter().collect();
         for seqs in seqs.chunks(BATCH) {
-            let filter = EventFilter {
+            let mut filter = EventFilter {
                 seqs: seqs.to_vec(),
                 boot_id: Some(boot_id.to_owned()),
                 order: Order::Oldest,
                 limit: seqs.len(),
                 ..EventFilter::default()
             };
-            evidence.extend(self::records(history, filter)?.0);
+            loop {
+                let page = history.events(&filter)?;
+                for event in page.events {
+                    found.push(Record::read(event.line)?);
+                }
+                filter.cursor = page.next;
+                if filter.cursor.is_none() {
+                    break;
+                }
+            }
         }
     }
-    Ok(evidence)
+    Ok(found)
 }

@@ -18,31 +18,14 @@ const CONTAINER_DIGITS: usize = 12;
 
 /// The key of every event. Classes are the other numbers of its namespace.
 pub(super) const ALL: i64 = 0;
-const CONTAINER: u8 = 4;
+const CONTAINER: u8 = space(Family::Container);
 /// A directory above a mount point.
-const ABOVE: u8 = 12;
+const ABOVE: u8 = 17;
 const ACCOUNT: u8 = 18;
 
 /// Part of the file format, like all numbers here.
-fn space(family: Family) -> u8 {
-    match family {
-        Family::Pod => 1,
-        Family::PodName => 2,
-        Family::Uid => 3,
-        Family::Container => CONTAINER,
-        Family::ContainerName => 5,
-        Family::Ip => 6,
-        Family::Neighbor => 7,
-        Family::Path => 8,
-        Family::Link => 9,
-        Family::Interface => 10,
-        Family::Pid => 11,
-        Family::Netns => 13,
-        Family::Volume => 14,
-        Family::Device => 15,
-        Family::Incident => 16,
-        Family::NetnsName => 17,
-    }
+const fn space(family: Family) -> u8 {
+    family as u8 + 1
 }
 
 fn in_space(space: u8, value: u64) -> i64 {
@@ -210,6 +193,7 @@ mod tests {
 
     #[test]
     fn the_numbers_are_part_of_the_file_format() {
+        assert_eq!(in_space(space(Family::Incident), 1), 0x1000_0000_0000_0001);
         assert_eq!(number(Family::Path, "/a"), 0x08d6_6707_b49c_d92a);
         assert_eq!(number(Family::Pid, "1"), 0x0b00_0000_0000_0001);
         assert_eq!(number(Family::Neighbor, "10.0.0.1"), 0x0700_0000_0a00_0001);

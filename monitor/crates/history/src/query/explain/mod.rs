@@ -16,10 +16,10 @@ use serde::Serialize;
 
 use self::forms::{Form, Otherwise};
 use self::subject::Subject;
-use super::filter::{EventFilter, IncidentFilter};
+use super::filter::IncidentFilter;
 use super::history::{History, HistoryError, IncidentView};
 use super::key::{Key, keys};
-use super::record::Record;
+use super::why::numbered;
 
 mod forms;
 mod message;
@@ -38,8 +38,6 @@ const OF_SEVERAL: [&str; 5] =
     ["stale-cni-del", "cni-teardown-failing", "duplicate-pod-ip", "ipam-drift", "orphan-veth"];
 /// Incidents that are looked through: the open ones first, then the newest.
 const INCIDENTS: usize = 500;
-/// Maximum number of sequence numbers in one query.
-const BATCH: usize = 100;
 
 /// The lines of a page.
 #[derive(Debug, Default)]
@@ -181,30 +179,13 @@ impl Known {
     pub fn read(history: &dyn History, mut views: Vec<IncidentView>) -> Result<Self, HistoryError> {
         views.sort_by_key(|view| Reverse((view.is_open(), view.last_seen())));
         views.truncate(INCIDENTS);
-        let mut wanted: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+        let mut wanted: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
         for view in &views {
-            wanted.entry(&view.boot_id).or_default().push(view.seq);
+            wanted.entry(&view.boot_id).or_default().insert(view.seq);
         }
-        let mut events: BTreeMap<(String, u64), Event> = BTreeMap::new();
-        for (boot_id, seqs) in wanted {
-            for seqs in seqs.chunks(BATCH) {
-                let boot_id = Some(boot_id.to_owned());
-                let limit = seqs.len();
-                let mut filter =
-                    EventFilter { seqs: seqs.to_vec(), boot_id, limit, ..EventFilter::default() };
-                loop {
-                    let page = history.events(&filter)?;
-                    for found in page.events {
-                        let event = Record::read(found.line)?.event;
-                        events.insert((event.boot_id.clone(), event.seq), event);
-                    }
-                    filter.cursor = page.next;
-                    if filter.cursor.is_none() {
-                        break;
-                    }
-                }
-            }
-        }
+        let events = numbered(history, wanted)?.into_iter().map(|record| record.event);
+        let mut events: BTreeMap<(String, u64), Event> =
+            events.map(|event| ((event.boot_id.clone(), event.seq), event)).collect();
         let candidate = |view: IncidentView| {
             let event = events.remove(&(view.boot_id.clone(), view.seq)).unwrap_or_else(|| of_view(&view));
             let keys = keys(&event);
