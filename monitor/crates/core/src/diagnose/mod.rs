@@ -49,6 +49,7 @@ mod cni_netns_mismatch;
 mod cni_teardown_failing;
 mod conditions;
 mod container_undeletable;
+mod downs;
 mod duplicate_pod_ip;
 mod engine;
 mod file_server_lost;

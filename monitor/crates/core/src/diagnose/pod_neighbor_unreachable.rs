@@ -16,6 +16,7 @@ use kevtmon_types::settings::{Thresholds, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
 use super::advice::{InNetns, advice, set_up};
+use super::downs::{Down, Downs};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::pod_network::{gone, is_of_pod, living_pod, runs_since};
 use super::{Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
@@ -23,11 +24,8 @@ use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
 use crate::route::by;
 
-mod downs;
 #[cfg(test)]
 mod tests;
-
-use downs::{Down, Downs};
 
 pub(super) const KIND: &str = "pod-neighbor-unreachable";
 
@@ -162,7 +160,9 @@ impl PodNeighborUnreachable {
         if record.looks >= LOOKS && lasts {
             record.is_open = true;
             // That it does not resolve for another reason is told by what was sent since.
-            let down = self.downs.before(owner.end.ifindex, entry.updated).filter(|_| is_down(&owner.end));
+            let is_why =
+                |down: &&Down| down.actor.is_some() && down.at <= entry.updated && is_down(&owner.end);
+            let down = self.downs.last(owner.end.ifindex).filter(is_why);
             let report = report(context, (record, entry), owner, down, subject.to_owned());
             findings.report(report);
         }
@@ -239,7 +239,7 @@ fn report(
         ruled_out: Some(healthy(context.node, entry.address, owner)),
         advice: Some(steps(context, entry.address, ifname, owner)),
         objects: IncidentObjects {
-            actor: down.map(|down| down.actor.clone()),
+            actor: down.and_then(|down| down.actor.clone()),
             target: Some(Shared::new(owner.target.clone())),
             neighbor: Some(Box::new(neighbor(context.node, entry, ifname))),
             ..IncidentObjects::default()
@@ -282,7 +282,7 @@ fn causes(owner: &Owner, down: Option<&Down>) -> Vec<String> {
     let (end, inner) = (name(&owner.end.ifname), name(&owner.inner.ifname));
     let mut causes = Vec::new();
     if let Some(Down { actor, .. }) = down {
-        causes.push(format!("; {end} was set down{}", by(Some(actor))));
+        causes.push(format!("; {end} was set down{}", by(actor.as_deref())));
     } else if is_down(&owner.end) {
         causes.push(format!("; {end} is down"));
     }

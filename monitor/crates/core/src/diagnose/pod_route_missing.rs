@@ -8,12 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use kevtmon_event::{Actor, CloseReason, Confidence, Event, Kind, Route, Rule, Severity, Shared};
+use kevtmon_event::{CloseReason, Confidence, Event, Kind, Route, Rule, Severity, Shared};
 use kevtmon_observation::{BootNs, FoundRoute, NsInum, PodAddress, PodRoute, Request};
 use kevtmon_types::settings::{Thresholds, Unit, thresholds};
 use routed::RoutedPod;
 use serde::{Deserialize, Serialize};
 
+use super::downs::{Down, Downs};
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::pod_network::{SETTLE, gone, runs_since};
 use super::{
@@ -92,14 +93,6 @@ struct Missing {
     is_open: bool,
 }
 
-/// An interface of the host that was set down, and its routes with it; or a route that was deleted.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Down {
-    at: BootNs,
-    seq: u64,
-    actor: Option<Shared<Actor>>,
-}
-
 /// What was asked and is not answered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Asked {
@@ -135,9 +128,8 @@ pub(super) struct PodRouteMissing {
     /// Of the addresses that were asked for last.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     histories: BTreeMap<IpAddr, History>,
-    /// Interfaces of the host that were set down of late, by index.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    downs: BTreeMap<u32, Down>,
+    #[serde(default, skip_serializing_if = "Downs::is_empty")]
+    downs: Downs,
     /// Interfaces of the host that this run of the daemon saw made, and not set up since.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     never_up: BTreeSet<u32>,
@@ -169,7 +161,7 @@ impl PodRouteMissing {
             (pod.address, History { netns: pod.netns, ..history })
         };
         self.histories = pods.iter().map(known).collect();
-        self.downs.retain(|ifindex, _| pods.iter().any(|pod| pod.end.ifindex == *ifindex));
+        self.downs.retain(|ifindex| pods.iter().any(|pod| pod.end.ifindex == ifindex));
         self.end_unknown(&pods, findings);
         self.asked = None;
         if pods.is_empty() {
@@ -269,14 +261,14 @@ impl PodRouteMissing {
             .deleted
             .filter(|deleted| is_before(history.added, *deleted) && is_before(history.found, *deleted));
         // In IPv4 routes that go with their interface have no message of their own, and others have.
-        let went_with = self.downs.get(&pod.end.ifindex).filter(|down| {
+        let went_with = self.downs.last(pod.end.ifindex).filter(|down| {
             pod.address.is_ipv4()
                 && deleted.is_none()
                 && history.found.is_some()
                 && is_before(history.found, down.at)
                 && is_before(history.added, down.at)
         });
-        let set_down = self.downs.get(&pod.end.ifindex).filter(|_| !pod.is_up());
+        let set_down = self.downs.last(pod.end.ifindex).filter(|_| !pod.is_up());
         let first = deleted.or_else(|| went_with.or(set_down).map(|down| down.at)).unwrap_or(context.now);
         Missing {
             address: pod.address,

@@ -18,37 +18,23 @@ impl PodRouteMissing {
         let Some(link) = event.link.as_deref().filter(|link| link.kind.as_deref() == Some("veth")) else {
             return;
         };
-        let has = |change: &str| link.change.iter().any(|one| one == change);
-        match event.kind {
-            Kind::LinkCreated => {
-                self.downs.remove(&link.ifindex);
-                if link.up == Some(false) && self.never_up.len() < CAPACITY {
-                    self.never_up.insert(link.ifindex);
-                }
+        // Only of those that lead to pods, once the next look has found them.
+        self.downs.note(event);
+        let is_set_up = link.change.iter().any(|change| change == "up");
+        if event.kind == Kind::LinkCreated {
+            if link.up == Some(false) && self.never_up.len() < CAPACITY {
+                self.never_up.insert(link.ifindex);
             }
-            Kind::LinkChanged if has("down") => {
-                // Only of those that lead to pods, once the next look has found them.
-                let down = Down::of(event);
-                if self.downs.len() < CAPACITY || self.downs.contains_key(&link.ifindex) {
-                    self.downs.insert(link.ifindex, down);
-                }
-            }
-            Kind::LinkChanged if has("up") => drop(self.never_up.remove(&link.ifindex)),
-            // The next one with its index is another one.
-            Kind::LinkMoved | Kind::LinkDeleted => {
-                self.downs.remove(&link.ifindex);
-                self.never_up.remove(&link.ifindex);
-            }
-            _ => {}
+        } else if is_set_up || matches!(event.kind, Kind::LinkMoved | Kind::LinkDeleted) {
+            self.never_up.remove(&link.ifindex);
         }
     }
 
     /// Events were lost: since an interface was set down it may have been set up, and down again by somebody else.
     pub(super) fn doubt_downs(&mut self) {
+        self.downs.doubt();
         let deletions = self.histories.values_mut().filter_map(|known| known.deletion_told.as_mut());
-        for down in self.downs.values_mut().chain(deletions) {
-            down.actor = down.actor.take().map(Actor::at_most_likely);
-        }
+        deletions.for_each(Down::doubt);
     }
 
     /// Whether an end is down of which another incident tells, or which is not in use yet.
@@ -64,14 +50,8 @@ impl PodRouteMissing {
     pub(super) fn note_end(&self, missing: &mut Missing, pod: &RoutedPod) -> bool {
         let is_down = pod.end.flags & iff::UP == 0;
         let before = missing.is_end_down.replace(is_down);
-        missing.set_down = self.downs.get(&pod.end.ifindex).filter(|_| is_down).cloned();
+        missing.set_down = self.downs.last(pod.end.ifindex).filter(|_| is_down).cloned();
         before.is_some_and(|before| before != is_down)
-    }
-}
-
-impl Down {
-    pub(super) fn of(event: &Event) -> Self {
-        Self { at: event.at, seq: event.seq, actor: event.actor.clone() }
     }
 }
 

@@ -6,18 +6,29 @@ use kevtmon_event::{Actor, Event, Kind, Shared};
 use kevtmon_observation::BootNs;
 use serde::{Deserialize, Serialize};
 
-use crate::diagnose::CAPACITY;
+use super::CAPACITY;
 
-/// Those that are down, by index.
+/// When each was last set down, by index.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct Downs(BTreeMap<u32, Down>);
 
+/// An interface of the host that was set down, and its routes with it; or a route that was deleted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Down {
     pub(super) at: BootNs,
     pub(super) seq: u64,
-    pub(super) actor: Shared<Actor>,
+    pub(super) actor: Option<Shared<Actor>>,
+}
+
+impl Down {
+    pub(super) fn of(event: &Event) -> Self {
+        Self { at: event.at, seq: event.seq, actor: event.actor.clone() }
+    }
+
+    pub(super) fn doubt(&mut self) {
+        self.actor = self.actor.take().map(Actor::at_most_likely);
+    }
 }
 
 impl Downs {
@@ -25,21 +36,17 @@ impl Downs {
         self.0.is_empty()
     }
 
+    /// Notes what the event of a link of the host tells.
     pub(super) fn note(&mut self, event: &Event) {
         let Some(link) = event.link.as_deref().filter(|link| link.kind.as_deref() == Some("veth")) else {
             return;
         };
-        let has = |change: &str| link.change.iter().any(|one| one == change);
         match event.kind {
-            Kind::LinkChanged if has("down") => {
-                self.0.remove(&link.ifindex);
-                if self.0.len() < CAPACITY
-                    && let Some(actor) = event.actor.clone()
-                {
-                    self.0.insert(link.ifindex, Down { at: event.at, seq: event.seq, actor });
+            Kind::LinkChanged if link.change.iter().any(|one| one == "down") => {
+                if self.0.len() < CAPACITY || self.0.contains_key(&link.ifindex) {
+                    self.0.insert(link.ifindex, Down::of(event));
                 }
             }
-            Kind::LinkChanged if has("up") => drop(self.0.remove(&link.ifindex)),
             // The next one with its index is another one.
             Kind::LinkCreated | Kind::LinkMoved | Kind::LinkDeleted => drop(self.0.remove(&link.ifindex)),
             _ => {}
@@ -48,13 +55,14 @@ impl Downs {
 
     /// Events were lost: since an interface was set down it may have been set up, and down again by somebody else.
     pub(super) fn doubt(&mut self) {
-        for down in self.0.values_mut() {
-            down.actor = Actor::at_most_likely(down.actor.clone());
-        }
+        self.0.values_mut().for_each(Down::doubt);
     }
 
-    /// Who set it down before this time.
-    pub(super) fn before(&self, ifindex: u32, time: BootNs) -> Option<&Down> {
-        self.0.get(&ifindex).filter(|down| down.at <= time)
+    pub(super) fn retain(&mut self, is_kept: impl Fn(u32) -> bool) {
+        self.0.retain(|ifindex, _| is_kept(*ifindex));
+    }
+
+    pub(super) fn last(&self, ifindex: u32) -> Option<&Down> {
+        self.0.get(&ifindex)
     }
 }
