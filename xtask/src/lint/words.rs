@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::workspace;
 
 /// Identifiers that are not used, and what is used instead.
-const RETIRED: [(&str, &str); 29] = [
+const RETIRED: [(&str, &str); 28] = [
     ("Aside", "Quarantined"),
     ("Desk", "Output"),
     ("House", "Registrar"),
@@ -34,7 +34,6 @@ const RETIRED: [(&str, &str); 29] = [
     ("Judgement", "Assessment"),
     ("Crowd", "NamespaceQuota"),
     ("Places", "ScanQueue"),
-    ("Turns", "ScanOrder"),
     ("Room", "TableMemory"),
     ("Lane", "BudgetClass"),
 ];

@@ -29,7 +29,6 @@ use super::file_server::{Serving, serving_each};
 use super::mntns_index::{MntnsIndex, mounts};
 use super::pins::{Pin, describe};
 use super::rbd::{MEMBERS_LOOKED_AT, alone, oldest, sorted};
-use super::scan_order::ScanOrder;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 /// A process that ends still has its files open when that is told.
@@ -159,7 +158,7 @@ impl Look {
             .map(|followed| on_host(&followed.mount).unwrap_or_else(|| not_on_host(&followed.mount)))
             .collect();
         let all: Vec<&Mount> = mounts.iter().collect();
-        let serving = serving_each(proc, &all, &mut ScanOrder::default(), deadline);
+        let serving = serving_each(proc, &all, deadline);
         for ((followed, mount), serving) in searched.iter_mut().zip(&mounts).zip(serving) {
             // What is dead is not asked again: it may be another file system by now.
             let was_served = !followed.mount.unserved && !followed.mount.servers.is_empty();

@@ -49,7 +49,6 @@ pub mod rbd;
 mod resolve;
 mod same_directory;
 mod scan;
-mod scan_order;
 mod scan_queue;
 mod scope;
 mod searched;

@@ -1,7 +1,7 @@
 //! One scan: in which order everything is looked at, what was found, and where it goes on if its time is over.
 //!
 //! Each part begins with the list of processes and the mount tables, and goes on with the [`Stage`] at which the last
-//! one stopped. Within a stage it goes by turns of those whose processes they are.
+//! one stopped.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,6 @@ use super::mntns_index::{MntnsIndex, Seen};
 use super::pins::Visitor;
 use super::progress::{Progress, Stage};
 use super::propagation::{self, Copies, MountCopy, NamespaceMounts};
-use super::scan_order::ScanOrder;
 use super::scope::Scope;
 use super::searched::{ScanTargets, SearchedMount};
 use super::{Deadline, ScanRequest, TOO_LONG, kernel, own_directory, own_tgid};
@@ -81,7 +80,6 @@ pub(super) struct Scan<'p> {
     /// What the kernel lists itself.
     listed: Option<Listed>,
     own: Option<u32>,
-    scan_order: ScanOrder,
     /// A process, and its thread whose table of descriptors was looked at to its end.
     table: Option<(u32, u32)>,
     /// Whether somebody wants to know who holds it though no unmount was refused.
@@ -127,7 +125,6 @@ impl<'p> Scan<'p> {
             visitor: Visitor::new(own_directory(proc)),
             listed: None,
             own,
-            scan_order: ScanOrder::default(),
             table: None,
             on_demand: request.on_demand,
             wants_all: wants_all(request, progress.stage, &report),
@@ -240,8 +237,7 @@ impl<'p> Scan<'p> {
         let is_due = is_done || self.report.servers.is_empty();
         if is_fuse(&target.fstype) && is_due {
             self.deadline.allow(budget / STAGES_MIN);
-            let Serving { servers, is_unserved, .. } =
-                serving(self.proc, target, &mut self.scan_order, &self.deadline);
+            let Serving { servers, is_unserved, .. } = serving(self.proc, target, &self.deadline);
             (self.report.servers, self.report.unserved) = (servers, is_unserved);
         }
         Outcome {
@@ -368,7 +364,6 @@ impl<'p> Scan<'p> {
         if let Some(listed) = &mut self.listed {
             left.retain(|tgid| listed.may_hold(stage, *tgid));
         }
-        let left = self.scan_order.order(self.proc, left, &self.deadline);
         let mut looked = false;
         for (count, tgid) in left.iter().copied().enumerate() {
             // One at least, so that each part gets on.

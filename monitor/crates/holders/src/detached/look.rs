@@ -12,7 +12,6 @@ use super::progress::{Part, Progress};
 use super::{Searched, UNMAPPED, Use, pins};
 use crate::mntns_index::namespace;
 use crate::pins::{Extent, Rest, Visit, Visitor, describe};
-use crate::scan_order::ScanOrder;
 use crate::searched::ScanTargets;
 use crate::{Deadline, FILES_OF_ONE, MAX_LISTED, READS_HANG, own_directory, own_tgid};
 
@@ -22,7 +21,7 @@ const TURNS_MIN: u32 = 4;
 const NOTE_EVERY: Duration = Duration::from_millis(100);
 const UNLISTED: &str = "the processes of the node could not be listed";
 
-/// A look at all processes, by turns: what is quick is looked at of each before anybody's thousands of descriptors.
+/// A look at all processes: what is quick is looked at of each before anybody's thousands of descriptors.
 pub(super) struct Look<'a> {
     pub(super) proc: &'a Proc,
     pub(super) searched: &'a [Searched<'a>],
@@ -57,20 +56,20 @@ impl<'a> Look<'a> {
         } else {
             let reports = (0..).zip(self.searched).map(|(id, searched)| searched.report(id));
             self.progress.found = reports.collect();
-            self.list(&deadline);
+            self.list();
         }
         deadline.allow(budget / TURNS_MIN);
         self.note();
-        let mut is_done = self.scan_order(&deadline) && self.left(&deadline);
+        let mut is_done = self.in_order(&deadline) && self.left(&deadline);
         if is_done && goes_on {
             // Who came since the list was made may have got something from who was looked at already.
-            self.list(&deadline);
-            is_done = self.scan_order(&deadline) && self.left(&deadline);
+            self.list();
+            is_done = self.in_order(&deadline) && self.left(&deadline);
         }
         (self.progress, is_done)
     }
 
-    fn list(&mut self, deadline: &Deadline) {
+    fn list(&mut self) {
         let Progress { listed, order, part, next, .. } = &mut self.progress;
         (*part, *next) = (Some(Part::Links), 0);
         order.clear();
@@ -79,7 +78,7 @@ impl<'a> Look<'a> {
         };
         let own = own_tgid(self.proc);
         let new = pids.iter().copied().filter(|tgid| Some(*tgid) != own && !listed.contains(tgid));
-        *order = ScanOrder::default().order(self.proc, new, deadline);
+        order.extend(new);
         *listed = pids.into_iter().collect();
     }
 
@@ -99,7 +98,7 @@ impl<'a> Look<'a> {
     }
 
     /// Looks at what each process has, but for what there is very much of; false when there is no time for all.
-    fn scan_order(&mut self, deadline: &Deadline) -> bool {
+    fn in_order(&mut self, deadline: &Deadline) -> bool {
         while let Some(part) = self.progress.part {
             while let Some(tgid) = self.progress.order.get(self.progress.next).copied() {
                 if self.is_over(deadline) {

@@ -15,7 +15,6 @@ use super::{Devices, devices, is_of, served};
 use crate::Deadline;
 use crate::mntns_index::survivor;
 use crate::pins::Extent;
-use crate::scan_order::ScanOrder;
 
 const MOST: usize = 8;
 /// A release that shows the connection of a descriptor. Whether an earlier one does, a descriptor tells that has one.
@@ -56,24 +55,19 @@ struct Search<'a> {
     left: Vec<u32>,
 }
 
-/// Looks for the servers of a file system among all processes, by turns, until the time is over: first at the descriptors that
+/// Looks for the servers of a file system among all processes, until the time is over: first at the descriptors that
 /// a server opens it by, and then at the others of those who have very many.
-pub fn serving(proc: &Proc, mount: &Mount, scan_order: &mut ScanOrder, deadline: &Deadline) -> Serving {
-    serving_each(proc, &[mount], scan_order, deadline).pop().unwrap_or_default()
+pub fn serving(proc: &Proc, mount: &Mount, deadline: &Deadline) -> Serving {
+    serving_each(proc, &[mount], deadline).pop().unwrap_or_default()
 }
 
 /// The same of several file systems, in their order.
-pub fn serving_each(
-    proc: &Proc,
-    mounts: &[&Mount],
-    scan_order: &mut ScanOrder,
-    deadline: &Deadline,
-) -> Vec<Serving> {
+pub fn serving_each(proc: &Proc, mounts: &[&Mount], deadline: &Deadline) -> Vec<Serving> {
     let Ok(tgids) = proc.pids() else { return Vec::new() };
-    let tgids = scan_order.order(proc, tgids, deadline);
     let mut search = Search::new(proc, mounts, deadline);
     search.look(&tgids, None);
-    let unread = std::mem::take(&mut search.unread);
+    // One of them may have the connection from its server, as a child has.
+    let has_unread = !search.unread.is_empty();
     let mut slice = SLICE;
     // Of one that was found, another one would be told as well, but need not be looked for.
     while search.misses_any() && !search.left.is_empty() && !deadline.is_over() {
@@ -81,16 +75,11 @@ pub fn serving_each(
         search.look(&left, Some(slice));
         slice *= SLICE_GROWTH;
     }
-    // Whoever has got the connection from its server, as a child has, is in the same control group.
-    let may_share = |server: u32| {
-        let accounts = [scan_order.account_of(server), ScanOrder::UNKNOWN];
-        unread.iter().any(|tgid| accounts.contains(&scan_order.account_of(*tgid)))
-    };
-    let is_whole = unread.is_empty() && search.unread.is_empty() && search.left.is_empty();
+    let is_whole = search.unread.is_empty() && search.left.is_empty();
     let is_hidden = search.is_hidden && !search.shows;
     let Search { shown, told, shows, .. } = search;
     let of = |(shown, told): (Vec<u32>, Vec<u32>)| {
-        let is_certain = shown.len() == 1 && !shown.iter().any(|server| may_share(*server));
+        let is_certain = shown.len() == 1 && !has_unread;
         let is_unserved = is_whole && !is_hidden && shown.is_empty();
         let found = if shown.is_empty() && !shows { told } else { shown };
         let servers = found.into_iter().take(MOST).filter_map(|tgid| describe(proc, tgid, is_certain));
@@ -183,7 +172,7 @@ impl<'a> Search<'a> {
 
 /// The process that serves a file system. Of several the first one, which is only likely it.
 pub fn server_of(proc: &Proc, mount: &Mount, budget: Duration) -> Option<FileServer> {
-    serving(proc, mount, &mut ScanOrder::default(), &Deadline::after(budget)).servers.into_iter().next()
+    serving(proc, mount, &Deadline::after(budget)).servers.into_iter().next()
 }
 
 fn describe(proc: &Proc, tgid: u32, is_certain: bool) -> Option<FileServer> {

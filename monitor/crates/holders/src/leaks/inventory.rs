@@ -22,7 +22,6 @@ use super::reached::Reached;
 use crate::attached::AttachedMount;
 use crate::mntns_index::{Member, MntnsIndex, mounts, namespace as mount_namespace};
 use crate::rbd;
-use crate::scan_order::ScanOrder;
 use crate::{Deadline, own_directory, own_tgid, thread_time, volume_data};
 
 /// Mounts that a namespace of a user may have.
@@ -170,7 +169,7 @@ fn look(proc: &Proc, wanted: &[(NsInum, u64)], budget: Duration) -> Found {
         look.found.kept = kept(proc, &index, wanted);
     }
     let (namespaces, large): (Vec<_>, Vec<_>) =
-        look.sorted(&index, deadline).into_iter().partition(|namespace| !is_large(proc, namespace));
+        look.sorted(&index).into_iter().partition(|namespace| !is_large(proc, namespace));
     large.iter().for_each(|namespace| look.miss(namespace));
     // Those of users come last: without them the number is only lower, and fewer copies are known.
     let in_time = namespaces.iter().take_while(|_| !deadline.is_over());
@@ -267,8 +266,8 @@ impl<'p> Look<'p> {
         }
     }
 
-    /// All namespaces: those that users can make come last, and by turns of whose they are.
-    fn sorted(&self, index: &MntnsIndex, deadline: &Deadline) -> Vec<Namespace> {
+    /// All namespaces: those that users can make come last.
+    fn sorted(&self, index: &MntnsIndex) -> Vec<Namespace> {
         let host = rbd::host(self.proc);
         let mut namespaces: Vec<Namespace> = index
             .namespaces
@@ -278,14 +277,10 @@ impl<'p> Look<'p> {
                 Namespace { inum: *inum, members: members.clone(), whose }
             })
             .collect();
-        let first = |namespace: &Namespace| namespace.members.first().map(|member| member.tgid);
-        let scan_order = ScanOrder::default().order(self.proc, namespaces.iter().filter_map(first), deadline);
-        let scan_order: HashMap<u32, usize> = scan_order.into_iter().zip(0..).collect();
-        let turn = |namespace: &Namespace| first(namespace).and_then(|tgid| scan_order.get(&tgid)).copied();
         let is_users = |namespace: &Namespace| matches!(namespace.whose, Whose::User(_));
-        namespaces.sort_by_cached_key(|namespace| {
+        namespaces.sort_by_key(|namespace| {
             let is_others = (Some(namespace.inum) != host, namespace.whose != Whose::Host);
-            (is_users(namespace), is_others, turn(namespace), namespace.inum)
+            (is_users(namespace), is_others, namespace.inum)
         });
         namespaces
     }

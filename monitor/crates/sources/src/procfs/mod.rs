@@ -2,7 +2,6 @@
 //!
 //! The crate for /proc costs four times as much per process, which whole-/proc scans cannot afford.
 
-use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -228,13 +227,6 @@ impl Proc {
     #[must_use]
     pub fn cgroup(&self, pid: u32) -> Option<String> {
         cgroups::most_telling(&self.root, &String::from_utf8(self.read(pid, "cgroup")?).ok()?)
-    }
-
-    /// The same; `known`: what is known of all who have the same groups.
-    #[must_use]
-    pub fn cgroup_among(&self, pid: u32, known: &mut HashMap<String, Option<String>>) -> Option<String> {
-        let text = String::from_utf8(self.read(pid, "cgroup")?).ok()?;
-        known.entry(text).or_insert_with_key(|text| cgroups::most_telling(&self.root, text)).clone()
     }
 
     /// The most specific path among those of the control groups with these ids, of v1 and of v2; `None` where the process is
