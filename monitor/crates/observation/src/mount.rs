@@ -33,9 +33,6 @@ pub struct Share {
     pub rank: Rank,
     /// What the caller's control group belongs to: a container, a user, a unit.
     pub account: String,
-    /// The caller's real user id in the initial user namespace.
-    pub uid: u32,
-    pub mntns: NsInum,
 }
 
 /// A mount as /proc/PID/mountinfo shows it (proc_pid_mountinfo(5)).

@@ -2,7 +2,7 @@
 
 use kevtmon_event::culprit::{is_remove_program, is_umount_program};
 use kevtmon_observation::cgroup;
-use kevtmon_observation::{NsInum, Rank, Share, UmountAttempt};
+use kevtmon_observation::{Rank, Share, UmountAttempt};
 
 use super::QueuedUmount;
 use crate::Core;
@@ -45,12 +45,12 @@ impl Core {
             true if is_volume() => Rank::Volume,
             true => Rank::Host,
         };
-        Share { rank, uid: context.map_or(0, |context| context.uid), ..share_of(account, attempt.mntns) }
+        Share { rank, ..share_of(account) }
     }
 }
 
 /// On whose behalf something is looked up for a busy mount.
-pub(super) fn share_of(account: &Account, mntns: NsInum) -> Share {
+pub(super) fn share_of(account: &Account) -> Share {
     let rank = if account.host { Rank::Host } else { Rank::Other };
-    Share { rank, account: account.name.clone(), uid: 0, mntns }
+    Share { rank, account: account.name.clone() }
 }

@@ -143,8 +143,7 @@ impl Core {
             Some(DetachedMount { meant: waiting.meant()?, path: waiting.umount.key.path.clone() })
         };
         let mounts = detached.asked.iter().filter_map(mount).collect();
-        let mntns = detached.asked.first().map_or(0, |waiting| waiting.umount.key.mntns);
-        let share = Share { rank: Rank::Host, account: String::new(), uid: 0, mntns };
+        let share = Share { rank: Rank::Host, account: String::new() };
         self.request(Request::DetachedUsers { id, mounts, share });
     }
 

@@ -82,7 +82,7 @@ impl Core {
     fn look_up(&mut self, mount: BusyId) {
         let Some(busy) = self.busy_mounts.get(mount) else { return };
         let (mntns, path, identity) = (busy.key.mntns, busy.key.path.clone(), busy.identity.clone());
-        let share = share_of(&busy.account, mntns);
+        let share = share_of(&busy.account);
         let id = self.holder_scans.question_id();
         let request = match identity {
             Some(identity) => Request::MountPresence { id, mntns, tgid: 0, identity, share },

@@ -27,12 +27,12 @@ fn presence(id: u64) -> PresenceRequest {
     PresenceRequest { id, mntns: 1, tgid: 1, identity, at: None }
 }
 
-fn share(rank: Rank, uid: u32) -> Share {
-    Share { rank, account: "x".to_owned(), uid, mntns: 1 }
+fn share(rank: Rank) -> Share {
+    Share { rank, account: "x".to_owned() }
 }
 
 fn host() -> Share {
-    share(Rank::Host, 0)
+    share(Rank::Host)
 }
 
 fn idle(queue: usize) -> Scanner {
@@ -97,7 +97,7 @@ fn whether_a_mount_is_there_is_answered_before_any_scan() {
 #[test]
 fn what_was_done_for_strangers_delays_no_scan_of_the_host() {
     let scanner = idle(2);
-    for (id, share) in [(1, host()), (2, share(Rank::Other, 1000))] {
+    for (id, share) in [(1, host()), (2, share(Rank::Other))] {
         assert_eq!(scanner.request(request(id), share.clone()), None);
         assert_eq!(scanner.presence(presence(10 + id), share), None);
     }
@@ -115,11 +115,11 @@ fn what_was_done_for_strangers_delays_no_scan_of_the_host() {
 #[test]
 fn neither_thread_does_what_is_for_the_other_one() {
     let scanner = idle(4);
-    assert_eq!(scanner.request(request(1), share(Rank::Other, 1000)), None);
+    assert_eq!(scanner.request(request(1), share(Rank::Other)), None);
     let now = Instant::now();
     let next = |thread| scanner.shared.lock().next(thread, now).map(|(_, work)| id(&work));
     assert_eq!(next(ScanThread::Host), None);
-    assert_eq!(scanner.request(request(2), share(Rank::Volume, 0)), None);
+    assert_eq!(scanner.request(request(2), share(Rank::Volume)), None);
     assert_eq!(next(ScanThread::Host), Some(2), "the other one may be at work on 1");
     assert_eq!(next(ScanThread::Others), Some(1));
 }
@@ -164,9 +164,9 @@ fn scans_that_begin_do_not_prolong_the_rest_of_one_that_waits_to_go_on() {
 fn whoever_has_most_places_loses_one_and_hears_of_it() {
     let scanner = idle(2);
     for id in [1, 2] {
-        assert_eq!(scanner.request(request(id), share(Rank::Other, 1000)), None);
+        assert_eq!(scanner.request(request(id), share(Rank::Other)), None);
     }
-    let lost = holders(scanner.request(request(3), share(Rank::Volume, 0)).unwrap());
+    let lost = holders(scanner.request(request(3), share(Rank::Volume)).unwrap());
     assert_eq!((lost.id, lost.verdict, lost.blind_spots.len()), (2, Verdict::Skipped, 1));
     assert_eq!(all(&scanner, Rest::new(Instant::now())), [3, 1]);
 }
@@ -175,10 +175,10 @@ fn whoever_has_most_places_loses_one_and_hears_of_it() {
 fn as_many_scans_wait_as_a_node_has_volumes_and_what_is_left_of_fewer() {
     let scanner = idle(Limits::default().queue);
     for id in 1..=220 {
-        assert_eq!(scanner.request(request(id), share(Rank::Volume, 0)), None);
+        assert_eq!(scanner.request(request(id), share(Rank::Volume)), None);
     }
     let begun = |id| Scan { begun: Some(Instant::now()), ..request(id).into() };
-    let left = |id| scanner.queue(Work::Scan(Box::new(begun(id))), share(Rank::Volume, 0));
+    let left = |id| scanner.queue(Work::Scan(Box::new(begun(id))), share(Rank::Volume));
     let lost: Vec<u64> = (1000..1040).filter_map(left).map(|lost| holders(lost).id).collect();
     assert_eq!(lost, (1032..1040).collect::<Vec<_>>());
     assert_eq!(all(&scanner, Rest::new(Instant::now())).len(), 252);

@@ -184,7 +184,7 @@ impl VolumeBusy {
             origin: None,
             follow: false,
             mount_only: false,
-            share: Share { rank: Rank::Volume, account: String::new(), uid: 0, mntns: facts.mntns },
+            share: Share { rank: Rank::Volume, account: String::new() },
         });
     }
 
