@@ -27,7 +27,6 @@ mod described;
 mod descriptors;
 mod hidden;
 mod sockets;
-mod unlisted;
 mod unseen;
 
 use anonymous::Anonymous;
@@ -37,7 +36,6 @@ use descriptors::{FIRST_MAPPINGS, FIRST_MAPS};
 use hidden::Hiding;
 use sockets::Sockets;
 pub(super) use sockets::{bound_file, is_closed};
-use unlisted::Numbers;
 pub(super) use unseen::Awaited;
 use unseen::Foreseen;
 
@@ -80,9 +78,7 @@ pub(super) struct Visit {
     pub(super) is_named_by_ring: bool,
     /// There was no time to look at all its sockets for them.
     pub(super) has_more_sockets: bool,
-    /// It uses a mount of the file system that no mount namespace shows.
-    pub(super) is_unlisted: bool,
-    /// There was no time to look at all that it has open for such.
+    /// There was no time to look at all that it has open.
     pub(super) is_cut: bool,
     /// A thread of it is ending, and what that has open nothing shows any more.
     pub(super) is_ending: bool,
@@ -171,7 +167,6 @@ pub(super) struct Visitor {
     buffer: Buffer,
     text: Vec<u8>,
     sockets: Sockets,
-    numbers: Numbers,
     foreseen: Foreseen,
     anonymous: Anonymous,
     /// Processes that are none of a user.

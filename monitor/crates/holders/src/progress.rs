@@ -34,14 +34,12 @@ pub(super) enum Stage {
     Rest,
     /// What no list of open files shows.
     Hidden,
-    /// What is open on mounts that no mount namespace shows.
-    Unlisted,
     /// What nothing in /proc names.
     Unseen,
 }
 
 impl Stage {
-    pub(super) const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Own,
         Self::OwnFiles,
         Self::Near,
@@ -51,7 +49,6 @@ impl Stage {
         Self::Crowds,
         Self::Rest,
         Self::Hidden,
-        Self::Unlisted,
         Self::Unseen,
     ];
 
@@ -79,8 +76,6 @@ pub(super) struct Progress {
     pub(super) namespaces: BTreeMap<NsInum, bool>,
     /// The peer groups that were seen in them.
     pub(super) groups: PeerGroups,
-    /// Mounts of the file system that they show, by their numbers.
-    pub(super) shown: BTreeSet<u64>,
     /// Processes that may not be read, and were counted.
     pub(super) unreadable: BTreeSet<u32>,
     /// Processes that there were when it began.

@@ -291,7 +291,7 @@ impl<'p> Scan<'p> {
             }
             // What is found then is possible only.
             let is_known = self.report.is_explained() || !self.report.child_mounts.is_empty();
-            if matches!(stage, Stage::Unlisted | Stage::Unseen) && is_known {
+            if stage == Stage::Unseen && is_known {
                 continue;
             }
             if stage.is_last_resort() && self.is_explained() {
@@ -313,8 +313,7 @@ impl<'p> Scan<'p> {
             }
             let all: BTreeSet<u32>;
             let tgids = match stage {
-                Stage::Hidden | Stage::Unlisted => {
-                    self.visitor.show(self.progress.shown.iter().copied());
+                Stage::Hidden => {
                     all = near.union(&far).copied().collect();
                     &all
                 }

@@ -94,13 +94,6 @@ impl ScanTargets<'_> {
         self.mounts.iter().any(|searched| unix_sockets::device(&searched.mount.device) == Some(device))
     }
 
-    /// The numbers of the file system of the target; `None` where its files show other ones, or only a part of it is searched for.
-    pub(super) fn own_device(&self) -> Option<[u32; 2]> {
-        let target = self.mounts.first().filter(|target| !self.is_part(target))?;
-        let (major, minor) = device_numbers(&target.mount.device)?;
-        (!is_layered(&target.mount.fstype)).then_some([major, minor])
-    }
-
     /// The numbers of the file systems of the searched mounts; `None` where mappings of their files show other ones.
     pub(super) fn file_systems(&self) -> Option<Vec<(u32, u32)>> {
         let number = |searched: &SearchedMount<'_>| {

@@ -78,11 +78,6 @@ impl Scan<'_> {
             (!sockets.is_empty(), "it has a socket bound to a file; the mount is unknown"),
             (!others.is_empty(), "it uses a file or directory of this name; the mount is unknown"),
             (visit.is_sent_files, "it has a socket with files in flight; their mounts are unknown"),
-            (
-                visit.is_unlisted,
-                "it uses a mount of the same file system that no mount namespace shows; the unmount may reach that \
-                 mount",
-            ),
             (visit.is_cut, "time ran out before all its open files were read"),
             (visit.is_ending, "a thread is exiting; its open files are not visible"),
         ];

@@ -16,15 +16,8 @@ const ROUNDS: usize = 3;
 /// They are few, and have some time however late it is.
 const TIME: Duration = Duration::from_millis(50);
 /// All that is looked at of one.
-const STAGES: [Stage; 7] = [
-    Stage::Near,
-    Stage::NearFiles,
-    Stage::Crowds,
-    Stage::Rest,
-    Stage::Hidden,
-    Stage::Unlisted,
-    Stage::Unseen,
-];
+const STAGES: [Stage; 6] =
+    [Stage::Near, Stage::NearFiles, Stage::Crowds, Stage::Rest, Stage::Hidden, Stage::Unseen];
 /// Why those that came are not all known.
 const NO_TIME: &str = "not all processes that started during the scan were read";
 
@@ -123,11 +116,11 @@ mod tests {
         let table = MountTable::parse("1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - tmpfs t rw\n", "/");
         let mounts = vec![SearchedMount { ns: 1, mount: table.by_id(2).unwrap() }];
         let targets = ScanTargets { mounts, tables: BTreeMap::from([(1, &table)]) };
-        let progress = Progress { listed: [10].into(), stage: Stage::Unlisted, ..Progress::default() };
+        let progress = Progress { listed: [10].into(), stage: Stage::Hidden, ..Progress::default() };
         let mut scan = Scan::new(&proc, &request, progress, Instant::now());
         scan.look_at_newcomers(&targets);
         let named: Vec<_> = scan.report.holders.iter().map(|holder| (holder.tgid, holder.access)).collect();
         assert_eq!(named, [(20, Access::Fd)]);
-        assert_eq!(scan.progress.stage, Stage::Unlisted);
+        assert_eq!(scan.progress.stage, Stage::Hidden);
     }
 }

@@ -70,7 +70,6 @@ impl Scan<'_> {
                 let known = self.progress.sockets.get(&tgid).map(Vec::as_slice);
                 (self.visitor.hidden((tgid, process), known, (targets, is_near), &deadline), true)
             }
-            Stage::Unlisted => (self.visitor.unlisted((tgid, process), targets, &deadline), true),
             Stage::Unseen => (self.visitor.unseen((tgid, process), targets, &deadline), true),
         }
     }

@@ -13,9 +13,6 @@ use crate::own_directory;
 use crate::propagation::NamespaceMounts;
 use crate::scope::Scope;
 
-/// Mounts of one file system that are remembered.
-const SHOWN_MAX: usize = 1 << 16;
-
 impl Scan<'_> {
     /// The target's namespace, and all others that matter; whether there was time for all.
     pub(super) fn views(
@@ -26,7 +23,6 @@ impl Scan<'_> {
     ) -> (Vec<NamespaceMounts>, bool) {
         let mut memory = TableMemory::new(&own, scope);
         self.note_groups(&own.table, scope);
-        self.note_shown(&own.table, scope);
         let (mut views, mut is_whole, mut looked) = (vec![own], true, false);
         for (ns, members) in &index.namespaces {
             let known = self.progress.namespaces.get(ns).copied();
@@ -53,7 +49,6 @@ impl Scan<'_> {
             }
             let mut table = shown.table;
             self.note_groups(&table, scope);
-            self.note_shown(&table, scope);
             let mut matters = scope.matters(&table);
             if matters && !memory.take(&mut table, scope) {
                 matters = false;
@@ -82,7 +77,6 @@ impl Scan<'_> {
         let mut matter = BTreeMap::new();
         for view in &found.views {
             self.note_groups(&view.table, scope);
-            self.note_shown(&view.table, scope);
             matter.insert(view.ns, scope.matters(&view.table));
         }
         self.progress.namespaces.extend(matter.iter().map(|(ns, matters)| (*ns, *matters)));
@@ -90,15 +84,6 @@ impl Scan<'_> {
         found.views.retain(|view| matter.get(&view.ns) == Some(&true));
         self.visitor.namespaces = Kept::new(&found, index);
         found.views
-    }
-
-    /// Notes which mounts of the file system a table shows, whether or not an unmount would reach them.
-    fn note_shown(&mut self, table: &MountTable, scope: &Scope<'_>) {
-        let of_it = table.iter().filter(|mount| mount.device == scope.target.device).map(|mount| mount.id);
-        self.progress.shown.extend(of_it.take(SHOWN_MAX.saturating_sub(self.progress.shown.len())));
-        if self.progress.shown.len() == SHOWN_MAX {
-            self.report.blind_spot(None, "more mounts show its file system than a scan reads");
-        }
     }
 
     /// Notes which peer groups of the file system below the target there are.

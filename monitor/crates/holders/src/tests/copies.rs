@@ -134,43 +134,6 @@ fn a_copy_is_found_that_all_processes_of_its_namespace_have_hidden_below_another
 }
 
 #[test]
-fn who_uses_a_copy_that_is_in_no_mount_namespace_is_named_as_one_who_may_hold_it() {
-    let (_sandbox, target) = covered();
-    let above = target.parent().unwrap();
-    let child = Child::spawn(vec![Step::ChdirInTree(c_path(above), c"vol".to_owned())]);
-    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
-    let report = scan_path(&target);
-    let possible: Vec<_> = report.holders.iter().filter(|holder| holder.possible).collect();
-    let named: Vec<_> =
-        possible.iter().map(|holder| (holder.tgid, holder.access, holder.path.as_deref())).collect();
-    assert_eq!(named, [(child.tgid(), Access::Cwd, Some("/vol"))], "{report:#?}");
-    assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false), "{report:#?}");
-    drop(child);
-    let report = scan_path(&target);
-    assert!(!report.holders.iter().any(|holder| holder.possible), "{report:#?}");
-    assert_eq!(umount(&target, 0), Ok(()));
-}
-
-#[test]
-fn who_uses_another_part_of_the_file_system_that_his_namespace_shows_is_no_possible_holder() {
-    let mut sandbox = MountSandbox::new();
-    let target = sandbox.mount("vol");
-    fs::create_dir(target.join("part")).unwrap();
-    let other = sandbox.path("other");
-    fs::create_dir(&other).unwrap();
-    sandbox.bind("vol/part", "other");
-    let _user = Child::spawn(vec![
-        Step::Unshare(libc::MS_PRIVATE),
-        Step::Detach(c_path(&target)),
-        Step::Chdir(c_path(&other)),
-    ]);
-    umount(&other, 0).unwrap();
-    let report = scan_path(&target);
-    assert!(report.holders.is_empty(), "{report:#?}");
-    assert_eq!(umount(&target, 0), Ok(()));
-}
-
-#[test]
 fn a_copy_that_only_processes_in_a_chroot_could_see_is_not_taken_for_none() {
     for (propagation, complete) in [(libc::MS_SLAVE, false), (libc::MS_PRIVATE, true)] {
         let mut sandbox = MountSandbox::new();

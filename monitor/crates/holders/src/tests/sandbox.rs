@@ -126,8 +126,6 @@ pub(super) enum Step {
     Mount(CString),
     /// Mounts a tmpfs on the root directory, and makes that its root directory.
     CoverRoot,
-    /// Copies a directory with what is mounted below it to a tree of mounts that is in no namespace, and goes to a directory there.
-    ChdirInTree(CString, CString),
     /// A second thread with a current directory of its own.
     ThreadIn(CString),
     /// As many threads, of which the last one opens this in a table of descriptors of its own.
@@ -229,12 +227,6 @@ unsafe fn act(steps: &[Step], ready_out: c_int, wait: c_int) -> ! {
                     mount_own(c"/".as_ptr())
                         && libc::chdir(c"/..".as_ptr()) == 0
                         && libc::chroot(c".".as_ptr()) == 0
-                }
-                Step::ChdirInTree(above, name) => {
-                    let flags = libc::OPEN_TREE_CLONE | libc::AT_RECURSIVE.cast_unsigned();
-                    let tree = libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, above.as_ptr(), flags);
-                    let tree = c_int::try_from(tree).unwrap_or(-1);
-                    tree >= 0 && libc::fchdir(tree) == 0 && libc::chdir(name.as_ptr()) == 0
                 }
                 Step::ThreadIn(path) => start_thread(path, live_in),
                 Step::Apart(path, count) => {

@@ -117,17 +117,6 @@ impl Dir {
         Ok((found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(found.stx_mnt_id))
     }
 
-    /// Id of the mount that a magic link leads to, and `major` and `minor` of what it shows as its device; `None` before
-    /// Linux 5.8. As [`Self::mount_of`].
-    ///
-    /// # Errors
-    /// As statx(2).
-    pub fn mount_and_device(&self, name: &CStr) -> io::Result<Option<(u64, [u32; 2])>> {
-        let found = self.statx(name, 0)?;
-        let device = [found.stx_dev_major, found.stx_dev_minor];
-        Ok((found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some((found.stx_mnt_id, device)))
-    }
-
     /// The id that is never reused of the mount that a magic link leads to; `None` before Linux 6.8. No file server is asked.
     ///
     /// # Errors
