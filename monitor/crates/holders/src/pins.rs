@@ -33,7 +33,6 @@ use anonymous::Anonymous;
 pub(super) use described::{Described, describe, described};
 pub(super) use descriptors::{Extent, Owner, Rest, Tables};
 use descriptors::{FIRST_MAPPINGS, FIRST_MAPS};
-use hidden::Hiding;
 use sockets::Sockets;
 pub(super) use sockets::{bound_file, is_closed};
 pub(super) use unseen::Awaited;
@@ -94,11 +93,8 @@ pub(super) struct Visit {
     pub(super) kept: Vec<(NsInum, u32)>,
     /// It has a mount namespace open of which no more is known.
     pub(super) keeps_unknown: bool,
-    /// Its unix sockets, where all its descriptors were looked at and no other one can hide files.
-    pub(super) sockets: Option<Vec<u32>>,
     /// Its program when the look began, as far as that was read.
     pub(super) exe: Option<String>,
-    hiding: Hiding,
 }
 
 /// Whether what a link leads to is on a searched mount.
@@ -262,9 +258,6 @@ impl Visitor {
         if !self.all_descriptors(owner, (process, main), targets, (&mut left, extent), &mut visit) {
             return Some((visit, Some(left)));
         }
-        let is_all = matches!(extent, Extent::First) && !left.has_descriptors() && !visit.has(Access::Fd);
-        let hiding = std::mem::take(&mut visit.hiding);
-        visit.sockets = hiding.known().filter(|_| is_all && !visit.refused);
         if rest.maps {
             // Not again as a mapping.
             let exe = exe.ok().filter(|exe| on_mount(c"exe", exe, main, visit.ns, targets) > Some(On::Other));

@@ -94,8 +94,6 @@ pub(super) struct Progress {
     pub(super) is_kernel_done: bool,
     /// By mount namespace without a process: who keeps it.
     pub(super) keepers: BTreeMap<NsInum, Keeper>,
-    /// The unix sockets of processes that can hide files in nothing else; others are looked at as a whole for that.
-    pub(super) sockets: BTreeMap<u32, Vec<u32>>,
 }
 
 impl Progress {

@@ -355,11 +355,7 @@ impl<'p> Scan<'p> {
         let is_wanted = |tgid: &u32| near.contains(tgid) || !matches!(stage, Stage::Crowds | Stage::Rest);
         let may_be_far = !self.is_explained();
         let left = left.into_iter().filter(|tgid| may_be_far || is_wanted(tgid));
-        let is_done = |tgid: &u32| {
-            let hides_nothing = || self.progress.sockets.get(tgid).is_some_and(Vec::is_empty);
-            self.progress.done.contains(tgid) || stage == Stage::Hidden && hides_nothing()
-        };
-        let mut left: Vec<u32> = left.filter(|tgid| !is_done(tgid)).collect();
+        let mut left: Vec<u32> = left.filter(|tgid| !self.progress.done.contains(tgid)).collect();
         if let Some(listed) = &mut self.listed {
             left.retain(|tgid| listed.may_hold(stage, *tgid));
         }

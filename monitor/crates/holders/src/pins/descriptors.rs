@@ -12,7 +12,6 @@ use kevtmon_sources::procfs::dir::{Dir, NumberName, is_gone, mnt_id};
 use kevtmon_sources::procfs::kcmp;
 use serde::{Deserialize, Serialize};
 
-use super::hidden::RING;
 use super::{On, Pin, Visit, Visitor, sockets};
 use crate::Deadline;
 use crate::mntns_index::{MAX_THREADS, task_dir, threads};
@@ -64,7 +63,7 @@ impl Rest {
     }
 
     pub fn is_any(&self) -> bool {
-        self.has_descriptors() || self.maps
+        self.fd.is_some() || !self.threads.is_empty() || self.maps
     }
 
     /// Whether there are descriptors of the table that the process has.
@@ -74,10 +73,6 @@ impl Rest {
 
     pub fn leave_own_table(&mut self) {
         self.fd = None;
-    }
-
-    pub(super) fn has_descriptors(&self) -> bool {
-        self.fd.is_some() || !self.threads.is_empty()
     }
 }
 
@@ -188,11 +183,8 @@ impl Visitor {
         match extent {
             Extent::First => {
                 let mut tables = self.tables(owner.tid);
-                let tids = threads(owner.tgid, process, &mut self.buffer);
-                if tids.len() > MAX_THREADS {
-                    visit.hiding.is_more = true;
-                }
-                for tid in tids.into_iter().take(MAX_THREADS).filter(|tid| *tid != owner.tid) {
+                let tids = threads(owner.tgid, process, &mut self.buffer).into_iter();
+                for tid in tids.take(MAX_THREADS).filter(|tid| *tid != owner.tid) {
                     self.own_table(process, Owner { tid, ..owner }, targets, (&mut tables, left), visit);
                 }
             }
@@ -293,7 +285,6 @@ impl Visitor {
         let path = match files.list.link(name.as_c_str(), &mut self.buffer) {
             Ok(path) if files.targets.selects(&path) => Some(path.into_owned()),
             Ok(path) => {
-                visit.hiding.is_more |= path == RING;
                 if let Some(inode) = sockets::inode(&path) {
                     self.socket(files, (fd, inode), visit);
                 } else if let Some(kept) = self.namespaces.of(&path) {

@@ -2,8 +2,7 @@
 //! in a socket (`SCM_RIGHTS`).
 //!
 //! Of rings the kernel tells only the names, of files in a socket only how many (since 5.10): who has such is a possible holder.
-//! Both are looked at after all lists: whoever has sent a file and closed it before his list was read is not missed then. Where
-//! a list showed all that can hide files, it is not read again.
+//! Both are looked at after all lists: whoever has sent a file and closed it before his list was read is not missed then.
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -15,14 +14,14 @@ use kevtmon_sources::procfs::dir::{Dir, NumberName};
 use kevtmon_sources::procfs::mountinfo::unescape;
 use kevtmon_types::kernel_release::KernelRelease;
 
-use super::descriptors::{FDS_PER_LOOK, Owner};
+use super::descriptors::FDS_PER_LOOK;
 use super::{Pin, Visit, Visitor};
 use crate::Deadline;
 use crate::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use crate::searched::ScanTargets;
 
 /// What `/proc/PID/fd` shows of a ring.
-pub(super) const RING: &str = "anon_inode:[io_uring]";
+const RING: &str = "anon_inode:[io_uring]";
 /// The line of a ring's fdinfo before those of its files (`io_uring_show_fdinfo`, io_uring/fdinfo.c).
 const REGISTERED: &str = "UserFiles:";
 /// A place of its table that is free.
@@ -39,50 +38,22 @@ const RING_LOOKS: u32 = 8;
 const OWN_LOOKS: u32 = 5;
 const OWN_PAUSE: Duration = Duration::from_millis(2);
 
-/// Unix sockets of one process that are remembered; one with more is listed again.
-const MAX_SOCKETS: usize = 64;
-
-/// What of the descriptors of a process can hide files.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Hiding {
-    /// The unix sockets in the table that the directory of the process shows.
-    sockets: Vec<u32>,
-    /// Whether there is more.
-    pub(super) is_more: bool,
-}
-
-impl Hiding {
-    pub(super) fn add_socket(&mut self, owner: Owner, fd: u32) {
-        if owner.apart().is_some() || self.sockets.len() == MAX_SOCKETS {
-            self.is_more = true;
-        } else {
-            self.sockets.push(fd);
-        }
-    }
-
-    /// The sockets, if they are all that there is.
-    pub(super) fn known(self) -> Option<Vec<u32>> {
-        (!self.is_more).then_some(self.sockets)
-    }
-}
-
 impl Visitor {
-    /// Looks at all that in a process whose other files were looked at. `known`: its sockets, if it can hide nothing else. Of
-    /// rings of one that is not near, what has no name is not taken for a file of the mount.
+    /// Looks at all that in a process whose other files were looked at. Of rings of one that is not near, what has no name is not
+    /// taken for a file of the mount.
     pub fn hidden(
         &mut self,
         (tgid, process): (u32, &Dir),
-        known: Option<&[u32]>,
         targets: (&ScanTargets<'_>, bool),
         deadline: &Deadline,
     ) -> Option<Visit> {
-        let mut visit = self.hidden_now((tgid, process), known, targets, deadline)?;
+        let mut visit = self.hidden_now((tgid, process), targets, deadline)?;
         // What readers open for a daemon is on its way to it for a moment; what others send it stays.
         let mut looks = OWN_LOOKS;
         while visit.is_sent_files && looks > 0 && !deadline.is_over() && self.is_own_program(process) {
             // Nothing announces that a reader's descriptor has arrived.
             park_timeout(OWN_PAUSE);
-            visit = self.hidden_now((tgid, process), known, targets, deadline)?;
+            visit = self.hidden_now((tgid, process), targets, deadline)?;
             looks -= 1;
         }
         Some(visit)
@@ -91,18 +62,13 @@ impl Visitor {
     fn hidden_now(
         &mut self,
         (tgid, process): (u32, &Dir),
-        known: Option<&[u32]>,
         targets: (&ScanTargets<'_>, bool),
         deadline: &Deadline,
     ) -> Option<Visit> {
         let mut visit = Visit::default();
-        match known {
-            Some([]) => {}
-            Some(sockets) => self.find_in_sockets(process, sockets, &mut visit),
-            None => self.each_table((tgid, process), deadline, &mut visit, |visitor, task, visit| {
-                visitor.find_all(task, targets, deadline, visit);
-            })?,
-        }
+        self.each_table((tgid, process), deadline, &mut visit, |visitor, task, visit| {
+            visitor.find_all(task, targets, deadline, visit);
+        })?;
         if !visit.pins.is_empty() {
             visit.ns = visit.read(namespace(process, &mut self.buffer)).flatten().unwrap_or_default();
         }
@@ -133,17 +99,6 @@ impl Visitor {
             }
         }
         Some(())
-    }
-
-    /// Finds out whether files wait in one of these sockets.
-    fn find_in_sockets(&mut self, task: &Dir, sockets: &[u32], visit: &mut Visit) {
-        let Some(infos) = visit.read(task.at(c"fdinfo")) else { return };
-        for fd in sockets {
-            self.find_sent_files(&infos, *fd, visit);
-            if visit.is_sent_files {
-                return;
-            }
-        }
     }
 
     fn find_sent_files(&mut self, infos: &Dir, fd: u32, visit: &mut Visit) {
@@ -291,35 +246,11 @@ mod tests {
             let ample = Deadline { used: Duration::MAX, latest: Instant::now() + Duration::from_secs(60) };
             for (deadline, has_more) in [(over, true), (ample, false)] {
                 let process = (std::process::id(), &process);
-                let visit = Visitor::default().hidden(process, None, (&none, true), &deadline).unwrap();
+                let visit = Visitor::default().hidden(process, (&none, true), &deadline).unwrap();
                 assert_eq!((visit.has_more_sockets, visit.is_sent_files), (has_more, false));
             }
             drop(copies);
         });
-    }
-
-    #[test]
-    fn of_known_sockets_only_those_are_looked_at() {
-        use std::io::IoSlice;
-        use std::os::fd::AsRawFd as _;
-
-        use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
-
-        let (from, to) = std::os::unix::net::UnixDatagram::pair().unwrap();
-        let rights = [from.as_raw_fd()];
-        let rights = [ControlMessage::ScmRights(&rights)];
-        sendmsg::<()>(from.as_raw_fd(), &[IoSlice::new(b"f")], &rights, MsgFlags::empty(), None).unwrap();
-        let process = kevtmon_sources::procfs::Proc::default().dir(std::process::id()).unwrap();
-        let ample = Deadline { used: Duration::MAX, latest: Instant::now() + Duration::from_secs(60) };
-        let none = ScanTargets { mounts: Vec::new(), tables: BTreeMap::new() };
-        let [from, to] = [from.as_raw_fd(), to.as_raw_fd()].map(|fd| u32::try_from(fd).unwrap());
-        for (known, is_sent_files) in
-            [(None, true), (Some(&[from, to][..]), true), (Some(&[from]), false), (Some(&[]), false)]
-        {
-            let process = (std::process::id(), &process);
-            let visit = Visitor::default().hidden(process, known, (&none, true), &ample).unwrap();
-            assert_eq!(visit.is_sent_files, is_sent_files, "{known:?}");
-        }
     }
 
     #[test]

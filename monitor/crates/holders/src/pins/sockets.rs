@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use kevtmon_observation::{Access, MeantMount};
-use kevtmon_sources::procfs::dir::{Dir, NumberName, is_gone};
+use kevtmon_sources::procfs::dir::{Dir, NumberName};
 use kevtmon_sources::procfs::pidfd::PidFd;
 use kevtmon_sources::procfs::readers::reading_none;
 use kevtmon_sources::unix_sockets::{self, Binding, BoundFile};
@@ -68,11 +68,7 @@ impl Visitor {
             self.list_sockets(files.task);
         }
         let is_listed = self.sockets.bindings.contains_key(&inode);
-        let is_unix = if is_listed { Some(true) } else { self.is_unix(files, fd) };
-        if is_unix != Some(false) {
-            visit.hiding.add_socket(files.owner, fd);
-        }
-        if is_unix != Some(true) || visit.has(Access::Socket) {
+        if visit.has(Access::Socket) || !is_listed && !self.is_unix(files, fd) {
             return;
         }
         // Whether it may be bound to such a file, where it cannot be asked.
@@ -100,16 +96,11 @@ impl Visitor {
         }
     }
 
-    /// Whether it is a unix socket; `None` where it does not tell.
-    fn is_unix(&mut self, files: &Files<'_>, fd: u32) -> Option<bool> {
+    /// Whether it is a unix socket, as far as it tells.
+    fn is_unix(&mut self, files: &Files<'_>, fd: u32) -> bool {
         let own = self.own.clone().unwrap_or_else(|| PathBuf::from("/proc/self"));
         let protocol = files.list.socket_protocol(&own, &NumberName::new(fd), &mut self.buffer);
-        match protocol {
-            Ok(protocol) => Some(protocol.starts_with("UNIX")),
-            // Closed, or another file has its number.
-            Err(error) if is_gone(&error) || error.raw_os_error() == Some(libc::ENOTSUP) => Some(false),
-            Err(_) => None,
-        }
+        protocol.is_ok_and(|protocol| protocol.starts_with("UNIX"))
     }
 
     /// Lists the sockets in the network namespace of a thread, once.

@@ -51,10 +51,8 @@ impl Scan<'_> {
             Stage::Own | Stage::Near | Stage::Far => (self.visitor.links(tgid, process, targets), true),
             Stage::OwnFiles | Stage::NearFiles | Stage::FarFiles => {
                 let found = self.visitor.files(tgid, process, targets, (Rest::ALL, Extent::First));
-                let (mut visit, rest) = found.map_or((None, None), |(visit, rest)| (Some(visit), rest));
+                let (visit, rest) = found.map_or((None, None), |(visit, rest)| (Some(visit), rest));
                 self.progress.rest.extend(rest.map(|rest| (tgid, rest)));
-                let sockets = visit.as_mut().and_then(|visit| visit.sockets.take());
-                self.progress.sockets.extend(sockets.map(|sockets| (tgid, sockets)));
                 (visit, true)
             }
             Stage::Crowds => {
@@ -66,10 +64,7 @@ impl Scan<'_> {
                 (Some(visit), at.is_none())
             }
             Stage::Rest => self.rest(tgid, process, targets),
-            Stage::Hidden => {
-                let known = self.progress.sockets.get(&tgid).map(Vec::as_slice);
-                (self.visitor.hidden((tgid, process), known, (targets, is_near), &deadline), true)
-            }
+            Stage::Hidden => (self.visitor.hidden((tgid, process), (targets, is_near), &deadline), true),
             Stage::Unseen => (self.visitor.unseen((tgid, process), targets, &deadline), true),
         }
     }

@@ -83,22 +83,3 @@ fn who_still_holds_a_mount_by_a_socket_is_seen() {
     drop(child);
     assert_eq!(still(&report, &report.holders).holders, []);
 }
-
-#[test]
-fn the_sockets_of_a_process_are_known_where_one_list_shows_all_that_can_hide_files() {
-    let mut sandbox = MountSandbox::new();
-    let (target, other) = (sandbox.mount("vol"), sandbox.mount("other"));
-    let bind = |name| Step::Bind(c_path(&other.join(name)));
-    let plain = Child::spawn(vec![bind("a")]);
-    let sockets = visit(true, &target, &plain).0.sockets.unwrap();
-    let link = |fd: &u32| fs::read_link(format!("/proc/{}/fd/{fd}", plain.tgid())).unwrap();
-    assert!(!sockets.is_empty());
-    assert!(sockets.iter().all(|fd| link(fd).to_str().unwrap().starts_with("socket:[")), "{sockets:?}");
-    // Behind what holds the mount nothing is looked at, and the table of a thread is no table of the process.
-    let holds = Step::OpenAt(c_path(&target), 3);
-    let apart = Step::Apart(c_path(&other), 2);
-    for steps in [vec![holds, bind("b")], vec![bind("c"), apart]] {
-        let child = Child::spawn(steps);
-        assert_eq!(visit(true, &target, &child).0.sockets, None);
-    }
-}
