@@ -146,11 +146,6 @@ impl Visit {
         }
     }
 
-    /// Whether all was read, and nothing found that may be on a searched mount.
-    pub(super) fn has_nothing(&self) -> bool {
-        self.pins.is_empty() && self.doubts.is_empty() && !self.refused
-    }
-
     /// Records that something could not be read, unless it does not exist.
     fn read<T>(&mut self, result: io::Result<T>) -> Option<T> {
         self.refused |= result.as_ref().is_err_and(|error| !is_gone(error));
@@ -265,12 +260,6 @@ impl Visitor {
             left.maps = !self.mappings(main, (exe.as_deref(), most), targets, &mut visit);
         }
         Some((visit, Some(left).filter(Rest::is_any)))
-    }
-
-    /// The thread that has the files of a process, where its id is one for the kernel.
-    pub(super) fn main_thread(&mut self, tgid: u32, process: &Dir) -> Option<u32> {
-        self.own.as_ref()?;
-        self.main(tgid, process).map(|main| main.tid)
     }
 
     fn main(&mut self, tgid: u32, process: &Dir) -> Option<Main> {

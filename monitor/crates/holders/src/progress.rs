@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use super::orphans::Keeper;
 use super::pins::Rest;
 use super::propagation::PeerGroups;
-use super::scan::LookedAt;
 
 /// What is looked at, in this order. What is quick is looked at of every process before what there may be very much of:
 /// nobody hides behind the descriptors of others.
@@ -87,9 +86,6 @@ pub(super) struct Progress {
     pub(super) crowds: BTreeMap<u32, u32>,
     /// What was left of the files of processes.
     pub(super) rest: BTreeMap<u32, Rest>,
-    /// Tables of very many descriptors in which nothing was found.
-    #[serde(default)]
-    pub(super) tables: LookedAt,
     /// Whether what the kernel holds was looked at.
     pub(super) is_kernel_done: bool,
     /// By mount namespace without a process: who keeps it.

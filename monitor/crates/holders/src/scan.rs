@@ -38,14 +38,12 @@ const NOTE_EVERY: Duration = Duration::from_millis(100);
 mod doubts;
 mod newcomers;
 mod process;
-mod shared;
 mod table_memory;
 mod verdict;
 mod views;
 mod wanted;
 mod without_process;
 
-pub(super) use shared::LookedAt;
 use wanted::{NEAR_ALONE, wants_all};
 
 /// What a part of a scan found, and how to go on if it is not done.
@@ -80,8 +78,6 @@ pub(super) struct Scan<'p> {
     /// What the kernel lists itself.
     listed: Option<Listed>,
     own: Option<u32>,
-    /// A process, and its thread whose table of descriptors was looked at to its end.
-    table: Option<(u32, u32)>,
     /// Whether somebody wants to know who holds it though no unmount was refused.
     on_demand: bool,
     /// Whether all holders are looked for, rather than the reason why it is busy.
@@ -125,7 +121,6 @@ impl<'p> Scan<'p> {
             visitor: Visitor::new(own_directory(proc)),
             listed: None,
             own,
-            table: None,
             on_demand: request.on_demand,
             wants_all: wants_all(request, progress.stage, &report),
             most_listed: request.most_listed(),

@@ -65,15 +65,6 @@ impl Rest {
     pub fn is_any(&self) -> bool {
         self.fd.is_some() || !self.threads.is_empty() || self.maps
     }
-
-    /// Whether there are descriptors of the table that the process has.
-    pub fn has_own_table(&self) -> bool {
-        self.fd.is_some()
-    }
-
-    pub fn leave_own_table(&mut self) {
-        self.fd = None;
-    }
 }
 
 /// How much of one process is looked at.

@@ -25,9 +25,7 @@ impl Scan<'_> {
         let begun = (self.progress.rest.get(&tgid).cloned(), self.progress.crowds.get(&tgid).copied());
         for _ in 0..LOOKS_AT_ONE {
             let (visit, is_done) = self.visit(tgid, process, targets, is_near);
-            let table = self.table.take();
             if visit.is_none_or(|visit| self.take(tgid, process, visit, is_near)) {
-                table.into_iter().for_each(|table| self.progress.tables.add(self.proc, table));
                 return is_done;
             }
             // What the other program has is looked at from the beginning.
@@ -71,19 +69,10 @@ impl Scan<'_> {
 
     /// Looks at what was left of the files of a process.
     fn rest(&mut self, tgid: u32, process: &Dir, targets: &ScanTargets<'_>) -> (Option<Visit>, bool) {
-        let Some(mut rest) = self.progress.rest.get(&tgid).cloned() else { return (None, true) };
-        let tid = self.visitor.main_thread(tgid, process).filter(|_| rest.has_own_table());
-        if tid.is_some_and(|tid| self.progress.tables.has(self.proc, tid)) {
-            rest.leave_own_table();
-        }
-        let tid = tid.filter(|_| rest.has_own_table());
+        let Some(rest) = self.progress.rest.get(&tgid).cloned() else { return (None, true) };
         let deadline = self.deadline;
         let found = self.visitor.files(tgid, process, targets, (rest, Extent::Until(&deadline)));
         let (visit, left) = found.map_or((None, None), |(visit, left)| (Some(visit), left));
-        let is_at_end = left.as_ref().is_none_or(|left| !left.has_own_table());
-        let has_nothing = visit.as_ref().is_some_and(Visit::has_nothing)
-            && !self.report.holders.iter().any(|holder| holder.tgid == tgid);
-        self.table = tid.filter(|_| is_at_end && has_nothing).map(|tid| (tgid, tid));
         let is_done = left.is_none();
         self.progress.rest.extend(left.map(|left| (tgid, left)));
         (visit, is_done)
