@@ -12,9 +12,6 @@ use super::Pin;
 use crate::file_server;
 use crate::mntns_index::survivor;
 
-/// How often a process is read that starts one program after the other.
-const ATTEMPTS: usize = 3;
-
 /// A process with what it pins.
 #[derive(Debug, Default)]
 pub struct Described {
@@ -23,7 +20,7 @@ pub struct Described {
     pub is_replaced: bool,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 struct Program {
     comm: String,
     exe: Option<String>,
@@ -64,23 +61,14 @@ pub fn described(
         let program = Program::of(task, &stat, &mut links, &mut text);
         Some((stat, program))
     };
-    let Some((_, mut before)) = read() else { return Described::default() };
-    let mut attempts = 0;
-    let (stat, program, cgroup, uid, served) = loop {
-        let (cgroup, uid, served) =
-            (proc.cgroup(tgid), proc.uid(tgid), file_server::served(proc, (tgid, process)));
-        let Some((stat, mut program)) = read() else { return Described::default() };
-        attempts += 1;
-        let is_same = program == before;
-        if is_same || attempts == ATTEMPTS {
-            // Others change the arguments that they show. Who starts other programs all the time is called by none.
-            if program.exe != before.exe {
-                (program.exe, program.cmdline) = (None, None);
-            }
-            break (stat, program, cgroup, uid, served);
-        }
-        before = program;
-    };
+    let Some((_, before)) = read() else { return Described::default() };
+    let (cgroup, uid, served) =
+        (proc.cgroup(tgid), proc.uid(tgid), file_server::served(proc, (tgid, process)));
+    let Some((stat, mut program)) = read() else { return Described::default() };
+    // Who starts another program meanwhile is called by none.
+    if (&program.comm, &program.exe) != (&before.comm, &before.exe) {
+        (program.exe, program.cmdline) = (None, None);
+    }
     let init = proc.is_init(tgid);
     // The description was read by id: it is this process' only if that was there until now.
     if is_reader(stat.ppid, program.exe.as_deref()) || !process.is_there(&mut Vec::new()) {

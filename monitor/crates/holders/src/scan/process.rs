@@ -1,5 +1,5 @@
-//! How a scan looks at one process. That can start another program meanwhile: what it had open before is not what that has, and
-//! nobody is to be named for what another program did.
+//! How a scan looks at one process. That can start another program meanwhile, which need not have what the one before had: it is a
+//! possible holder.
 
 use kevtmon_observation::Holder;
 use kevtmon_sources::procfs::dir::Dir;
@@ -10,9 +10,6 @@ use crate::pins::{Described, Extent, Pin, Rest, Visit, described};
 use crate::progress::Stage;
 use crate::searched::ScanTargets;
 
-/// How often a process is looked at that starts one program after the other meanwhile.
-const LOOKS_AT_ONE: usize = 3;
-
 impl Scan<'_> {
     /// Does what the stage has to do with one process; false when there was no time for all of it.
     pub(super) fn look(
@@ -22,18 +19,11 @@ impl Scan<'_> {
         targets: &ScanTargets<'_>,
         is_near: bool,
     ) -> bool {
-        let begun = (self.progress.rest.get(&tgid).cloned(), self.progress.crowds.get(&tgid).copied());
-        for _ in 0..LOOKS_AT_ONE {
-            let (visit, is_done) = self.visit(tgid, process, targets, is_near);
-            if visit.is_none_or(|visit| self.take(tgid, process, visit, is_near)) {
-                return is_done;
-            }
-            // What the other program has is looked at from the beginning.
-            self.progress.rest.extend(begun.0.clone().map(|rest| (tgid, rest)));
-            self.progress.crowds.extend(begun.1.map(|after| (tgid, after)));
+        let (visit, is_done) = self.visit(tgid, process, targets, is_near);
+        if let Some(visit) = visit {
+            self.take(tgid, process, visit, is_near);
         }
-        self.blind_to(tgid, "it executed one program after the other during the scan");
-        true
+        is_done
     }
 
     /// What the stage finds in one process, and whether it is done with it.
@@ -78,8 +68,8 @@ impl Scan<'_> {
         (visit, is_done)
     }
 
-    /// Adds what was found in a process; false if that has another program by now.
-    pub(super) fn take(&mut self, tgid: u32, process: &Dir, visit: Visit, near: bool) -> bool {
+    /// Adds what was found in a process.
+    fn take(&mut self, tgid: u32, process: &Dir, visit: Visit, near: bool) {
         let is_known = |pin: &Pin| {
             let mut same = self
                 .report
@@ -89,10 +79,11 @@ impl Scan<'_> {
             same.any(|holder| pin.possible || !holder.possible)
         };
         let new = visit.pins.iter().filter(|pin| !is_known(pin)).cloned().collect();
-        let Described { holders, is_replaced } =
+        let Described { mut holders, is_replaced } =
             described(self.proc, (tgid, process), visit.ns, new, visit.exe.as_deref());
         if is_replaced {
-            return false;
+            holders.iter_mut().for_each(|holder| holder.possible = true);
+            self.blind_to(tgid, "it executed another program during the scan");
         }
         self.doubt(tgid, process, &visit, near);
         for (ns, fd) in visit.kept {
@@ -111,7 +102,6 @@ impl Scan<'_> {
                 self.report.holders_omitted += 1;
             }
         }
-        true
     }
 }
 
@@ -129,7 +119,7 @@ mod tests {
     use crate::progress::Progress;
 
     #[test]
-    fn what_was_found_of_a_program_is_not_said_of_the_one_that_came_after_it() {
+    fn what_was_found_of_a_program_the_one_that_came_after_it_possibly_holds() {
         let root = tempfile::tempdir().unwrap();
         let process = root.path().join("10");
         fs::create_dir(&process).unwrap();
@@ -141,14 +131,15 @@ mod tests {
         }))
         .unwrap();
         let dir = proc.dir(10).unwrap();
-        for (exe, is_taken) in [("/bin/before", false), ("/bin/now", true)] {
+        for (exe, possible) in [("/bin/before", true), ("/bin/now", false)] {
             let mut scan = Scan::new(&proc, &request, Progress::default(), Instant::now());
             let pins = vec![Pin::of(Access::Fd, "/v/f".to_owned())];
             let mut visit = Visit::default();
             (visit.pins, visit.exe) = (pins, Some(exe.to_owned()));
-            assert_eq!(scan.take(10, &dir, visit, true), is_taken);
-            let named: Vec<_> = scan.report.holders.iter().map(|holder| holder.comm.as_str()).collect();
-            assert_eq!(named, if is_taken { vec!["now"] } else { vec![] });
+            scan.take(10, &dir, visit, true);
+            let named: Vec<_> =
+                scan.report.holders.iter().map(|holder| (holder.comm.as_str(), holder.possible)).collect();
+            assert_eq!((named, scan.report.complete), (vec![("now", possible)], !possible));
         }
     }
 }
