@@ -55,17 +55,25 @@ pub type Barrier = tokio::sync::oneshot::Sender<()>;
 
 /// Runs a task until the receiver of observations is gone: it need not look for that, nor whether it is heard.
 pub fn spawn_until_closed(tx: Sender, task: impl Future<Output = ()> + Send + 'static) {
-    tokio::spawn(async move {
-        tokio::select! {
-            () = task => {}
-            () = tx.closed() => {}
-        }
-    });
+    tokio::spawn(async move { until_closed(&tx, task).await });
+}
+
+/// The same, of a task that is not started by itself.
+pub async fn until_closed(tx: &Sender, task: impl Future<Output = ()>) {
+    tokio::select! {
+        () = task => {}
+        () = tx.closed() => {}
+    }
 }
 
 /// Observes a fact now, unless the receiver is gone, as it is when the daemon ends.
 pub async fn tell(tx: &Sender, fact: Fact) {
-    let _ = tx.send(observed_now(fact)).await;
+    send(tx, observed_now(fact)).await;
+}
+
+/// Delivers an observation, unless the receiver is gone.
+pub async fn send(tx: &Sender, observation: Observation) {
+    let _ = tx.send(observation).await;
 }
 
 /// An observation of the daemon itself, with the current time.

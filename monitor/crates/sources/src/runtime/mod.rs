@@ -15,9 +15,9 @@ pub(super) use state_files::ReadStateFiles;
 pub(super) use still_runs::StillRuns;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Sender;
 use super::procfs::Proc;
 use super::procfs::readers::Readers;
+use super::{Sender, until_closed};
 use crate::beat::at_beat;
 use crate::kubelet::PodLabels;
 
@@ -116,20 +116,21 @@ impl RuntimeSocket {
     /// Watches it from when it appears for the first time, or a container runs that its runtime keeps on disk: until then
     /// it is no source.
     pub async fn watch_once_there(self, options: Options, readers: Readers, tx: Sender) {
+        until_closed(&tx, self.until_there(&options, &readers)).await;
+        self.watch(options, readers, tx).await;
+    }
+
+    async fn until_there(&self, options: &Options, readers: &Readers) {
         let mut looked: Option<Instant> = None;
         while !readers.proc().on_host(&self.path).exists() {
             if looked.is_none_or(|looked| looked.elapsed() >= options.reconcile) {
                 looked = Some(Instant::now());
-                if self.is_at_work(&readers).await {
+                if self.is_at_work(readers).await {
                     break;
                 }
             }
-            tokio::select! {
-                () = tx.closed() => return,
-                () = sleep_until(at_beat(options.absent)) => {}
-            }
+            sleep_until(at_beat(options.absent)).await;
         }
-        self.watch(options, readers, tx).await;
     }
 
     /// Whether a container runs of the runtime that has its socket there. What a runtime that was removed from the node has

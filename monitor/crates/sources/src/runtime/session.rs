@@ -25,23 +25,12 @@ use super::process::{Group, Identity, Said, identify};
 use super::refresh::{InspectReply, Refresh};
 use super::source::Options;
 use super::state_files::StateFiles;
-use crate::Sender;
 use crate::beat::at_beat;
 use crate::procfs::readers::Readers;
+use crate::{Sender, send};
 
 /// Containers without a process that are inspected after one of the later lists, until all were.
 const LATER_MAX: usize = 64;
-
-pub(super) enum End {
-    Closed,
-    Failed(RuntimeError),
-}
-
-impl From<RuntimeError> for End {
-    fn from(error: RuntimeError) -> Self {
-        Self::Failed(error)
-    }
-}
 
 type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -92,7 +81,7 @@ pub(super) struct Served {
     pub(super) files: Option<StateFiles>,
 }
 
-/// Runs one connection until the runtime fails or the receiver is gone. `gap`: why the previous connection ended, if there
+/// Runs one connection until the runtime fails, and returns how. `gap`: why the previous connection ended, if there
 /// was one.
 pub(super) async fn run<C: RuntimeClient>(
     socket: &Path,
@@ -102,10 +91,10 @@ pub(super) async fn run<C: RuntimeClient>(
     tx: &Sender,
     gap: Option<&'static str>,
     served: &mut Served,
-) -> End {
+) -> RuntimeError {
     let client = match bounded(options.timeout, C::connect(socket, options)).await {
         Ok(client) => client,
-        Err(error) => return error.into(),
+        Err(error) => return error,
     };
     containers.set_runtime(client.runtime());
     served.files = client.state_files().or(served.files.take());
@@ -128,42 +117,39 @@ pub(super) async fn run<C: RuntimeClient>(
         live: false,
         due: None,
     };
-    if refused > 0
-        && let Err(end) = session.malformed(refused).await
-    {
-        return end;
+    if refused > 0 {
+        session.malformed(refused).await;
     }
-    let Err(end) = session.follow(&mut served.up).await;
-    end
+    let Err(error) = session.follow(&mut served.up).await;
+    error
 }
 
 impl<C: RuntimeClient> Session<'_, C> {
-    async fn follow(&mut self, up: &mut bool) -> Result<std::convert::Infallible, End> {
+    async fn follow(&mut self, up: &mut bool) -> Result<std::convert::Infallible, RuntimeError> {
         self.list();
         loop {
             while let Some(id) = self.refresh.launch() {
                 self.inspects.push(inspect(self.client.clone(), id, self.options.timeout));
             }
             if !self.live && self.listing.is_none() && self.refresh.is_idle() {
-                self.go_live(up).await?;
+                self.go_live(up).await;
             }
             tokio::select! {
-                () = self.tx.closed() => return Err(End::Closed),
                 change = next(&mut self.events) => match change {
-                    None => return Err(RuntimeError::EventsEnded.into()),
-                    Some(Err(error @ RuntimeError::NoEvents { .. })) => self.without_events(error).await?,
-                    Some(Err(RuntimeError::UnidentifiedEvent { .. })) => self.malformed(1).await?,
-                    Some(Err(error)) => return Err(error.into()),
-                    Some(Ok(change)) => self.changed(change).await?,
+                    None => return Err(RuntimeError::EventsEnded),
+                    Some(Err(error @ RuntimeError::NoEvents { .. })) => self.without_events(error).await,
+                    Some(Err(RuntimeError::UnidentifiedEvent { .. })) => self.malformed(1).await,
+                    Some(Err(error)) => return Err(error),
+                    Some(Ok(change)) => self.changed(change).await,
                 },
                 Some(inspected) = self.inspects.next(), if !self.inspects.is_empty() => {
-                    self.inspected(inspected).await?;
+                    self.inspected(inspected).await;
                 }
                 id = wanted(&mut self.wanted) => self.look_at(&id),
                 answer = answered(&mut self.listing) => self.listed(answer).await?,
                 () = reached(self.due) => {
                     self.due = None;
-                    if self.live { self.list() } else { self.go_live(up).await? }
+                    if self.live { self.list() } else { self.go_live(up).await }
                 }
             }
         }
@@ -176,13 +162,12 @@ impl<C: RuntimeClient> Session<'_, C> {
     }
 
     /// Lists from now on, at the interval for runtimes without events.
-    async fn without_events(&mut self, error: RuntimeError) -> Result<(), End> {
+    async fn without_events(&mut self, error: RuntimeError) {
         self.events = Err(error);
         if self.live {
             self.due = Some(at_beat(self.interval()));
-            return self.send(None, Fact::Source(self.status())).await;
+            self.send(None, Fact::Source(self.status())).await;
         }
-        Ok(())
     }
 
     fn interval(&self) -> Duration {
@@ -200,25 +185,24 @@ impl<C: RuntimeClient> Session<'_, C> {
     }
 
     /// Sends the first snapshot. Containers that could not be inspected in time are in it without a pid.
-    async fn go_live(&mut self, up: &mut bool) -> Result<(), End> {
+    async fn go_live(&mut self, up: &mut bool) {
         if !self.directories.is_empty() {
             let source = self.containers.source().to_owned();
             let directories = std::mem::take(&mut self.directories);
-            self.send(None, Fact::RuntimeDirectories { source, directories }).await?;
+            self.send(None, Fact::RuntimeDirectories { source, directories }).await;
         }
-        self.snapshot().await?;
+        self.snapshot().await;
         if let Some(gap) = self.gap {
             let source = self.containers.source().to_owned();
-            self.send(None, Fact::Resync { source, reason: gap.to_owned() }).await?;
+            self.send(None, Fact::Resync { source, reason: gap.to_owned() }).await;
         }
-        self.send(None, Fact::Source(self.status())).await?;
+        self.send(None, Fact::Source(self.status())).await;
         (self.live, *up) = (true, true);
         let interval = if C::LOOKS_BACK { self.interval() } else { self.interval().min(self.options.poll) };
         self.due = Some(at_beat(interval));
-        Ok(())
     }
 
-    async fn snapshot(&mut self) -> Result<(), End> {
+    async fn snapshot(&mut self) {
         let containers = self.containers.take_all();
         let fact = Fact::RuntimeSnapshot {
             runtime: self.client.runtime().to_owned(),
@@ -226,15 +210,15 @@ impl<C: RuntimeClient> Session<'_, C> {
             read: Some(self.read),
             containers,
         };
-        self.send(None, fact).await
+        self.send(None, fact).await;
     }
 
-    async fn listed(&mut self, answer: Result<Listed, RuntimeError>) -> Result<(), End> {
+    async fn listed(&mut self, answer: Result<Listed, RuntimeError>) -> Result<(), RuntimeError> {
         let Some(Listing { read, changed, .. }) = self.listing.take() else { return Ok(()) };
         self.read = read;
         let Listed { containers: mut listed, malformed } = answer?;
         if malformed > 0 {
-            self.malformed(malformed).await?;
+            self.malformed(malformed).await;
         }
         let tgids = self.containers.processes();
         let claimants = self.containers.claimants(&mut listed);
@@ -250,20 +234,21 @@ impl<C: RuntimeClient> Session<'_, C> {
         }
         if self.live {
             self.due = Some(at_beat(self.interval()));
-            return self.snapshot().await;
+            self.snapshot().await;
+        } else {
+            self.due = Some(Instant::now() + self.options.timeout);
         }
-        self.due = Some(Instant::now() + self.options.timeout);
         Ok(())
     }
 
-    async fn changed(&mut self, mut change: Change) -> Result<(), End> {
+    async fn changed(&mut self, mut change: Change) {
         if !self.containers.knows(&change.id) {
             identify(self.readers, Vec::new(), None, self.containers.claimants(&mut change.facts)).await;
         }
         let (id, at) = (change.id.clone(), boot_time(change.wall));
         if change.kind == ChangeKind::OutOfMemory {
             self.containers.out_of_memory(&id);
-            return Ok(());
+            return;
         }
         if let Some(listing) = &mut self.listing
             && !matches!(change.kind, ChangeKind::Network | ChangeKind::Disconnected)
@@ -274,7 +259,7 @@ impl<C: RuntimeClient> Session<'_, C> {
             ChangeKind::Created => self.containers.created(change),
             ChangeKind::Died => {
                 self.refresh.outdate(&id);
-                self.unconfirmed(&id).await?;
+                self.unconfirmed(&id).await;
                 self.containers.died(change)
             }
             ChangeKind::Removed => {
@@ -284,7 +269,7 @@ impl<C: RuntimeClient> Session<'_, C> {
             // Its start has failed, and an inspect has the reason.
             ChangeKind::Disconnected if self.containers.is_created(&id) => None,
             // A container that starts is connected first; its start brings the inspect.
-            ChangeKind::Network | ChangeKind::Disconnected if !self.containers.runs(&id) => return Ok(()),
+            ChangeKind::Network | ChangeKind::Disconnected if !self.containers.runs(&id) => return,
             ChangeKind::Network | ChangeKind::Disconnected | ChangeKind::Other | ChangeKind::OutOfMemory => {
                 None
             }
@@ -298,14 +283,14 @@ impl<C: RuntimeClient> Session<'_, C> {
             }
         };
         self.refresh.request(&id, Some(at));
-        self.report(Some(at), news).await
+        self.report(Some(at), news).await;
     }
 
-    async fn inspected(&mut self, inspected: Inspected) -> Result<(), End> {
+    async fn inspected(&mut self, inspected: Inspected) {
         let Inspected { id, requested, answer } = inspected;
         match answer {
             Ok(Some(Inspection { facts, since })) => {
-                let InspectReply::Use(at) = self.refresh.complete(&id) else { return Ok(()) };
+                let InspectReply::Use(at) = self.refresh.complete(&id) else { return };
                 let mut facts = Some(facts).filter(|facts| facts.id == id);
                 // What requested it may be older: its creation, or the end of the run before. The event of its start
                 // follows, and has nothing new to tell.
@@ -322,24 +307,26 @@ impl<C: RuntimeClient> Session<'_, C> {
                     (Some(facts), Group::Other) => {
                         tracing::warn!(container = %id, ?tgid, "the first process that its runtime names is of another container");
                         (facts.tgid, process) = (None, Identity::default());
-                        self.malformed(1).await?;
+                        self.malformed(1).await;
                     }
                     _ => {}
                 }
                 let news = facts.and_then(|facts| self.containers.inspected(facts, process, requested));
-                self.report(at.or_else(|| Some(boot_time(requested))), news).await
+                self.report(at.or_else(|| Some(boot_time(requested))), news).await;
             }
             Ok(None) => {
                 self.refresh.complete(&id);
                 self.refresh.forget(&id);
-                self.removed(id, None).await
+                self.removed(id, None).await;
             }
             Err(error) => {
                 tracing::debug!(container = %id, reason = %error.reason(), "cannot inspect a container");
                 if error.is_malformed() {
-                    self.malformed(1).await?;
+                    self.malformed(1).await;
                 }
-                if self.refresh.retry(&id) { Ok(()) } else { self.unconfirmed(&id).await }
+                if !self.refresh.retry(&id) {
+                    self.unconfirmed(&id).await;
+                }
             }
         }
     }
@@ -351,35 +338,34 @@ impl<C: RuntimeClient> Session<'_, C> {
         }
     }
 
-    async fn unconfirmed(&mut self, id: &str) -> Result<(), End> {
-        let Some((at, facts)) = self.containers.unconfirmed(id) else { return Ok(()) };
-        self.report(Some(at), Some(facts)).await
+    async fn unconfirmed(&mut self, id: &str) {
+        if let Some((at, facts)) = self.containers.unconfirmed(id) {
+            self.report(Some(at), Some(facts)).await;
+        }
     }
 
     /// Before the first snapshot nothing is reported: that has it all.
-    async fn report(&mut self, at: Option<BootNs>, news: Option<ContainerFacts>) -> Result<(), End> {
-        match news.filter(|_| self.live) {
-            Some(facts) => self.send(at, Fact::Container(Box::new(facts))).await,
-            None => Ok(()),
+    async fn report(&mut self, at: Option<BootNs>, news: Option<ContainerFacts>) {
+        if let Some(facts) = news.filter(|_| self.live) {
+            self.send(at, Fact::Container(Box::new(facts))).await;
         }
     }
 
-    async fn removed(&mut self, id: String, at: Option<BootNs>) -> Result<(), End> {
+    async fn removed(&mut self, id: String, at: Option<BootNs>) {
         if self.containers.removed(&id) && self.live {
             let source = self.containers.source().to_owned();
-            return self.send(at, Fact::ContainerGone { id, source }).await;
+            self.send(at, Fact::ContainerGone { id, source }).await;
         }
-        Ok(())
     }
 
-    async fn malformed(&mut self, count: u64) -> Result<(), End> {
+    async fn malformed(&mut self, count: u64) {
         let source = self.containers.source().to_owned();
-        self.send(None, Fact::Malformed { source, count }).await
+        self.send(None, Fact::Malformed { source, count }).await;
     }
 
-    async fn send(&mut self, at: Option<BootNs>, fact: Fact) -> Result<(), End> {
+    async fn send(&mut self, at: Option<BootNs>, fact: Fact) {
         let observation = Observation { at: at.unwrap_or_else(boot_now), source: Source::Runtime, fact };
-        self.tx.send(observation).await.map_err(|_| End::Closed)
+        send(self.tx, observation).await;
     }
 }
 

@@ -13,10 +13,10 @@ use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep_until};
 
 use super::super::procfs::readers::Readers;
-use super::super::{Sender, observed_now_by};
+use super::super::{Sender, observed_now_by, until_closed};
 use super::client::{RuntimeClient, RuntimeError};
 use super::containers::Containers;
-use super::session::{self, End, Served};
+use super::session::{self, Served};
 use super::state_files::{self, Found, StateFiles};
 use crate::beat::at_beat;
 use crate::kubelet::PodLabels;
@@ -75,21 +75,30 @@ pub async fn run<C: RuntimeClient>(
     readers: Readers,
     tx: Sender,
 ) {
+    until_closed(&tx, reconnect::<C>(source, path, options, readers, &tx)).await;
+}
+
+async fn reconnect<C: RuntimeClient>(
+    source: String,
+    path: &Path,
+    options: Options,
+    readers: Readers,
+    tx: &Sender,
+) {
     let mut containers = Containers::new(source.clone());
     let mut pause = options.backoff_min;
     let mut gap: Option<&'static str> = None;
     let mut down: Option<String> = None;
     let mut was_there = false;
     let mut on_disk = OnDisk::of::<C>(path);
-    while !tx.is_closed() {
+    loop {
         let started = Instant::now();
         // A socket file that was bind-mounted into our own root goes stale when the runtime makes a new one.
         let socket = readers.proc().on_host(path);
         let mut served = Served { up: false, files: on_disk.files.take() };
-        let end =
-            session::run::<C>(&socket, &options, &mut containers, &readers, &tx, gap, &mut served).await;
+        let error =
+            session::run::<C>(&socket, &options, &mut containers, &readers, tx, gap, &mut served).await;
         on_disk.files = served.files;
-        let End::Failed(error) = end else { return };
         if served.up {
             // Only the engine knows where it keeps them: elsewhere are those of another one, or none.
             on_disk.files = on_disk.files.take().filter(|files| *files != StateFiles::Docker(None));
@@ -104,13 +113,10 @@ pub async fn run<C: RuntimeClient>(
         was_there |= served.up || !matches!(error, RuntimeError::NoSocket { .. });
         let is_absent = matches!(error, RuntimeError::NotServed { .. });
         if error.is_malformed() {
-            let malformed = Fact::Malformed { source: source.clone(), count: 1 };
-            if send(&tx, malformed).await.is_err() {
-                return;
-            }
+            send(tx, Fact::Malformed { source: source.clone(), count: 1 }).await;
         }
-        if !is_absent && on_disk.report(&options, &mut containers, &readers, &tx).await.is_err() {
-            return;
+        if !is_absent {
+            on_disk.report(&options, &mut containers, &readers, tx).await;
         }
         let reason = on_disk.with_place(error.reason());
         tracing::debug!(source, %reason, ?pause, "the runtime is down");
@@ -118,15 +124,10 @@ pub async fn run<C: RuntimeClient>(
             let status = SourceStatus::down(SourceKind::Runtime, source.clone(), reason.clone());
             let vacant = options.is_guess && !was_there && !on_disk.has_any();
             let status = SourceStatus { absent: is_absent, vacant, ..status };
-            if send(&tx, Fact::Source(status)).await.is_err() {
-                return;
-            }
+            send(tx, Fact::Source(status)).await;
             down = Some(reason);
         }
-        tokio::select! {
-            () = tx.closed() => return,
-            () = sleep_until(at_beat(if is_absent { options.absent } else { pause })) => {}
-        }
+        sleep_until(at_beat(if is_absent { options.absent } else { pause })).await;
         pause = (pause * 2).min(options.backoff_max);
     }
 }
@@ -157,9 +158,9 @@ impl OnDisk {
         containers: &mut Containers,
         readers: &Readers,
         tx: &Sender,
-    ) -> Result<(), Closed> {
+    ) {
         let is_due = self.read.as_ref().is_none_or(|(read, _)| read.elapsed() >= options.poll);
-        let Some(files) = self.files.as_ref().filter(|_| is_due) else { return Ok(()) };
+        let Some(files) = self.files.as_ref().filter(|_| is_due) else { return };
         let at = boot_now();
         let found = state_files::read(readers, files, &options.pod_labels).await;
         let before = self.read.take().and_then(|(_, reported)| reported);
@@ -168,7 +169,7 @@ impl OnDisk {
             // What was read is told no more once it is gone.
             missing => {
                 self.read = Some((Instant::now(), before.filter(|_| missing.is_err())));
-                return Ok(());
+                return;
             }
         };
         let Found { runtime, directory, containers: written, complete, unread, by_kthreadd } = found;
@@ -180,16 +181,15 @@ impl OnDisk {
         let source = containers.source().to_owned();
         let more = malformed.saturating_sub(before.as_ref().map_or(0, |before| before.malformed));
         if more > 0 {
-            send(tx, Fact::Malformed { source: source.clone(), count: more }).await?;
+            send(tx, Fact::Malformed { source: source.clone(), count: more }).await;
         }
         if before.is_none_or(|before| before.containers != all) {
             let runtime = containers.runtime().to_owned();
             let snapshot = Fact::RuntimeSnapshot { runtime, source, read: Some(at), containers: all.clone() };
-            send(tx, snapshot).await?;
+            send(tx, snapshot).await;
         }
         let reported = Reported { directory, by_kthreadd, containers: all, malformed };
         self.read = Some((Instant::now(), Some(reported)));
-        Ok(())
     }
 
     fn has_any(&self) -> bool {
@@ -209,8 +209,6 @@ impl OnDisk {
     }
 }
 
-struct Closed;
-
-async fn send(tx: &Sender, fact: Fact) -> Result<(), Closed> {
-    tx.send(observed_now_by(Source::Runtime, fact)).await.map_err(|_| Closed)
+async fn send(tx: &Sender, fact: Fact) {
+    crate::send(tx, observed_now_by(Source::Runtime, fact)).await;
 }
