@@ -11,33 +11,32 @@ use kevtmon_observation::{BootNs, Fact, NsInum, Observation, PeerLink, PolicyRul
 use super::message::{self, Change, LinkChange};
 use super::nsid::PeerLookup;
 use super::route;
-use super::stream::{SendResult, Stream, changes_routes};
+use super::stream::{Stream, changes_routes};
 
 impl Stream {
     /// Handles messages, from the namespace with this nsid in the host namespace, or from the host itself.
-    pub(super) async fn changed(&mut self, nsid: Option<i32>, datagram: &[u8], at: BootNs) -> SendResult {
+    pub(super) async fn changed(&mut self, nsid: Option<i32>, datagram: &[u8], at: BootNs) {
         let Some(netns) = nsid.map_or(Some(self.host), |nsid| self.names.get(nsid)) else {
             // The snapshot that follows the discovery will include this change.
             nsid.into_iter().for_each(|nsid| self.unknown_nsid(nsid));
-            return Ok(());
+            return;
         };
         for message in message::messages(datagram) {
             let decoded = message.and_then(|message| {
                 Ok((message::decode(netns, &message)?, route::policy_rule(netns, &message)))
             });
             match decoded {
-                Ok((change, rule)) => self.apply(netns, change, rule, at).await?,
+                Ok((change, rule)) => self.apply(netns, change, rule, at).await,
                 Err(error) => {
                     tracing::debug!(
                         error = &error as &dyn std::error::Error,
                         netns,
                         "cannot decode a message"
                     );
-                    self.undecoded().await?;
+                    self.undecoded().await;
                 }
             }
         }
-        Ok(())
     }
 
     async fn apply(
@@ -46,31 +45,31 @@ impl Stream {
         change: Change,
         rule: Option<(PolicyRule, bool)>,
         at: BootNs,
-    ) -> SendResult {
+    ) {
         match change {
             Change::NsidAssigned(nsid) if netns == self.host => {
                 // The discovery may have been quicker than this message.
                 if self.names.get(nsid).is_none() {
                     self.unknown_nsid(nsid);
                 }
-                return Ok(());
+                return;
             }
             // The kernel takes the number of a dying namespace back before anything else.
             Change::NsidFreed(nsid) if netns == self.host => {
-                return match self.names.release(nsid) {
-                    Some(netns) => self.gone(netns).await,
-                    None => Ok(()),
-                };
+                if let Some(netns) = self.names.release(nsid) {
+                    self.gone(netns).await;
+                }
+                return;
             }
             Change::NsidAssigned(nsid) | Change::NsidFreed(nsid) => {
                 self.names.unlearn(netns, nsid);
-                return Ok(());
+                return;
             }
             _ => {}
         }
         // Older than the snapshot to come.
         if !self.known.contains(&netns) && !self.is_reading(netns) {
-            return Ok(());
+            return;
         }
         let told = matches!(change, Change::RouteGone { .. });
         let stale = Self::is_doubted(&change).then_some(Fact::NetnsStale { netns, told });
@@ -82,9 +81,8 @@ impl Stream {
         let heard = Fact::NetnsHeard { netns, until: self.heard };
         let heard = facts.iter().any(changes_routes).then_some(heard);
         for fact in heard.into_iter().chain(facts) {
-            self.deliver(netns, Observation { at, source: Source::Netlink, fact }).await?;
+            self.deliver(netns, Observation { at, source: Source::Netlink, fact }).await;
         }
-        Ok(())
     }
 
     /// Whether it may have changed routes that no message describes.

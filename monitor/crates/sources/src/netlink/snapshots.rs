@@ -9,7 +9,7 @@ use kevtmon_observation::{BootNs, Fact, NetnsSnapshot, NsInum, Observation, Rout
 use super::discover::DiscoveredNetns;
 use super::dump::{PeerName, ReadError, Reading};
 use super::nsid::PeerLookup;
-use super::stream::{SendResult, Stream};
+use super::stream::Stream;
 use crate::observed_now_by;
 
 impl Stream {
@@ -18,10 +18,10 @@ impl Stream {
         all: bool,
         began: Instant,
         found: HashMap<NsInum, DiscoveredNetns>,
-    ) -> SendResult {
+    ) {
         let took = began.elapsed();
         // What is in the socket by now was sent under the names as they were before.
-        self.drain().await?;
+        self.drain().await;
         let now = Instant::now();
         self.schedule.discovery_done(now, took);
         let is_renamed = |found: &&DiscoveredNetns| {
@@ -42,7 +42,7 @@ impl Stream {
         let lost: HashSet<NsInum> =
             self.known.iter().chain(self.wanted.keys()).filter(|netns| is_lost(netns)).copied().collect();
         for netns in lost {
-            self.gone(netns).await?;
+            self.gone(netns).await;
         }
         if all {
             self.schedule.enqueue(self.host);
@@ -64,7 +64,6 @@ impl Stream {
         if let Some(tries) = self.names.tries() {
             self.schedule.plan_discovery(now, tries);
         }
-        Ok(())
     }
 
     pub(super) async fn read(
@@ -72,7 +71,7 @@ impl Stream {
         netns: NsInum,
         heard: BootNs,
         reading: Result<Box<Reading>, ReadError>,
-    ) -> SendResult {
+    ) {
         let is_route = |one: &Observation| {
             matches!(one.fact, Fact::RouteAsked { .. } | Fact::Route(_) | Fact::RouteGone(_))
         };
@@ -89,14 +88,12 @@ impl Stream {
                     // What changed before its messages arrived is in the next reading.
                     self.names.name(nsid.id, netns, nsid.assigned);
                     self.schedule.enqueue(netns);
-                    let known = self.known.contains(&netns);
-                    return if known { self.send_all(pending).await } else { Ok(()) };
+                    return self.send_if_known(netns, pending).await;
                 }
                 if self.is_abandoned(netns, &reading) {
                     self.wanted.entry(netns).or_insert(now);
                     self.schedule.plan_discovery(now, 0);
-                    let known = self.known.contains(&netns);
-                    return if known { self.send_all(pending).await } else { Ok(()) };
+                    return self.send_if_known(netns, pending).await;
                 }
                 if netns != self.host && reading.snapshot.owner.is_none() {
                     self.ownerless.insert(netns);
@@ -115,24 +112,24 @@ impl Stream {
                 } else if self.wanted.contains_key(&netns) {
                     self.schedule.enqueue(netns);
                 }
-                self.send(observed_now_by(Source::Netlink, Fact::NetnsHeard { netns, until: heard })).await?;
+                self.send(observed_now_by(Source::Netlink, Fact::NetnsHeard { netns, until: heard })).await;
                 let (earlier, later) = split(pending, &snapshot);
-                self.send_all(earlier).await?;
-                self.send(observed_now_by(Source::Netlink, Fact::Netns(Box::new(snapshot)))).await?;
-                self.send_all(later).await?;
-                if undecoded > 0 { self.lost("decode", Some(undecoded)).await } else { Ok(()) }
+                self.send_all(earlier).await;
+                self.send(observed_now_by(Source::Netlink, Fact::Netns(Box::new(snapshot)))).await;
+                self.send_all(later).await;
+                if undecoded > 0 {
+                    self.lost("decode", Some(undecoded)).await;
+                }
             }
             Err(error) => {
                 let text = chain(&error);
                 tracing::debug!(netns, error = text, "cannot read a namespace");
-                if self.known.contains(&netns) {
-                    self.send_all(pending).await?;
-                }
+                self.send_if_known(netns, pending).await;
                 if matches!(error, ReadError::Vanished) {
                     self.schedule.plan_discovery(now, 0);
                 }
                 if netns == self.host {
-                    self.down(text.clone()).await?;
+                    self.down(text.clone()).await;
                 }
                 if matches!(error, ReadError::Enter(_)) {
                     // A capability is missing: a retry would not help, and one report is enough.
@@ -140,12 +137,18 @@ impl Stream {
                         tracing::warn!(error = text, "cannot read other namespaces");
                     }
                 } else if self.schedule.read_failed(netns, now, netns == self.host) {
-                    return Ok(());
+                    return;
                 } else {
                     tracing::warn!(netns, error = text, "cannot read a namespace; it is not tried again");
                 }
-                self.gone(netns).await
+                self.gone(netns).await;
             }
+        }
+    }
+
+    async fn send_if_known(&mut self, netns: NsInum, pending: VecDeque<Observation>) {
+        if self.known.contains(&netns) {
+            self.send_all(pending).await;
         }
     }
 
@@ -205,7 +208,7 @@ impl Stream {
     }
 
     /// Sends links whose peer has become known.
-    pub(super) async fn resolve(&mut self) -> SendResult {
+    pub(super) async fn resolve(&mut self) {
         let (names, host) = (&self.names, self.host);
         let mut resolved = Vec::new();
         self.unresolved.retain(|(netns, _), (link, nsid)| match names.peer(host, *netns, *nsid) {
@@ -221,9 +224,8 @@ impl Stream {
             }
         });
         for link in resolved {
-            self.send(observed_now_by(Source::Netlink, Fact::Link(Box::new(link)))).await?;
+            self.send(observed_now_by(Source::Netlink, Fact::Link(Box::new(link)))).await;
         }
-        Ok(())
     }
 }
 
@@ -310,7 +312,7 @@ mod tests {
         let snapshot = stream.adopt(reading(vec![link(7), link(8)]), &pending);
         assert_eq!(snapshot.links.len(), 2, "that it is gone follows");
         stream.names.name(NSID, 99, None);
-        assert!(stream.resolve().await.is_ok());
+        stream.resolve().await;
         drop(stream);
         let mut sent = Vec::new();
         while let Some(observation) = rx.recv().await {
@@ -336,7 +338,7 @@ mod tests {
             Fact::Route(new.clone()),
         ];
         for fact in changes.clone() {
-            assert!(stream.deliver(HOST, observed_now_by(Source::Netlink, fact)).await.is_ok());
+            stream.deliver(HOST, observed_now_by(Source::Netlink, fact)).await;
         }
         // The dump had begun before all of it, or ended after it; or it saw something in between.
         for seen in [vec![old.clone()], vec![new.clone()], vec![old, passing]] {
@@ -346,7 +348,7 @@ mod tests {
         }
         let mut reading = reading(Vec::new());
         reading.snapshot.routes = vec![new.clone()];
-        assert!(stream.read(HOST, 0, Ok(Box::new(reading))).await.is_ok());
+        stream.read(HOST, 0, Ok(Box::new(reading))).await;
         drop(stream);
         let mut sent = Vec::new();
         while let Some(observation) = rx.recv().await {

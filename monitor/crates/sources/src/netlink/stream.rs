@@ -24,7 +24,7 @@ use super::schedule::{FullRead, ReadSchedule, Work};
 use super::socket::{self, DATAGRAM, Datagram, Subscription};
 use super::{Barrier, NetlinkConfig};
 use crate::procfs::readers::Readers;
-use crate::{Sender, observed_now, observed_now_by};
+use crate::{Sender, observed_now, observed_now_by, send, until_closed};
 
 const SOURCE: &str = "netlink";
 /// Changes that may wait for the snapshot of their namespace. With more, the kernel buffers.
@@ -36,13 +36,7 @@ const FEW: usize = 64;
 /// What a queued message takes of the receive buffer, at least.
 const LEAST_MESSAGE: usize = 768;
 
-#[derive(Debug)]
-pub(super) struct Closed;
-
-pub(super) type SendResult = Result<(), Closed>;
-
 enum Event {
-    Closed,
     Outcome(Outcome),
     Request(Option<NsInum>),
     Barrier(Option<Barrier>),
@@ -126,22 +120,25 @@ impl Stream {
         }
     }
 
-    pub(super) async fn run(
+    /// Runs until the receiver is gone.
+    pub(super) async fn run(self, requests: mpsc::Receiver<NsInum>, barriers: mpsc::Receiver<Barrier>) {
+        let tx = self.tx.clone();
+        until_closed(&tx, self.follow(requests, barriers)).await;
+    }
+
+    async fn follow(
         mut self,
         mut requests: mpsc::Receiver<NsInum>,
         mut barriers: mpsc::Receiver<Barrier>,
     ) {
         let (mut requests_open, mut barriers_open) = (true, true);
         loop {
-            if self.begin_work().await.is_err() {
-                return;
-            }
-            if self.job.is_none() && self.report_completion().await.is_err() {
-                return;
+            self.begin_work().await;
+            if self.job.is_none() {
+                self.report_completion().await;
             }
             let deadline = self.schedule.deadline().filter(|_| self.job.is_none());
             let event = tokio::select! {
-                () = self.tx.closed() => Event::Closed,
                 outcome = outcome(&mut self.job) => Event::Outcome(outcome),
                 request = requests.recv(), if requests_open => Event::Request(request),
                 barrier = barriers.recv(), if barriers_open => Event::Barrier(barrier),
@@ -152,37 +149,23 @@ impl Stream {
                             .try_io(|socket| socket.get_ref().receive(&mut self.buffer))
                             .map_or(Event::Empty(now), Event::Datagram)
                     }
-                    Err(_) => Event::Closed,
+                    Err(_) => return,
                 },
                 () = until(deadline) => Event::Due,
             };
-            let flow = match event {
-                Event::Closed => Err(Closed),
+            match event {
                 Event::Outcome(outcome) => self.end_work(outcome).await,
-                Event::Request(Some(netns)) => {
-                    self.requested(netns);
-                    Ok(())
-                }
-                Event::Request(None) => {
-                    requests_open = false;
-                    Ok(())
-                }
+                Event::Request(Some(netns)) => self.requested(netns),
+                Event::Request(None) => requests_open = false,
                 Event::Barrier(Some(barrier)) => {
-                    let drained = self.drain().await;
+                    self.drain().await;
                     // Nobody may be waiting any more.
                     let _ = barrier.send(());
-                    drained
                 }
-                Event::Barrier(None) => {
-                    barriers_open = false;
-                    Ok(())
-                }
+                Event::Barrier(None) => barriers_open = false,
                 Event::Datagram(datagram) => self.received(datagram).await,
                 Event::Empty(at) => self.emptied(at).await,
-                Event::Due => Ok(()),
-            };
-            if flow.is_err() {
-                return;
+                Event::Due => {}
             }
         }
     }
@@ -204,7 +187,7 @@ impl Stream {
         }
     }
 
-    async fn begin_work(&mut self) -> SendResult {
+    async fn begin_work(&mut self) {
         while self.job.is_none() {
             let now = Instant::now();
             let Some(work) = self.schedule.next(now) else { break };
@@ -212,7 +195,7 @@ impl Stream {
                 Work::Discover { all } => self.begin_discovery(all, now),
                 Work::Read(netns) => {
                     // As far as that is quick: what is taken before needs no other reading.
-                    self.take(BURST, None).await?;
+                    self.take(BURST, None).await;
                     self.begin_read(netns)
                 }
             };
@@ -228,7 +211,6 @@ impl Stream {
                 }
             }
         }
-        Ok(())
     }
 
     fn begin_discovery(&mut self, all: bool, began: Instant) -> Result<Option<Job>, ReadError> {
@@ -266,33 +248,31 @@ impl Stream {
         Ok(Some(Job::Read { netns, heard: self.heard, result }))
     }
 
-    async fn end_work(&mut self, outcome: Outcome) -> SendResult {
+    async fn end_work(&mut self, outcome: Outcome) {
         // What a reading shows may have been told already: that message belongs behind it.
-        self.drain().await?;
+        self.drain().await;
         self.job = None;
         match outcome {
             Outcome::Discover { all, began, found: Some(found) } => {
-                self.discovered(all, began, found).await?
+                self.discovered(all, began, found).await;
             }
             Outcome::Discover { all, .. } => self.schedule.postpone(Work::Discover { all }, Instant::now()),
-            Outcome::Read { netns, heard, reading } => self.read(netns, heard, reading).await?,
+            Outcome::Read { netns, heard, reading } => self.read(netns, heard, reading).await,
         }
-        self.resolve().await
+        self.resolve().await;
     }
 
     /// Reports that everything is read, if so, while no job is running.
-    async fn report_completion(&mut self) -> SendResult {
+    async fn report_completion(&mut self) {
         if let Some(FullRead::Resync(reasons)) = self.schedule.finish(Instant::now()) {
             for reason in reasons {
-                self.send(observed_now(Fact::Resync { source: SOURCE.into(), reason: reason.into() }))
-                    .await?;
+                self.send(observed_now(Fact::Resync { source: SOURCE.into(), reason: reason.into() })).await;
             }
         }
         if self.up != Some(true) && !self.schedule.is_reading_all() && self.known.contains(&self.host) {
             self.up = Some(true);
-            self.send(observed_now(Fact::Source(self.status()))).await?;
+            self.send(observed_now(Fact::Source(self.status()))).await;
         }
-        Ok(())
     }
 
     fn status(&self) -> SourceStatus {
@@ -317,104 +297,99 @@ impl Stream {
     }
 
     /// Reads at least all that is in the socket by now.
-    pub(super) async fn drain(&mut self) -> SendResult {
-        if self.take(FEW, None).await? {
-            return Ok(());
+    pub(super) async fn drain(&mut self) {
+        if self.take(FEW, None).await {
+            return;
         }
         // More may come as fast as it is read: all that is there by now comes before the answer to a mark.
         let (at, mark) = (boot_now(), self.marks.wrapping_add(1));
         self.marks = mark;
         let is_set = self.socket.get_ref().set_mark(mark).is_ok();
-        if !self.take(self.most_queued, is_set.then_some(mark)).await? {
+        if !self.take(self.most_queued, is_set.then_some(mark)).await {
             self.heard = at;
         }
-        Ok(())
     }
 
     /// Reads until nothing is left, until the answer to a mark, or so many datagrams; true if nothing was left.
-    async fn take(&mut self, most: usize, mark: Option<u32>) -> Result<bool, Closed> {
+    async fn take(&mut self, most: usize, mark: Option<u32>) -> bool {
         for _ in 0..most {
             let now = boot_now();
             match self.socket.get_ref().receive(&mut self.buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.emptied(now).await?;
-                    return Ok(true);
+                    self.emptied(now).await;
+                    return true;
                 }
-                datagram => self.received(datagram).await?,
+                datagram => self.received(datagram).await,
             }
             if mark.is_some() && self.marked == mark {
                 break;
             }
         }
-        Ok(false)
+        false
     }
 
     /// Nothing was left in the socket at a time.
-    async fn emptied(&mut self, at: BootNs) -> SendResult {
+    async fn emptied(&mut self, at: BootNs) {
         if let Some(since) = self.missed.take() {
-            self.missed(since).await?;
+            self.missed(since).await;
         }
         self.heard = at;
-        Ok(())
     }
 
     /// Messages were lost: what is known of every namespace is old, and so is what is being read.
-    async fn missed(&mut self, since: BootNs) -> SendResult {
+    async fn missed(&mut self, since: BootNs) {
         if let Some(Job::Read { netns, .. }) = self.job {
             self.pending.push_back(observed_now_by(Source::Netlink, Fact::NetnsStale { netns, told: false }));
             self.schedule.mark_stale(netns, Instant::now());
         }
-        self.send(observed_now_by(Source::Netlink, Fact::NetnsMissed { since })).await
+        self.send(observed_now_by(Source::Netlink, Fact::NetnsMissed { since })).await;
     }
 
-    async fn received(&mut self, datagram: io::Result<Datagram>) -> SendResult {
+    async fn received(&mut self, datagram: io::Result<Datagram>) {
         match datagram {
-            Ok(datagram) if !datagram.from_kernel => Ok(()),
+            Ok(datagram) if !datagram.from_kernel => {}
             Ok(datagram) if datagram.truncated => self.undecoded().await,
             Ok(datagram) if socket::mark(&self.buffer[..datagram.length]).is_some() => {
                 self.marked = socket::mark(&self.buffer[..datagram.length]);
-                Ok(())
             }
             Ok(datagram) => {
                 let buffer = std::mem::take(&mut self.buffer);
-                let flow = self.changed(datagram.nsid, &buffer[..datagram.length], boot_now()).await;
+                self.changed(datagram.nsid, &buffer[..datagram.length], boot_now()).await;
                 self.buffer = buffer;
-                flow
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
                 let is_news = self.schedule.gap("overrun", Instant::now());
                 tracing::debug!(%error, "netlink messages were lost");
                 if is_news {
-                    self.lost("overrun", None).await?;
+                    self.lost("overrun", None).await;
                 }
                 self.missed = Some(self.heard);
-                self.missed(self.heard).await
+                self.missed(self.heard).await;
             }
         }
     }
 
-    pub(super) async fn undecoded(&mut self) -> SendResult {
+    pub(super) async fn undecoded(&mut self) {
         self.schedule.gap("decode", Instant::now());
-        self.lost("decode", Some(1)).await?;
-        self.missed(self.heard).await
+        self.lost("decode", Some(1)).await;
+        self.missed(self.heard).await;
     }
 
-    pub(super) async fn lost(&mut self, reason: &str, count: Option<u64>) -> SendResult {
+    pub(super) async fn lost(&mut self, reason: &str, count: Option<u64>) {
         self.send(observed_now(Fact::Lost(Loss { source: SOURCE.into(), reason: reason.into(), count })))
-            .await
+            .await;
     }
 
-    pub(super) async fn down(&mut self, reason: String) -> SendResult {
-        if self.up.replace(false) == Some(false) {
-            return Ok(());
+    pub(super) async fn down(&mut self, reason: String) {
+        if self.up.replace(false) != Some(false) {
+            let status = SourceStatus::down(SourceKind::Netlink, SOURCE, reason);
+            self.send(observed_now(Fact::Source(status))).await;
         }
-        let status = SourceStatus::down(SourceKind::Netlink, SOURCE, reason);
-        self.send(observed_now(Fact::Source(status))).await
     }
 
     /// Removes a namespace, and reports it if the core has or requested it.
-    pub(super) async fn gone(&mut self, netns: NsInum) -> SendResult {
+    pub(super) async fn gone(&mut self, netns: NsInum) {
         let was_wanted = self.wanted.remove(&netns).is_some();
         let was_known = self.known.remove(&netns);
         self.found.remove(&netns);
@@ -432,9 +407,7 @@ impl Stream {
             self.pending.clear();
         }
         if was_wanted || was_known {
-            self.send(observed_now(Fact::NetnsGone { netns })).await
-        } else {
-            Ok(())
+            self.send(observed_now(Fact::NetnsGone { netns })).await;
         }
     }
 
@@ -449,7 +422,7 @@ impl Stream {
 
     /// Delivers a change, after the snapshot if that is being made. Changes of routes are told at once, so that the model knows
     /// which of them came first; the snapshot is brought up to them. So are those of rules, of which no snapshot has any.
-    pub(super) async fn deliver(&mut self, netns: NsInum, observation: Observation) -> SendResult {
+    pub(super) async fn deliver(&mut self, netns: NsInum, observation: Observation) {
         let is_rule = matches!(observation.fact, Fact::Rule(_) | Fact::RuleGone(_));
         if is_rule || !self.is_reading(netns) {
             return self.send(observation).await;
@@ -459,24 +432,20 @@ impl Stream {
             | Fact::Route(_)
             | Fact::RouteGone(_)
             | Fact::NetnsHeard { .. }
-            | Fact::NetnsStale { .. } => {
-                self.send(observation.clone()).await?;
-            }
+            | Fact::NetnsStale { .. } => self.send(observation.clone()).await,
             _ => {}
         }
         self.pending.push_back(observation);
-        Ok(())
     }
 
-    pub(super) async fn send_all(&mut self, observations: VecDeque<Observation>) -> SendResult {
+    pub(super) async fn send_all(&mut self, observations: VecDeque<Observation>) {
         for observation in observations {
-            self.send(observation).await?;
+            self.send(observation).await;
         }
-        Ok(())
     }
 
-    pub(super) async fn send(&mut self, observation: Observation) -> SendResult {
-        self.tx.send(observation).await.map_err(|_| Closed)
+    pub(super) async fn send(&mut self, observation: Observation) {
+        send(&self.tx, observation).await;
     }
 }
 
