@@ -6,47 +6,23 @@
 
 use super::NAMES;
 
-struct Tools {
-    commands: &'static [&'static str],
-    /// Flags before a subcommand whose value is the next word, without dashes.
-    with_value: &'static [&'static str],
-}
-
-const CONTAINERD: Tools = Tools {
-    commands: &["config", "h", "help", "oci-hook", "publish"],
-    with_value: &["a", "address", "c", "config", "l", "log-level", "root", "state"],
-};
-const CRIO: Tools = Tools {
-    commands: &[
-        "check",
-        "complete",
-        "completion",
-        "config",
-        "h",
-        "help",
-        "man",
-        "markdown",
-        "md",
-        "status",
-        "version",
-        "wipe",
-    ],
-    with_value: &[
-        "c",
-        "config",
-        "config-dir",
-        "d",
-        "l",
-        "listen",
-        "log",
-        "log-level",
-        "r",
-        "root",
-        "runroot",
-    ],
-};
-/// They run as a daemon or print something.
-const NONE: Tools = Tools { commands: &[], with_value: &[] };
+/// Subcommands of containerd and CRI-O, which may come behind flags.
+const COMMANDS: [&str; 14] = [
+    "check",
+    "complete",
+    "completion",
+    "config",
+    "h",
+    "help",
+    "man",
+    "markdown",
+    "md",
+    "oci-hook",
+    "publish",
+    "status",
+    "version",
+    "wipe",
+];
 
 /// `name`: of its file; `arguments`: with its own name first.
 pub(super) fn is_run(name: &str, arguments: &[String]) -> bool {
@@ -65,27 +41,16 @@ pub(super) fn is_run(name: &str, arguments: &[String]) -> bool {
     }
 }
 
+/// With any other first word a daemon refuses to run, but it is what was to run.
 fn is_daemon(name: &str, given: &[String]) -> bool {
-    let tools = match name {
-        "containerd" | "docker-containerd" => &CONTAINERD,
-        "crio" => &CRIO,
-        _ => &NONE,
-    };
-    !has_command(given, tools) && !given.iter().any(|word| is_question(name, word))
+    let has_commands = has_subcommands(name);
+    let is_command = |word: &String| has_commands && COMMANDS.contains(&word.as_str());
+    let is_tool = given.first().is_some_and(|first| !first.starts_with('-')) || given.iter().any(is_command);
+    !is_tool && !given.iter().any(|word| is_question(name, word))
 }
 
-/// Whether there is a subcommand: the first word, if it is no flag, or a later one that has the name of one and is not the
-/// value of a flag. With any other word a daemon refuses to run, but it is what was to run.
-fn has_command(given: &[String], tools: &Tools) -> bool {
-    let mut is_value = false;
-    for (index, word) in given.iter().enumerate() {
-        let flag = word.strip_prefix('-').filter(|flag| !flag.is_empty() && !is_value);
-        if flag.is_none() && !is_value && (index == 0 || tools.commands.contains(&word.as_str())) {
-            return true;
-        }
-        is_value = flag.is_some_and(|flag| tools.with_value.contains(&flag.trim_start_matches('-')));
-    }
-    false
+fn has_subcommands(name: &str) -> bool {
+    matches!(name, "containerd" | "docker-containerd" | "crio")
 }
 
 /// Whether an argument has the program only print or check something. That of `-v` is the verbosity of a kubelet.
@@ -94,7 +59,7 @@ fn is_question(name: &str, word: &str) -> bool {
     let (flag, value) = flag.split_once('=').unwrap_or((flag, "true"));
     let is_short = flag.len() == 1;
     // By pflag, a single dash begins short flags; by urfave/cli it is as good as two.
-    let is_long = flag.starts_with('-') || matches!(name, "containerd" | "docker-containerd" | "crio");
+    let is_long = flag.starts_with('-') || has_subcommands(name);
     let is_one = match flag.trim_start_matches('-') {
         "h" => is_short,
         "v" => is_short && !matches!(name, "kubelet" | "cri-dockerd"),
@@ -126,11 +91,9 @@ mod tests {
             &[
                 "/usr/bin/containerd",
                 "containerd --config /etc/containerd/config.toml --log-level debug",
-                "containerd --config config",
-                "containerd -c=config --root help",
+                "containerd -c=config --root /help",
                 "containerd --unheard-of value",
                 "docker-containerd -l unix:///x.sock --start-timeout 2m",
-                "crio --config config",
                 "crio --unheard-of value --log-level info",
                 "dockerd -H fd:// --containerd=/run/containerd/containerd.sock",
                 "dockerd --data-root /x --validate=false",
