@@ -54,7 +54,7 @@ pub(super) trait Conditions: Debug + Default + Send + Serialize + DeserializeOwn
         known.told.as_ref() != Some(&Reported::of(report)) || known.memory != *memory
     }
 
-    /// Why the incident of a condition that holds no more is closed; `None` keeps it open.
+    /// Why the incident of a condition that holds no more is closed, if the kind has not closed it itself; `None` keeps it open.
     fn ended(&self, _context: &Context<'_>, _subject: &str, _memory: &Self::Memory) -> Option<CloseReason> {
         Some(CloseReason::Resolved)
     }
@@ -91,6 +91,10 @@ pub(super) struct Seen<'a, M> {
 impl<M> Seen<'_, M> {
     pub(super) fn is_open(&self, subject: &str) -> bool {
         self.known.get(subject).is_some_and(|known| known.told.is_some())
+    }
+
+    pub(super) fn since(&self, subject: &str) -> Option<BootNs> {
+        self.known.get(subject).map(|known| known.since)
     }
 
     pub(super) fn memory(&self, subject: &str) -> Option<&M> {

@@ -3,7 +3,7 @@
 //!
 //! All that is known of locks is what `rbd` was asked for on this node and whether it succeeded: the cluster is not asked. Of a
 //! lock that was taken before the daemon started nothing is known, unless its incident was open then. One that somebody removes
-//! from another node stays an incident until the image is mapped here, or the lock is taken here once more, or a day has passed.
+//! from another node stays an incident until the image is mapped here, or a day has passed.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,13 @@ use kevtmon_event::wording::actor_phrase;
 use kevtmon_event::{Actor, Advice, CloseReason, Confidence, Event, Rbd, Severity, Shared, form, span};
 use kevtmon_observation::{BootNs, RbdCommand};
 use kevtmon_types::escape::{name, quoted};
-use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
+use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
-use super::{Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, seconds, start};
+use super::{Alert, CAPACITY, Context, IncidentKind, ModelChange, SECOND, Watch};
 use crate::node::rbd_locks::LockCall;
 
 pub(super) const KIND: &str = "rbd-lock-left";
@@ -58,85 +59,39 @@ const OF_KUBELET: &str = "kubelet_lock_magic_";
 struct Lock {
     rbd: Rbd,
     actor: Option<Shared<Actor>>,
-    /// Since when the image is known not to be mapped.
-    unmapped: Option<BootNs>,
-    opened: Option<BootNs>,
+    taken: BootNs,
 }
 
-#[serde_with::skip_serializing_none]
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct RbdLockLeft {
-    #[serde(skip)]
-    thresholds: Thresholds,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     locks: BTreeMap<String, Lock>,
-    next: Option<BootNs>,
 }
 
 impl RbdLockLeft {
-    fn called(&mut self, call: &LockCall, findings: &mut Findings) {
+    fn called(&mut self, taken: BootNs, call: &LockCall, findings: &mut Findings) {
         let rbd = Rbd { snapshot: None, ..Rbd::from(&call.exec) };
         let subject = subject(&rbd);
         if call.exec.command == RbdCommand::LockRemove {
-            return self.end(&subject, findings);
+            self.locks.remove(&subject);
+            return;
         }
         // Nobody gets a lock for himself while there is another one: those of before are gone.
         if !call.exec.shared {
-            let others = self.locks.iter().filter(|(_, lock)| lock.rbd.spec() == rbd.spec());
-            for gone in others.map(|(subject, _)| subject.clone()).collect::<Vec<_>>() {
-                self.end(&gone, findings);
-            }
+            self.locks.retain(|_, lock| lock.rbd.spec() != rbd.spec());
         }
         if self.locks.len() >= CAPACITY && !self.locks.contains_key(&subject) {
             return findings.discard();
         }
         let actor = Some(call.actor.clone());
-        self.locks.entry(subject).or_insert(Lock { rbd, actor, unmapped: None, opened: None });
+        self.locks.entry(subject).or_insert(Lock { rbd, actor, taken });
     }
+}
 
-    fn end(&mut self, subject: &str, findings: &mut Findings) {
-        if self.locks.remove(subject).is_some_and(|lock| lock.opened.is_some()) {
-            findings.close(subject.to_owned(), CloseReason::Resolved, None);
-        }
-    }
-
-    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let after = seconds(self.thresholds.get(&AFTER));
-        self.next = None;
-        let mut expired = Vec::new();
-        for (subject, lock) in &mut self.locks {
-            let is_mapped = is_mapped(context, &lock.rbd);
-            if is_mapped == Some(true) {
-                lock.unmapped = None;
-                if lock.opened.take().is_some() {
-                    findings.close(subject.clone(), CloseReason::Resolved, None);
-                }
-                continue;
-            }
-            if is_mapped == Some(false) {
-                lock.unmapped.get_or_insert(context.now);
-            }
-            let due = match (lock.opened, lock.unmapped) {
-                (Some(opened), _) => opened.saturating_add(EXPIRES),
-                (None, Some(unmapped)) => unmapped.saturating_add(after),
-                (None, None) => continue,
-            };
-            if due > context.now {
-                self.next = Some(self.next.map_or(due, |next| next.min(due)));
-            } else if lock.opened.is_some() {
-                findings.close(subject.clone(), CloseReason::Expired, None);
-                expired.push(subject.clone());
-            } else if is_mapped.is_some() && context.ready.is_some() {
-                lock.opened = Some(context.now);
-                let expires = context.now.saturating_add(EXPIRES);
-                self.next = Some(self.next.map_or(expires, |next| next.min(expires)));
-                findings.report(report(context, subject, lock, after));
-            }
-        }
-        for subject in expired {
-            self.locks.remove(&subject);
-        }
-    }
+/// When the incident of a lock ends by itself, if it has one.
+fn expires(seen: &Seen<'_, ()>, subject: &str) -> Option<BootNs> {
+    let since = seen.since(subject).filter(|_| seen.is_open(subject))?;
+    Some(since.saturating_add(seen.hold).saturating_add(EXPIRES))
 }
 
 /// Whether the kernel of this node has the image mapped; `None` if that is not known.
@@ -149,11 +104,11 @@ fn subject(rbd: &Rbd) -> String {
     format!("{} {}", rbd.spec(), rbd.lock.as_deref().unwrap_or_default())
 }
 
-fn report(context: &Context<'_>, subject: &str, lock: &Lock, after: BootNs) -> Report {
-    let Lock { rbd, actor, unmapped, .. } = lock;
+fn report(seen: &Seen<'_, ()>, subject: &str, lock: &Lock) -> Report {
+    let Lock { rbd, actor, .. } = lock;
     let id = rbd.lock.as_deref().unwrap_or_default();
     let by = actor.as_ref().map_or_else(String::new, |actor| format!(" by {}", actor_phrase(actor)));
-    let time = span(jiff::SignedDuration::from_nanos(i64::try_from(after).unwrap_or(i64::MAX)));
+    let time = span(jiff::SignedDuration::from_nanos(i64::try_from(seen.hold).unwrap_or(i64::MAX)));
     // Somebody may have removed it from another node, or use the image without the kernel.
     let confidence = if id.starts_with(OF_KUBELET) { Confidence::Likely } else { Confidence::Guess };
     let summary = format!(
@@ -168,8 +123,7 @@ fn report(context: &Context<'_>, subject: &str, lock: &Lock, after: BootNs) -> R
             rbd: Some(Box::new(rbd.clone())),
             ..IncidentObjects::default()
         },
-        first: unmapped.unwrap_or(context.now),
-        ..Report::new(subject.to_owned(), Severity::Warning, confidence, summary, context.now)
+        ..Report::new(subject.to_owned(), Severity::Warning, confidence, summary, seen.context.now)
     }
 }
 
@@ -187,40 +141,50 @@ fn steps(rbd: &Rbd, lock: &str) -> Vec<Advice> {
     ]
 }
 
-impl Diagnosis for RbdLockLeft {
-    fn event(&mut self, _context: &Context<'_>, _event: &Event, _findings: &mut Findings) {}
+impl Conditions for RbdLockLeft {
+    const SPEC: &'static IncidentKind = &SPEC;
+    const HOLD: &'static Threshold = &AFTER;
+    type Memory = ();
 
-    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+    fn change(&mut self, seen: &Seen<'_, ()>, change: &ModelChange<'_>, findings: &mut Findings) -> Look {
         match change {
-            ModelChange::RbdLock(call) => self.called(call, findings),
+            ModelChange::RbdLock(call) => self.called(seen.context.now, call, findings),
             ModelChange::RbdImages(_) | ModelChange::RbdUses(_) | ModelChange::Ready => {}
-            _ => return,
+            _ => return Look::No,
         }
-        self.review(context, findings);
+        Look::Now
     }
 
-    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        if self.next.is_some_and(|next| next <= context.now) {
-            self.review(context, findings);
-        }
+    fn conditions(&mut self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<Vec<Condition<()>>> {
+        self.locks.retain(|subject, _| {
+            let is_over = expires(seen, subject).is_some_and(|at| at <= seen.context.now);
+            if is_over {
+                findings.close(subject.clone(), CloseReason::Expired, None);
+            }
+            !is_over
+        });
+        let condition = |(subject, lock): (&String, &Lock)| match is_mapped(seen.context, &lock.rbd) {
+            Some(true) => None,
+            // The image may be about to be mapped.
+            Some(false) => Some(Condition {
+                not_before: lock.taken.saturating_add(seen.hold),
+                ..Condition::new(report(seen, subject, lock))
+            }),
+            None => Some(Condition::unknown(subject.clone())),
+        };
+        Some(self.locks.iter().filter_map(condition).collect())
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.next
+    fn settle(&self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<BootNs> {
+        seen.open().filter_map(|subject| expires(seen, subject)).min()
     }
 
-    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
+    fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, ())> {
         let rbd = event.rbd.as_deref()?.clone();
         let subject = subject(&rbd);
-        let opened = Some(context.now);
-        let lock = Lock { rbd, actor: event.actor.clone(), unmapped: opened, opened };
-        self.locks.insert(subject.clone(), lock);
-        let expires = context.now.saturating_add(EXPIRES);
-        self.next = Some(self.next.map_or(expires, |next| next.min(expires)));
-        Some(subject)
+        self.locks.insert(subject.clone(), Lock { rbd, actor: event.actor.clone(), taken: 0 });
+        Some((subject, ()))
     }
-
-    with_thresholds!();
 }
 
 #[cfg(test)]
