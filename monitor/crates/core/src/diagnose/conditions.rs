@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::finding::{Findings, IncidentKey, Report};
 use super::pod_network::SETTLE;
-use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, seconds};
+use super::{CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, Suspicion, seconds};
 
 pub(super) trait Conditions: Debug + Default + Send + Serialize + DeserializeOwned + 'static {
     const SPEC: &'static IncidentKind;
@@ -57,6 +57,11 @@ pub(super) trait Conditions: Debug + Default + Send + Serialize + DeserializeOwn
     /// Why the incident of a condition that holds no more is closed, if the kind has not closed it itself; `None` keeps it open.
     fn ended(&self, _context: &Context<'_>, _subject: &str, _memory: &Self::Memory) -> Option<CloseReason> {
         Some(CloseReason::Resolved)
+    }
+
+    /// What is told if it lasts.
+    fn suspected(&self, _seen: &Seen<'_, Self::Memory>) -> Vec<Suspicion> {
+        Vec::new()
     }
 
     /// The subject of an incident that the previous run left open, and what is kept of it.
@@ -126,7 +131,7 @@ pub(super) struct Condition<M> {
 }
 
 impl<M: Default> Condition<M> {
-    /// One that holds. Its times, and whether it was there at the start once it is known, are set when it is told.
+    /// One that holds. Since when, and whether it was there at the start once it is known, is set when it is told.
     pub(super) fn new(report: Report) -> Self {
         let (subject, report) = (report.subject.clone(), Some(report));
         Self { report, ..Self::unknown(subject) }
@@ -259,7 +264,7 @@ impl<K: Conditions> ByState<K> {
             return;
         }
         (known.told, known.memory) = (Some(Reported::of(&report)), memory);
-        (report.first, report.last, report.found_at_start) = (known.since, context.now, known.found_at_start);
+        (report.first, report.found_at_start) = (known.since, known.found_at_start);
         findings.report(report);
     }
 }
@@ -290,6 +295,10 @@ impl<K: Conditions> Diagnosis for ByState<K> {
         if self.next.is_some_and(|next| next <= context.now) {
             self.look(context, findings);
         }
+    }
+
+    fn suspected(&self, context: &Context<'_>) -> Vec<Suspicion> {
+        self.kind.suspected(&Seen { context, hold: self.hold, known: &self.known })
     }
 
     fn deadline(&self) -> Option<BootNs> {

@@ -12,15 +12,14 @@ use kevtmon_event::{
 };
 use kevtmon_observation::{BootNs, NfsMount, NfsMounts, NfsSays, NfsServerLine, Request, nfs_server};
 use kevtmon_types::escape::name;
-use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use kevtmon_types::is_zero::is_zero;
+use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
+use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Repeat, Report};
-use super::{
-    Alert, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Suspicion, Watch, seconds, start,
-    volume_busy,
-};
+use super::{Alert, Context, IncidentKind, ModelChange, SECOND, Suspicion, Watch, volume_busy};
 
 #[cfg(test)]
 mod tests;
@@ -72,15 +71,12 @@ struct Silent {
     lines: u64,
     /// Whether a call waits; else all have failed.
     waits: bool,
-    is_open: bool,
     /// As they were seen last.
     mounts: Option<NfsMounts>,
     /// Whether the kernel has not said so again since then.
     is_counted: bool,
-    /// The event that quotes it, until the incident has that.
+    /// The event that quotes it, from before there is an incident.
     quote: Option<u64>,
-    /// As in the newest report.
-    summary: String,
 }
 
 impl Silent {
@@ -129,11 +125,11 @@ impl Silent {
         NfsServer { name: server.to_owned(), waits: self.waits, mounts, mounts_omitted: omitted }
     }
 
-    fn report(&mut self, context: &Context<'_>, server: &str) -> Report {
+    fn report(&self, seen: &Seen<'_, ()>, server: &str) -> Report {
+        let context = seen.context;
         let object = self.object(context, server);
         let target = target(context, &object).map(Shared::new);
         let summary = summary(context, &object, &self.since_text);
-        self.summary.clone_from(&summary);
         Report {
             advice: Some(vec![step()]),
             objects: IncidentObjects {
@@ -141,9 +137,8 @@ impl Silent {
                 nfs_server: Some(Box::new(object)),
                 ..IncidentObjects::default()
             },
-            first: self.since,
             last: self.last,
-            evidence: self.quote.take().into_iter().collect(),
+            evidence: self.quote.filter(|_| !seen.is_open(server)).into_iter().collect(),
             count: Count::Total(self.lines),
             ..Report::new(server.to_owned(), Severity::Warning, Confidence::Likely, summary, context.now)
         }
@@ -207,81 +202,56 @@ fn key(server: &str) -> IncidentKey {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct NfsServerUnresponsive {
-    #[serde(skip)]
-    thresholds: Thresholds,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     silent: BTreeMap<String, Silent>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    look_at: Option<BootNs>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    look_at: BootNs,
 }
 
 impl NfsServerUnresponsive {
-    fn after(&self) -> BootNs {
-        seconds(self.thresholds.get(&AFTER))
-    }
-
     fn said(
         &mut self,
-        context: &Context<'_>,
+        seen: &Seen<'_, ()>,
         line: &NfsServerLine,
         quote: Option<u64>,
         findings: &mut Findings,
     ) {
         let NfsServerLine { server, says, .. } = line;
         if *says == NfsSays::Answers {
-            return self.close(server, CloseReason::Resolved, findings);
+            self.silent.remove(server);
+            return;
         }
-        let (now, is_new) = (context.now, !self.silent.contains_key(server));
-        if is_new && self.silent.len() >= SERVERS_MAX {
-            return findings.discard();
+        let now = seen.context.now;
+        if !self.silent.contains_key(server) {
+            if self.silent.len() >= SERVERS_MAX {
+                return findings.discard();
+            }
+            self.look_at = now;
         }
         let silent = self.silent.entry(server.clone()).or_insert_with(|| Silent {
             since: now,
-            since_text: context.clock.time_of_day(now),
+            since_text: seen.context.clock.time_of_day(now),
             ..Silent::default()
         });
         silent.last = now;
         silent.lines = silent.lines.saturating_add(1);
         silent.waits |= *says == NfsSays::Waiting;
         silent.is_counted = false;
-        if silent.is_open {
+        if seen.is_open(server) {
             let (subject, count) = (server.clone(), Count::Total(silent.lines));
             findings.repeat(Repeat { subject, last: now, evidence: quote, count, severity: None });
         } else {
             silent.quote = silent.quote.or(quote);
         }
-        if is_new {
-            self.look(now, findings);
-        }
     }
 
-    fn look(&mut self, now: BootNs, findings: &mut Findings) {
-        let servers: Vec<String> = self.silent.keys().cloned().collect();
-        self.look_at = (!servers.is_empty()).then(|| now.saturating_add(LOOK));
-        if !servers.is_empty() {
-            findings.request(Request::NfsMounts { servers });
-        }
-    }
-
-    fn looked(&mut self, context: &Context<'_>, found: &[NfsMounts], findings: &mut Findings) {
+    fn looked(&mut self, found: &[NfsMounts], findings: &mut Findings) {
         for now in found {
             let Some(silent) = self.silent.get_mut(&now.server) else { continue };
             if let Some(reason) = silent.looked(now) {
-                self.close(&now.server, reason, findings);
-            } else if silent.is_open {
-                let before = silent.summary.clone();
-                let report = silent.report(context, &now.server);
-                if report.summary != before {
-                    findings.report(report);
-                }
-                link(context, &now.server, findings);
+                self.silent.remove(&now.server);
+                findings.close(now.server.clone(), reason, None);
             }
-        }
-    }
-
-    fn close(&mut self, server: &str, reason: CloseReason, findings: &mut Findings) {
-        if self.silent.remove(server).is_some_and(|silent| silent.is_open) {
-            findings.close(server.to_owned(), reason, None);
         }
     }
 }
@@ -299,69 +269,74 @@ fn link(context: &Context<'_>, server: &str, findings: &mut Findings) {
     }
 }
 
-impl Diagnosis for NfsServerUnresponsive {
-    fn event(&mut self, _: &Context<'_>, event: &Event, _: &mut Findings) {
+impl Conditions for NfsServerUnresponsive {
+    const SPEC: &'static IncidentKind = &SPEC;
+    const HOLD: &'static Threshold = &AFTER;
+    const BEFORE_READY: bool = true;
+    type Memory = ();
+
+    fn event(&mut self, _: &Seen<'_, ()>, event: &Event, _: &mut Findings) -> Look {
         // What was lost may have said it again.
         if event.lost.as_ref().is_some_and(|lost| lost.source == "logs") {
             self.silent.values_mut().for_each(|silent| silent.last = silent.last.max(event.at));
         }
+        Look::No
     }
 
-    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+    fn change(&mut self, seen: &Seen<'_, ()>, change: &ModelChange<'_>, findings: &mut Findings) -> Look {
         match change {
-            ModelChange::NfsServer { line, quote } => self.said(context, line, *quote, findings),
-            ModelChange::NfsMounts(found) => self.looked(context, found, findings),
-            _ => {}
+            ModelChange::NfsServer { line, quote } => self.said(seen, line, *quote, findings),
+            ModelChange::NfsMounts(found) => self.looked(found, findings),
+            ModelChange::Ready => {}
+            _ => return Look::No,
         }
+        Look::Now
     }
 
-    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let (now, after) = (context.now, self.after());
-        let over = self.silent.iter().filter_map(|(server, silent)| {
-            let (at, reason) = silent.expires()?;
-            (at <= now).then(|| (server.clone(), reason))
-        });
-        for (server, reason) in over.collect::<Vec<_>>() {
-            self.close(&server, reason, findings);
-        }
-        for (server, silent) in &mut self.silent {
-            if !silent.is_open && silent.since.saturating_add(after) <= now {
-                silent.is_open = true;
-                findings.report(silent.report(context, server));
-                link(context, server, findings);
+    fn conditions(&mut self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<Vec<Condition<()>>> {
+        let now = seen.context.now;
+        self.silent.retain(|server, silent| {
+            let over = silent.expires().filter(|(at, _)| *at <= now);
+            if let Some((_, reason)) = over {
+                findings.close(server.clone(), reason, None);
             }
+            over.is_none()
+        });
+        if self.look_at <= now && !self.silent.is_empty() {
+            self.look_at = now.saturating_add(LOOK);
+            findings.request(Request::NfsMounts { servers: self.silent.keys().cloned().collect() });
         }
-        if self.look_at.is_some_and(|at| at <= now) {
-            self.look(now, findings);
-        }
+        let condition = |(server, silent): (&String, &Silent)| match &silent.mounts {
+            // What an earlier run has told names them.
+            None if seen.is_open(server) => Condition::unknown(server.clone()),
+            _ => Condition { since: Some(silent.since), ..Condition::new(silent.report(seen, server)) },
+        };
+        Some(self.silent.iter().map(condition).collect())
     }
 
-    fn suspected(&self, context: &Context<'_>) -> Vec<Suspicion> {
-        let after = self.after();
+    fn settle(&self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<BootNs> {
+        seen.open().for_each(|server| link(seen.context, server, findings));
+        let next = |silent: &Silent| silent.expires().map_or(self.look_at, |(at, _)| at.min(self.look_at));
+        self.silent.values().map(next).min()
+    }
+
+    fn suspected(&self, seen: &Seen<'_, ()>) -> Vec<Suspicion> {
+        let context = seen.context;
         let suspicion = |(server, silent): (&String, &Silent)| Suspicion {
             kind: KIND.to_owned(),
             summary: format!("NFS server {} has not responded", name(server)),
-            reason: format!("it is reported if it does not respond for {} s", after / SECOND),
+            reason: format!("it is reported if it does not respond for {} s", seen.hold / SECOND),
             confidence: Confidence::Likely,
             since: context.clock.text(silent.since),
-            due: context.clock.text(silent.since.saturating_add(after)),
+            due: context.clock.text(silent.since.saturating_add(seen.hold)),
             target: target(context, &silent.object(context, server)),
             neighbor: None,
             evidence: silent.quote.into_iter().collect(),
         };
-        self.silent.iter().filter(|(_, silent)| !silent.is_open).map(suspicion).collect()
+        self.silent.iter().filter(|(server, _)| !seen.is_open(server)).map(suspicion).collect()
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        let after = self.after();
-        let of = |silent: &Silent| {
-            let due = (!silent.is_open).then(|| silent.since.saturating_add(after));
-            due.into_iter().chain(silent.expires().map(|(at, _)| at))
-        };
-        self.silent.values().flat_map(of).chain(self.look_at).min()
-    }
-
-    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<(String, ())> {
         let (server, incident) = (event.nfs_server.as_deref()?, event.incident.as_deref()?);
         let since = context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now);
         let silent = Silent {
@@ -371,13 +346,9 @@ impl Diagnosis for NfsServerUnresponsive {
             last: context.now,
             lines: incident.count,
             waits: server.waits,
-            is_open: true,
             ..Silent::default()
         };
         self.silent.insert(server.name.clone(), silent);
-        self.look_at = Some(context.now);
-        Some(server.name.clone())
+        Some((server.name.clone(), ()))
     }
-
-    with_thresholds!();
 }
