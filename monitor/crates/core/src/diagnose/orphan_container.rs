@@ -11,16 +11,14 @@ use kevtmon_event::{CloseReason, Confidence, Event, Kind, Sandbox, Severity, Sha
 use kevtmon_observation::{
     BootNs, ComponentFacts, ContainerFacts, PodIdentity, PodProof, Request, SandboxCheckpoint,
 };
-use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use kevtmon_types::is_zero::is_zero;
+use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use kubelet::KubeletImpact;
 use serde::{Deserialize, Serialize};
 
+use super::conditions::{Condition, Conditions, Known, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
-use super::timers::Timers;
-use super::{
-    Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, OpenIncident, SECOND, STARTUP_GRACE,
-    Watch, seconds, start,
-};
+use super::{Alert, Context, IncidentKind, ModelChange, OpenIncident, SECOND, Watch};
 use crate::node::containers::is_live;
 use crate::node::view::{NodeView, RuntimeAvailability};
 
@@ -60,25 +58,37 @@ thresholds! {
 }
 
 /// A container without its sandbox.
-#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Orphan {
+pub(super) struct Orphan {
     sandbox: String,
-    /// When its sandbox was found missing.
-    first: BootNs,
     found_at_start: bool,
     is_claimed: bool,
-    /// Whether there is a checkpoint of the sandbox, as last looked for.
+}
+
+impl Orphan {
+    fn found(context: &Context<'_>, facts: &ContainerFacts) -> Self {
+        Self {
+            sandbox: sandbox_of(facts).unwrap_or_default().to_owned(),
+            found_at_start: context.ready.is_none_or(|ready| ready == context.now),
+            is_claimed: !facts.pod.as_ref().is_some_and(PodIdentity::is_confirmed),
+        }
+    }
+}
+
+/// A sandbox that containers lack.
+#[serde_with::skip_serializing_none]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct Lost {
+    /// Whether there is a checkpoint of it, as last looked for.
     checkpoint: Option<bool>,
-    /// The event of the removal of its sandbox.
-    evidence: Option<u64>,
-    is_open: bool,
+    /// The event of its removal.
+    removed: Option<u64>,
 }
 
 /// What the lists of the runtimes tell about a container.
-enum Assessment {
-    /// The sandbox that it lacks.
-    Orphan(String),
+enum Assessment<'a> {
+    /// It lacks its sandbox.
+    Orphan(&'a ContainerFacts),
     /// It is gone, or has what it needs.
     Fine,
     /// No list is up to date.
@@ -87,218 +97,163 @@ enum Assessment {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct OrphanContainer {
-    #[serde(skip)]
-    thresholds: Thresholds,
-    orphans: BTreeMap<String, Orphan>,
-    /// When an incident opens.
-    timers: Timers<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    lost: BTreeMap<String, Lost>,
     /// When what they rest on is looked at again.
-    look_at: Option<BootNs>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    look_at: BootNs,
 }
 
 impl OrphanContainer {
-    fn check_all(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let present = context.node.containers.present().filter(|facts| sandbox_of(facts).is_some());
-        // In the order of their ids: incidents open in it.
-        let ids: BTreeSet<String> =
-            present.map(|facts| &facts.id).chain(self.orphans.keys()).cloned().collect();
-        ids.iter().for_each(|id| self.check(context, id, findings));
-    }
-
-    /// Looks at a container that changed, and at those of which it is the sandbox.
-    fn changed(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
-        self.check(context, id, findings);
-        let containers = context.node.containers;
-        // An unknown one is no sandbox that any container could have lost now.
-        if containers.get(id).is_some_and(|facts| facts.sandbox) {
-            let mut members: Vec<String> = match containers.is_present(id) {
-                true => self.lacking(id),
-                false => {
-                    let its_own = |facts: &&ContainerFacts| sandbox_of(facts) == Some(id);
-                    containers.present().filter(its_own).map(|facts| facts.id.clone()).collect()
-                }
-            };
-            members.sort_unstable();
-            members.iter().for_each(|member| self.check(context, member, findings));
+    /// Keeps what is known of the sandboxes that are lacked, and has their checkpoints looked for: all at once, since each look is
+    /// one at all processes.
+    fn follow(
+        &mut self,
+        now: BootNs,
+        lacked: &BTreeSet<&str>,
+        orphans: &[(&ContainerFacts, Orphan)],
+        findings: &mut Findings,
+    ) {
+        self.lost.retain(|sandbox, _| lacked.contains(sandbox.as_str()));
+        for sandbox in lacked {
+            self.lost.entry((*sandbox).to_owned()).or_default();
         }
-    }
-
-    fn check(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
-        match judge(context.node, id) {
-            Assessment::Unknown => {}
-            Assessment::Fine => self.forget(id, None, findings),
-            Assessment::Orphan(sandbox) if !self.orphans.contains_key(id) => {
-                self.found(context, id, sandbox, findings);
-            }
-            Assessment::Orphan(_) => self.report(context, id, findings),
-        }
-    }
-
-    /// A container has no sandbox from now on.
-    fn found(&mut self, context: &Context<'_>, id: &str, sandbox: String, findings: &mut Findings) {
-        let is_confirmed = |facts: &ContainerFacts| facts.pod.as_ref().is_some_and(PodIdentity::is_confirmed);
-        let is_claimed = !context.node.containers.get(id).is_some_and(is_confirmed);
-        let claimed = self.orphans.values().filter(|orphan| orphan.is_claimed).count();
-        if self.orphans.len() >= CAPACITY || is_claimed && claimed >= CLAIMED_MAX {
-            return findings.discard();
-        }
-        let found_at_start = context.ready.is_none_or(|ready| ready == context.now);
-        let delay = if found_at_start { START_DELAY } else { seconds(self.thresholds.get(&ORPHAN_AFTER)) };
-        self.timers.set(&id.to_owned(), context.now + delay);
-        // Together with those that are found at this time: each look is one at all processes.
-        self.look_at.get_or_insert(context.now);
-        let orphan = Orphan { sandbox, first: context.now, found_at_start, is_claimed, ..Orphan::default() };
-        self.orphans.insert(id.to_owned(), orphan);
-    }
-
-    fn due(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
-        if context.ready.is_none() {
-            return self.timers.set(&id.to_owned(), context.now + STARTUP_GRACE);
-        }
-        match judge(context.node, id) {
-            // Its runtime does not answer: nothing opens on what was known before.
-            Assessment::Unknown => self.timers.set(&id.to_owned(), context.now + LOOK_INTERVAL),
-            Assessment::Fine => self.forget(id, None, findings),
-            Assessment::Orphan(_) => {
-                if let Some(orphan) = self.orphans.get_mut(id) {
-                    orphan.is_open = true;
-                }
-                self.report(context, id, findings);
+        if lacked.is_empty() {
+            self.look_at = 0;
+        } else if self.look_at <= now {
+            self.look_at = now.saturating_add(LOOK_INTERVAL);
+            let orphans = orphans.iter().filter(|(facts, _)| kubelet::has_checkpoints(facts));
+            let sandboxes: BTreeSet<String> = orphans.map(|(_, orphan)| orphan.sandbox.clone()).collect();
+            if !sandboxes.is_empty() {
+                let sandboxes = sandboxes.into_iter().collect();
+                findings.request(Request::SandboxCheckpoints { sandboxes });
             }
         }
     }
 
-    /// Looks again at what the incidents rest on.
-    fn look_again(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let has_checkpoints =
-            |id: &str| context.node.containers.get(id).is_some_and(kubelet::has_checkpoints);
-        let sandboxes =
-            self.orphans.iter().filter(|(id, _)| has_checkpoints(id)).map(|(_, orphan)| &orphan.sandbox);
-        let sandboxes: BTreeSet<String> = sandboxes.cloned().collect();
-        if !sandboxes.is_empty() {
-            let sandboxes = sandboxes.into_iter().collect();
-            findings.request(Request::SandboxCheckpoints { sandboxes });
-        }
-        let ids: Vec<String> = self.orphans.keys().cloned().collect();
-        self.look_at = (!ids.is_empty()).then(|| context.now + LOOK_INTERVAL);
-        ids.iter().for_each(|id| self.check(context, id, findings));
-    }
-
-    /// Whether there is a checkpoint is known now.
-    fn looked(&mut self, context: &Context<'_>, found: &[SandboxCheckpoint], findings: &mut Findings) {
-        for SandboxCheckpoint { sandbox, found } in found {
-            for id in self.lacking(sandbox) {
-                if let Some(orphan) = self.orphans.get_mut(&id) {
-                    orphan.checkpoint = *found;
-                }
-                self.report(context, &id, findings);
-            }
-        }
-    }
-
-    /// Tells what is known of an orphan whose incident is open.
-    fn report(&self, context: &Context<'_>, id: &str, findings: &mut Findings) {
+    fn report(&self, context: &Context<'_>, facts: &ContainerFacts, orphan: &Orphan) -> Report {
         let node = context.node;
-        let open = self.orphans.get(id).filter(|orphan| orphan.is_open);
-        let Some((orphan, facts)) = open.zip(node.containers.get(id)) else { return };
+        let Lost { checkpoint, removed } = self.lost.get(&orphan.sandbox).copied().unwrap_or_default();
         let kubelet = kubelet::last(node);
-        let impact = KubeletImpact::of(node, facts, orphan.checkpoint, kubelet);
+        let impact = KubeletImpact::of(node, facts, checkpoint, kubelet);
         let target = node.target_of(facts);
         let is_live = is_live(facts.state);
         // It works, and nothing is in the way of the kubelet.
         let is_fine = is_live && impact.severity() == Severity::Info;
         let summary = wording::summary(&target, &orphan.sandbox, &impact);
-        findings.report(Report {
+        Report {
             advice: Some(if is_fine { Vec::new() } else { wording::advice_for(node, &target, is_live) }),
             objects: IncidentObjects {
                 sandbox: Some(Box::new(Sandbox {
                     id: orphan.sandbox.clone(),
-                    checkpoint: orphan.checkpoint,
+                    checkpoint,
                     kubelet_version: kubelet.and_then(|kubelet| kubelet.version.clone()),
                 })),
                 target: Some(Shared::new(target)),
                 ..IncidentObjects::default()
             },
-            first: orphan.first,
-            evidence: orphan.evidence.into_iter().collect(),
+            evidence: removed.into_iter().collect(),
             found_at_start: orphan.found_at_start,
-            ..Report::new(id.to_owned(), impact.severity(), confidence(facts), summary, context.now)
-        });
-    }
-
-    fn lacking(&self, sandbox: &str) -> Vec<String> {
-        let of_it = self.orphans.iter().filter(|(_, orphan)| orphan.sandbox == sandbox);
-        of_it.map(|(id, _)| id.clone()).collect()
-    }
-
-    /// It is over; `evidence`: the event that shows it.
-    fn forget(&mut self, id: &str, evidence: Option<u64>, findings: &mut Findings) {
-        let Some(orphan) = self.orphans.remove(id) else { return };
-        self.timers.cancel(&id.to_owned());
-        if orphan.is_open {
-            findings.close(id.to_owned(), CloseReason::Resolved, evidence);
-        }
-        if self.orphans.is_empty() {
-            self.look_at = None;
+            ..Report::new(facts.id.clone(), impact.severity(), confidence(facts), summary, context.now)
         }
     }
 }
 
-impl Diagnosis for OrphanContainer {
-    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+impl Conditions for OrphanContainer {
+    const SPEC: &'static IncidentKind = &SPEC;
+    const HOLD: &'static Threshold = &ORPHAN_AFTER;
+    type Memory = Orphan;
+
+    fn event(&mut self, seen: &Seen<'_, Orphan>, event: &Event, findings: &mut Findings) -> Look {
         let container = event.target.as_ref().and_then(|target| target.container.as_ref());
-        let Some(gone) = container.filter(|_| event.kind == Kind::ContainerRemoved) else { return };
-        self.forget(&gone.id, Some(event.seq), findings);
-        self.changed(context, &gone.id, findings);
-        for id in self.lacking(&gone.id) {
-            if let Some(orphan) = self.orphans.get_mut(&id) {
-                orphan.evidence.get_or_insert(event.seq);
-            }
+        let Some(gone) = container.filter(|_| event.kind == Kind::ContainerRemoved) else { return Look::No };
+        if seen.is_open(&gone.id) {
+            findings.close(gone.id.clone(), CloseReason::Resolved, Some(event.seq));
         }
+        let mut present = seen.context.node.containers.present();
+        if present.any(|facts| sandbox_of(facts) == Some(gone.id.as_str())) {
+            self.lost.entry(gone.id.clone()).or_default().removed.get_or_insert(event.seq);
+        }
+        Look::Now
     }
 
-    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+    fn change(&mut self, _: &Seen<'_, Orphan>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
         match change {
-            ModelChange::Container(id) => self.changed(context, id, findings),
-            ModelChange::Runtime | ModelChange::RuntimeAvailability | ModelChange::Ready => {
-                self.check_all(context, findings);
+            ModelChange::SandboxCheckpoints(found) => {
+                for SandboxCheckpoint { sandbox, found } in *found {
+                    self.lost.entry(sandbox.clone()).or_default().checkpoint = *found;
+                }
             }
-            ModelChange::SandboxCheckpoints(found) => self.looked(context, found, findings),
-            _ => {}
+            ModelChange::Container(_)
+            | ModelChange::Runtime
+            | ModelChange::RuntimeAvailability
+            | ModelChange::Ready => {}
+            _ => return Look::No,
         }
+        Look::Now
     }
 
-    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        while let Some(id) = self.timers.take_due(context.now) {
-            self.due(context, &id, findings);
+    fn conditions(
+        &mut self,
+        seen: &Seen<'_, Orphan>,
+        findings: &mut Findings,
+    ) -> Option<Vec<Condition<Orphan>>> {
+        let (context, node) = (seen.context, seen.context.node);
+        let of_pods = node.containers.present().filter(|facts| sandbox_of(facts).is_some());
+        let ids: BTreeSet<&str> = of_pods.map(|facts| facts.id.as_str()).chain(seen.open()).collect();
+        let mut claimed = seen.memories().filter(|orphan| orphan.is_claimed).count();
+        let (mut orphans, mut unknown) = (Vec::new(), Vec::new());
+        for id in ids {
+            let known = seen.memory(id);
+            match judge(node, id) {
+                Assessment::Fine => {}
+                Assessment::Unknown => unknown.extend(known.map(|orphan| (id, orphan))),
+                Assessment::Orphan(facts) => {
+                    let orphan = known.cloned().unwrap_or_else(|| Orphan::found(context, facts));
+                    if orphan.is_claimed && known.is_none() {
+                        if claimed >= CLAIMED_MAX {
+                            findings.discard();
+                            continue;
+                        }
+                        claimed += 1;
+                    }
+                    orphans.push((facts, orphan));
+                }
+            }
         }
-        if self.look_at.is_some_and(|at| at <= context.now) {
-            self.look_again(context, findings);
-        }
+        let lacked =
+            orphans.iter().map(|(_, orphan)| orphan).chain(unknown.iter().map(|(_, orphan)| *orphan));
+        let lacked: BTreeSet<&str> = lacked.map(|orphan| orphan.sandbox.as_str()).collect();
+        self.follow(context.now, &lacked, &orphans, findings);
+        let unknown = unknown.iter().map(|(id, _)| Condition::unknown((*id).to_owned()));
+        let orphans = orphans.iter().map(|(facts, orphan)| Condition {
+            hold: orphan.found_at_start.then_some(START_DELAY),
+            memory: orphan.clone(),
+            ..Condition::new(self.report(context, facts, orphan))
+        });
+        Some(orphans.chain(unknown).collect())
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        [self.timers.next(), self.look_at].into_iter().flatten().min()
+    fn settle(&self, _: &Seen<'_, Orphan>, _: &mut Findings) -> Option<BootNs> {
+        (!self.lost.is_empty()).then_some(self.look_at)
     }
 
-    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
+    /// What is advised depends on more than what is said.
+    fn is_news(_: &Known<Orphan>, _: &Report, _: &Orphan) -> bool {
+        true
+    }
+
+    fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, Orphan)> {
         let (incident, sandbox) = (event.incident.as_ref()?, event.sandbox.as_ref()?);
-        let id = event.target.as_ref()?.container.as_ref()?.id.clone();
+        let target = event.target.as_ref()?;
         let orphan = Orphan {
             sandbox: sandbox.id.clone(),
-            first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
             found_at_start: incident.found_at_start,
-            is_claimed: event.target.as_ref().is_some_and(|target| target.is_claimed()),
-            checkpoint: sandbox.checkpoint,
-            evidence: None,
-            is_open: true,
+            is_claimed: target.is_claimed(),
         };
-        self.look_at.get_or_insert(context.now + STARTUP_GRACE);
-        self.orphans.insert(id.clone(), orphan);
-        Some(id)
+        self.lost.insert(sandbox.id.clone(), Lost { checkpoint: sandbox.checkpoint, removed: None });
+        Some((target.container.as_ref()?.id.clone(), orphan))
     }
-
-    with_thresholds!();
 }
 
 /// Whether what an open incident tells of may be why this kubelet ended.
@@ -316,7 +271,7 @@ fn sandbox_of(facts: &ContainerFacts) -> Option<&str> {
     facts.pod.as_ref().filter(|_| needs_one)?.sandbox_id.as_deref()
 }
 
-fn judge(node: &NodeView<'_>, id: &str) -> Assessment {
+fn judge<'a>(node: &NodeView<'a>, id: &str) -> Assessment<'a> {
     let facts = node.containers.get(id).filter(|_| node.containers.is_present(id));
     let Some(facts) = facts else {
         // One that no list has had yet may be that of a runtime that does not answer.
@@ -328,7 +283,7 @@ fn judge(node: &NodeView<'_>, id: &str) -> Assessment {
     match sandbox_of(facts) {
         Some(sandbox) if !node.containers.is_present(sandbox) => {
             match node.containers.sources(id).iter().any(is_up) {
-                true => Assessment::Orphan(sandbox.to_owned()),
+                true => Assessment::Orphan(facts),
                 false => Assessment::Unknown,
             }
         }
