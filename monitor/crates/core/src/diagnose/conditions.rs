@@ -176,7 +176,6 @@ impl Reported {
 struct ByState<K: Conditions> {
     #[serde(skip)]
     hold: BootNs,
-    #[serde(flatten)]
     kind: K,
     #[serde(default = "BTreeMap::new", skip_serializing_if = "BTreeMap::is_empty")]
     known: BTreeMap<String, Known<K::Memory>>,

@@ -18,17 +18,15 @@ use kevtmon_event::{
     Unreadable,
 };
 use kevtmon_observation::{Access, BootNs, LinkFacts, NsInum, Request, VethLink};
-use kevtmon_types::settings::{Thresholds, Unit, thresholds};
+use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use living::{Assessment, Living};
 use serde::{Deserialize, Serialize};
 use whose::Whose;
 
-use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
+use super::conditions::{Condition, Conditions, Look, Seen, start};
+use super::finding::{Findings, IncidentKey, IncidentObjects, Report};
 use super::pod_network::SETTLE;
-use super::{
-    Alert, CAPACITY, Context, Diagnosis, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing,
-    seconds, start,
-};
+use super::{Alert, CAPACITY, Context, IncidentKind, ModelChange, SECOND, Watch, cni_teardown_failing};
 use crate::node::view::{NodeView, RuntimeAvailability};
 
 mod living;
@@ -100,9 +98,6 @@ struct Orphan {
     look_at: BootNs,
     /// The time to the look after that, of an open one.
     pause: BootNs,
-    is_open: bool,
-    /// What the open incident says; nothing yet of one that an earlier run of the daemon opened.
-    summary: String,
 }
 
 /// A pod whose device one was.
@@ -117,61 +112,15 @@ struct Former {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct OrphanVeth {
-    #[serde(skip)]
-    thresholds: Thresholds,
     orphans: BTreeMap<u32, Orphan>,
     /// The pods that were seen behind the devices of the host, by index.
     former: BTreeMap<u32, Former>,
-    next: Option<BootNs>,
+    /// What was found just now.
+    #[serde(skip)]
+    ends: Vec<VethEnd>,
 }
 
 impl OrphanVeth {
-    fn wake(&mut self, at: BootNs) {
-        self.next = Some(self.next.map_or(at, |next| next.min(at)));
-    }
-
-    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        self.next = None;
-        let node = context.node;
-        // Before the runtimes have told their containers nobody knows who lives.
-        let Some(ready) = context.ready else { return };
-        let Some(host) = node.host() else { return };
-        self.former.retain(|ifindex, _| host.links.contains_key(ifindex));
-        let gone = self.orphans.keys().filter(|ifindex| !host.links.contains_key(ifindex)).copied();
-        for ifindex in gone.collect::<Vec<_>>() {
-            self.end(node, ifindex, findings);
-        }
-        let after = seconds(self.thresholds.get(&AFTER));
-        let mut living = Living::default();
-        for link in host.links.values().filter(|link| link.kind.as_deref() == Some("veth")) {
-            self.note_pod(node, link, &mut living);
-            let is_left = self.orphans.contains_key(&link.ifindex);
-            match living.judge(node, link, self.former.get(&link.ifindex), is_left) {
-                Assessment::Lives => self.end(node, link.ifindex, findings),
-                Assessment::Unknown => {
-                    // What was seen before counts no more once it is known again.
-                    if self.orphans.get(&link.ifindex).is_some_and(|orphan| !orphan.is_open) {
-                        self.orphans.remove(&link.ifindex);
-                    }
-                }
-                Assessment::Orphan if self.orphans.contains_key(&link.ifindex) => {}
-                Assessment::Orphan if self.orphans.len() >= CAPACITY => findings.discard(),
-                Assessment::Orphan => {
-                    let orphan = Orphan {
-                        first: context.now,
-                        found_at_start: context.now <= ready.saturating_add(2 * SECOND),
-                        look_at: context.now.saturating_add(after),
-                        pause: LOOK_FIRST,
-                        is_open: false,
-                        summary: String::new(),
-                    };
-                    self.orphans.insert(link.ifindex, orphan);
-                }
-            }
-        }
-        self.look(context, findings);
-    }
-
     /// Keeps whose device it is, which nothing tells once the pod is gone.
     fn note_pod(&mut self, node: &NodeView<'_>, link: &LinkFacts, living: &mut Living) {
         let peer = link.peer.as_ref().and_then(|peer| peer.netns).filter(|netns| *netns != node.host_netns);
@@ -203,70 +152,57 @@ impl OrphanVeth {
         if !links.is_empty() {
             findings.request(Request::VethPeers { links });
         }
-        if let Some(next) = self.orphans.values().map(|orphan| orphan.look_at).min() {
-            self.wake(next.max(context.now.saturating_add(SETTLE)));
-        }
     }
 
-    fn looked(&mut self, context: &Context<'_>, ends: &[VethEnd], findings: &mut Findings) {
+    /// What was found behind a device; `None` if somebody lives there.
+    fn looked(
+        &mut self,
+        context: &Context<'_>,
+        facts: &LinkFacts,
+        end: &VethEnd,
+        living: &mut Living,
+    ) -> Option<Condition<()>> {
         let node = context.node;
-        let Some(host) = node.host() else { return };
-        let mut living = Living::default();
-        for end in ends.iter().filter(|end| end.present) {
-            let Some(facts) = host.links.get(&end.ifindex) else { continue };
-            let former = self.former.get(&end.ifindex);
-            let whose = living.whose(node, facts, former);
-            let is_told = node.runtimes != RuntimeAvailability::Absent;
-            let is_inhabited = match is_told {
-                true => end
-                    .keepers
-                    .iter()
-                    .any(|keeper| is_of_living_container(keeper) && !is_anothers(node, &whose, keeper)),
-                false => end.keepers.iter().any(|keeper| keeper.access == Access::Netns),
-            };
-            // The runtimes may have told of somebody since, or be silent by now.
-            let known = LinkFacts {
-                peer: facts.peer.clone().map(|mut peer| {
-                    peer.netns = end.netns.or(peer.netns);
-                    peer
-                }),
-                ..facts.clone()
-            };
-            let is_orphan = living.judge(node, &known, former, true) == Assessment::Orphan;
-            let Some(orphan) = self.orphans.get_mut(&end.ifindex) else { continue };
-            if is_inhabited || !is_orphan {
-                orphan.look_at = context.now.saturating_add(AGAIN);
-                if is_inhabited && std::mem::take(&mut orphan.is_open) {
-                    findings.close(subject(node.host_netns, end.ifindex), CloseReason::Resolved, None);
-                }
-                continue;
-            }
-            orphan.look_at = context.now.saturating_add(orphan.pause);
-            orphan.pause = orphan.pause.saturating_mul(2).min(LOOK_MOST);
-            // Where it was is known from before, and what keeps it is not.
-            let netns = known.peer.as_ref().and_then(|peer| peer.netns);
-            let complete = end.complete && end.netns.is_some();
-            let end = VethEnd { netns, complete, ..end.clone() };
-            self.report(context, &known, &end, findings);
+        let former = self.former.get(&facts.ifindex);
+        let whose = living.whose(node, facts, former);
+        let is_told = node.runtimes != RuntimeAvailability::Absent;
+        let is_inhabited = match is_told {
+            true => end
+                .keepers
+                .iter()
+                .any(|keeper| is_of_living_container(keeper) && !is_anothers(node, &whose, keeper)),
+            false => end.keepers.iter().any(|keeper| keeper.access == Access::Netns),
+        };
+        let known = LinkFacts {
+            peer: facts.peer.clone().map(|mut peer| {
+                peer.netns = end.netns.or(peer.netns);
+                peer
+            }),
+            ..facts.clone()
+        };
+        let is_orphan = living.judge(node, &known, former, true) == Assessment::Orphan;
+        let orphan = self.orphans.get_mut(&facts.ifindex)?;
+        if is_inhabited || !is_orphan {
+            orphan.look_at = context.now.saturating_add(AGAIN);
+            return (!is_inhabited).then(|| Condition::unknown(subject(node.host_netns, facts.ifindex)));
         }
-        if let Some(next) = self.orphans.values().map(|orphan| orphan.look_at).min() {
-            self.wake(next);
-        }
+        orphan.look_at = context.now.saturating_add(orphan.pause);
+        orphan.pause = orphan.pause.saturating_mul(2).min(LOOK_MOST);
+        let (since, found_at_start) = (Some(orphan.first), orphan.found_at_start);
+        // Where it was is known from before, and what keeps it is not.
+        let netns = known.peer.as_ref().and_then(|peer| peer.netns);
+        let complete = end.complete && end.netns.is_some();
+        let end = VethEnd { netns, complete, ..end.clone() };
+        let report = Report { found_at_start, ..self.report(context, &known, &end) };
+        Some(Condition { since, ..Condition::new(report) })
     }
 
-    fn report(&mut self, context: &Context<'_>, facts: &LinkFacts, end: &VethEnd, findings: &mut Findings) {
+    fn report(&self, context: &Context<'_>, facts: &LinkFacts, end: &VethEnd) -> Report {
         let node = context.node;
         let pod = self.pod_of(node, facts);
         let former = self.former.get(&facts.ifindex);
         let lives = Living::default().whose(node, facts, former).lives(node);
         let summary = wording::summary(node, facts, (pod.as_ref(), lives), end);
-        let caused_by = pod.as_ref().map_or_else(Vec::new, |pod| causes(node, pod));
-        let Some(orphan) = self.orphans.get_mut(&facts.ifindex) else { return };
-        if orphan.is_open && orphan.summary == summary {
-            return;
-        }
-        let is_new = !std::mem::replace(&mut orphan.is_open, true);
-        orphan.summary.clone_from(&summary);
         let is_found = end.netns.is_some();
         let is_guessed = end.keepers.iter().any(|keeper| keeper.possible);
         let subject = subject(node.host_netns, facts.ifindex);
@@ -274,9 +210,10 @@ impl OrphanVeth {
             RuntimeAvailability::All if is_found && end.complete && !is_guessed => Confidence::Certain,
             _ => Confidence::Likely,
         };
-        findings.report(Report {
+        Report {
             ruled_out: Some(wording::ruled_out(node, end)),
             advice: Some(wording::steps(context, facts, end)),
+            caused_by: pod.as_ref().map_or_else(Vec::new, |pod| causes(node, pod)),
             objects: IncidentObjects {
                 target: pod.map(|pod| Shared::new(Target { pod: Some(pod), ..Target::unknown(Join::Late) })),
                 link: Some(Box::new(node.link(facts))),
@@ -285,13 +222,8 @@ impl OrphanVeth {
                 holders_unreadable: end.unreadable.clone(),
                 ..IncidentObjects::default()
             },
-            first: orphan.first,
-            count: Count::Total(u64::from(is_new)),
-            found_at_start: orphan.found_at_start,
-            caused_by,
-            host_cause: None,
             ..Report::new(subject, Severity::Warning, confidence, summary, context.now)
-        });
+        }
     }
 
     /// The pod whose device it was: one that was seen behind it, else one for which it was made or after whose name it is called.
@@ -301,12 +233,6 @@ impl OrphanVeth {
         let called = || living::former_by_name(node, &link.ifname);
         let Former { namespace, name, uid, .. } = seen.or_else(made_for).or_else(called)?;
         Some(Pod { namespace: Some(namespace), name: Some(name), uid, ..Pod::default() })
-    }
-
-    fn end(&mut self, node: &NodeView<'_>, ifindex: u32, findings: &mut Findings) {
-        if self.orphans.remove(&ifindex).is_some_and(|orphan| orphan.is_open) {
-            findings.close(subject(node.host_netns, ifindex), CloseReason::Resolved, None);
-        }
     }
 }
 
@@ -338,63 +264,104 @@ fn subject(netns: NsInum, ifindex: u32) -> String {
     format!("{netns}/{ifindex}")
 }
 
-impl Diagnosis for OrphanVeth {
-    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+impl Conditions for OrphanVeth {
+    const SPEC: &'static IncidentKind = &SPEC;
+    const HOLD: &'static Threshold = &AFTER;
+    type Memory = ();
+
+    fn event(&mut self, seen: &Seen<'_, ()>, event: &Event, findings: &mut Findings) -> Look {
         if !matches!(event.kind, Kind::LinkCreated | Kind::LinkChanged | Kind::LinkMoved | Kind::LinkDeleted)
         {
-            return;
+            return Look::No;
         }
-        let Some(link) = event.link.as_ref().filter(|link| link.netns == context.node.host_netns) else {
-            return;
-        };
+        let host = seen.context.node.host_netns;
+        let Some(link) = event.link.as_ref().filter(|link| link.netns == host) else { return Look::No };
         if matches!(event.kind, Kind::LinkMoved | Kind::LinkDeleted) {
             // The next one with its index is another one.
             self.former.remove(&link.ifindex);
-            if self.orphans.remove(&link.ifindex).is_some_and(|orphan| orphan.is_open) {
-                let subject = subject(link.netns, link.ifindex);
+            self.orphans.remove(&link.ifindex);
+            let subject = subject(link.netns, link.ifindex);
+            if seen.is_open(&subject) {
                 findings.close(subject, CloseReason::Resolved, Some(event.seq));
             }
         }
-        self.wake(context.now.saturating_add(SETTLE));
+        Look::Soon
     }
 
-    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+    fn change(&mut self, seen: &Seen<'_, ()>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
         match change {
-            ModelChange::VethPeers(ends) => self.looked(context, ends, findings),
+            ModelChange::VethPeers(ends) => {
+                self.ends = ends.to_vec();
+                Look::Now
+            }
             ModelChange::Netns(_)
             | ModelChange::NetnsGone(_)
             | ModelChange::Container(_)
             | ModelChange::Runtime
             | ModelChange::RuntimeAvailability
             | ModelChange::Ipam
-            | ModelChange::Ready => self.wake(context.now.saturating_add(SETTLE)),
+            | ModelChange::Ready => Look::Soon,
             // Where there is no runtime, nothing else tells that a pod is gone.
-            ModelChange::PodRemains if context.node.runtimes == RuntimeAvailability::Absent => {
-                self.wake(context.now.saturating_add(SETTLE));
+            ModelChange::PodRemains => {
+                Look::soon_if(seen.context.node.runtimes == RuntimeAvailability::Absent)
             }
-            _ => {}
+            _ => Look::No,
         }
     }
 
-    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        if self.next.is_some_and(|next| next <= context.now) {
-            self.review(context, findings);
+    fn conditions(&mut self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<Vec<Condition<()>>> {
+        let ends = std::mem::take(&mut self.ends);
+        let (context, node) = (seen.context, seen.context.node);
+        // Before the runtimes have told their containers nobody knows who lives.
+        let (ready, host) = context.ready.zip(node.host())?;
+        self.former.retain(|ifindex, _| host.links.contains_key(ifindex));
+        self.orphans.retain(|ifindex, _| host.links.contains_key(ifindex));
+        let (mut living, mut conditions) = (Living::default(), Vec::new());
+        for link in host.links.values().filter(|link| link.kind.as_deref() == Some("veth")) {
+            self.note_pod(node, link, &mut living);
+            let subject = subject(node.host_netns, link.ifindex);
+            let is_left = self.orphans.contains_key(&link.ifindex);
+            match living.judge(node, link, self.former.get(&link.ifindex), is_left) {
+                Assessment::Unknown if seen.is_open(&subject) => {
+                    conditions.push(Condition::unknown(subject));
+                }
+                // What was seen before counts no more once it is known again.
+                Assessment::Lives | Assessment::Unknown => {
+                    self.orphans.remove(&link.ifindex);
+                }
+                Assessment::Orphan if !is_left && self.orphans.len() >= CAPACITY => findings.discard(),
+                Assessment::Orphan => {
+                    self.orphans.entry(link.ifindex).or_insert_with(|| Orphan {
+                        first: context.now,
+                        found_at_start: context.now <= ready.saturating_add(2 * SECOND),
+                        look_at: context.now.saturating_add(seen.hold),
+                        pause: LOOK_FIRST,
+                    });
+                    conditions.extend(
+                        match ends.iter().find(|end| end.present && end.ifindex == link.ifindex) {
+                            Some(end) => self.looked(context, link, end, &mut living),
+                            None => Some(Condition::unknown(subject)),
+                        },
+                    );
+                }
+            }
         }
+        self.look(context, findings);
+        Some(conditions)
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.next
+    fn settle(&self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<BootNs> {
+        let next = self.orphans.values().map(|orphan| orphan.look_at).min()?;
+        Some(next.max(seen.context.now.saturating_add(SETTLE)))
     }
 
-    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<(String, ())> {
         let (incident, link) = (event.incident.as_ref()?, event.link.as_ref()?);
         let orphan = Orphan {
             first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
             found_at_start: incident.found_at_start,
             look_at: context.now,
             pause: LOOK_FIRST,
-            is_open: true,
-            summary: String::new(),
         };
         self.orphans.insert(link.ifindex, orphan);
         if let Some(pod) = event.target.as_deref().and_then(Target::confirmed_pod)
@@ -404,8 +371,6 @@ impl Diagnosis for OrphanVeth {
             let uid = pod.uid.clone();
             self.former.insert(link.ifindex, Former { namespace, name, uid, netns });
         }
-        Some(subject(link.netns, link.ifindex))
+        Some((subject(link.netns, link.ifindex), ()))
     }
-
-    with_thresholds!();
 }
