@@ -27,10 +27,10 @@ use kevtmon_server::http::{
     CONNECTION_TIME, Connection, HTML, Handler, JSON, Limits, NDJSON, PATIENCE, Response, Server,
     method_not_allowed, respond, stream_body, text, whole,
 };
+use kevtmon_server::web_config::{WebListener, WebStream};
 use kevtmon_sources::capabilities::{DAC_OVERRIDE, DAC_READ_SEARCH, SYS_PTRACE};
 use kevtmon_types::error_chain::chain;
 use kevtmon_types::escape::to_json;
-use tokio::net::TcpStream;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, broadcast};
 use tokio::task::spawn_blocking;
@@ -93,7 +93,8 @@ pub(super) fn start(socket: &Path, port: u16) -> io::Result<(Server, String)> {
     let socket = socket.to_owned();
     // Ends with the program.
     thread::Builder::new().name("ui-events".to_owned()).spawn(move || follow(&socket, &events))?;
-    Ok((Server::start("ui", vec![listener], LIMITS, site)?, url))
+    let listeners = move || Ok(vec![WebListener::new(listener, None)?]);
+    Ok((Server::start("ui", listeners, LIMITS, site)?, url))
 }
 
 /// 16 random bytes in hexadecimal.
@@ -120,10 +121,10 @@ fn policy(nonce: &str) -> String {
 }
 
 impl Handler for Site {
-    type Stream = TcpStream;
+    type Stream = WebStream;
     type Peer = ();
 
-    fn identify(&self, _: &TcpStream) -> Result<(), String> {
+    fn identify(&self, _: &WebStream) -> Result<(), String> {
         Ok(())
     }
 

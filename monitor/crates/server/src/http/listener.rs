@@ -1,11 +1,11 @@
-//! What can be listened on: TCP addresses and unix sockets.
+//! What can be listened on: unix sockets, and TCP addresses by `web_config`.
 
 use std::future::Future;
 use std::io;
 use std::os::fd::AsRawFd;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{UnixListener, UnixStream};
 
 /// Taken for the number of those that wait, where the kernel does not tell.
 const BATCH: usize = 64;
@@ -32,16 +32,9 @@ fn queued(listener: &impl AsRawFd) -> io::Result<usize> {
     usize::try_from(info.tcpi_unacked).map_err(io::Error::other)
 }
 
-/// A bound, non-blocking listener, before there is a runtime.
-pub trait Listen: Send + 'static {
-    /// The same within a runtime.
-    type Accept: Accept;
-
-    /// Registers it with the current runtime.
-    ///
-    /// # Errors
-    /// When the runtime cannot watch it.
-    fn into_async(self) -> io::Result<Self::Accept>;
+/// The same, or some where the kernel does not tell.
+pub(crate) fn waiting(listener: &impl AsRawFd) -> usize {
+    queued(listener).unwrap_or(BATCH)
 }
 
 /// A listener within a runtime.
@@ -57,37 +50,7 @@ pub trait Accept: Send + Sync + 'static {
     fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
-impl Listen for std::net::TcpListener {
-    type Accept = tokio::net::TcpListener;
-
-    fn into_async(self) -> io::Result<Self::Accept> {
-        tokio::net::TcpListener::from_std(self)
-    }
-}
-
-impl Accept for tokio::net::TcpListener {
-    type Stream = TcpStream;
-
-    const IS_OPEN_TO_ALL: bool = true;
-
-    fn waiting(&self) -> usize {
-        queued(self).unwrap_or(BATCH)
-    }
-
-    async fn accept(&self) -> io::Result<TcpStream> {
-        Ok(self.accept().await?.0)
-    }
-}
-
-impl Listen for std::os::unix::net::UnixListener {
-    type Accept = tokio::net::UnixListener;
-
-    fn into_async(self) -> io::Result<Self::Accept> {
-        tokio::net::UnixListener::from_std(self)
-    }
-}
-
-impl Accept for tokio::net::UnixListener {
+impl Accept for UnixListener {
     type Stream = UnixStream;
 
     // By the mode of the file.

@@ -40,7 +40,8 @@ pub use body::{Body, stream_body, whole};
 pub use compression::{Compressible, compressed};
 pub use connection::Connection;
 pub use connection_slots::Patience;
-pub use listener::{Accept, Listen};
+pub use listener::Accept;
+pub(crate) use listener::waiting;
 pub use response::{HTML, JSON, NDJSON, Response, TEXT, method_not_allowed, respond, text};
 
 /// Most bytes of a request.
@@ -101,15 +102,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves what connects to the listeners.
+    /// Serves what connects to the listeners, which are made within its runtime.
     ///
     /// # Errors
     /// When no runtime or thread can be started.
-    pub fn start<L, H>(name: &str, listeners: Vec<L>, limits: Limits, handler: H) -> io::Result<Self>
-    where
-        L: Listen,
-        H: Handler<Stream = <L::Accept as Accept>::Stream>,
-    {
+    pub fn start<A: Accept, H: Handler<Stream = A::Stream>>(
+        name: &str,
+        listeners: impl FnOnce() -> io::Result<Vec<A>> + Send + 'static,
+        limits: Limits,
+        handler: H,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
@@ -136,22 +138,19 @@ impl Drop for Server {
     }
 }
 
-async fn serve<L, H>(listeners: Vec<L>, limits: Limits, handler: Arc<H>, stopped: oneshot::Receiver<()>)
-where
-    L: Listen,
-    H: Handler<Stream = <L::Accept as Accept>::Stream>,
-{
+async fn serve<A: Accept, H: Handler<Stream = A::Stream>>(
+    listeners: impl FnOnce() -> io::Result<Vec<A>>,
+    limits: Limits,
+    handler: Arc<H>,
+    stopped: oneshot::Receiver<()>,
+) {
     let places = ConnectionSlots::new(limits.connections);
     let (stop, stopping) = watch::channel(());
     let mut accepting = JoinSet::new();
-    for listener in listeners {
-        match listener.into_async() {
-            Ok(listener) => {
-                let (places, handler) = (Arc::clone(&places), Arc::clone(&handler));
-                accepting.spawn(accept_all(listener, places, handler, stopping.clone(), limits));
-            }
-            Err(error) => tracing::error!(%error, "cannot serve a listener"),
-        }
+    let listeners = listeners().inspect_err(|error| tracing::error!(%error, "cannot serve a listener"));
+    for listener in listeners.unwrap_or_default() {
+        let (places, handler) = (Arc::clone(&places), Arc::clone(&handler));
+        accepting.spawn(accept_all(listener, places, handler, stopping.clone(), limits));
     }
     // An error means that the server was dropped, which stops it, too.
     let _ = stopped.await;
@@ -159,16 +158,13 @@ where
     while accepting.join_next().await.is_some() {}
 }
 
-async fn accept_all<A, H>(
+async fn accept_all<A: Accept, H: Handler<Stream = A::Stream>>(
     listener: A,
     places: Arc<ConnectionSlots>,
     handler: Arc<H>,
     mut stopping: watch::Receiver<()>,
     limits: Limits,
-) where
-    A: Accept,
-    H: Handler<Stream = A::Stream>,
-{
+) {
     // Dropping the set closes the connections.
     let mut connections = JoinSet::new();
     let mut pace = Pace::new(Instant::now());

@@ -9,6 +9,7 @@ use hyper::StatusCode;
 use tokio::sync::Semaphore;
 
 use super::*;
+use crate::web_config::{WebListener, WebStream};
 
 /// Enough on any machine; what is awaited comes in milliseconds.
 const LONG: Duration = Duration::from_secs(60);
@@ -21,7 +22,7 @@ struct Answers {
 }
 
 impl Handler for Answers {
-    type Stream = tokio::net::TcpStream;
+    type Stream = WebStream;
     type Peer = ();
 
     fn identify(&self, _stream: &Self::Stream) -> Result<(), String> {
@@ -64,6 +65,12 @@ impl Rig {
             blocking_threads: 1,
             shutdown: Duration::ZERO,
             capabilities: &[],
+        };
+        let listeners = move || {
+            listeners
+                .into_iter()
+                .map(|listener| WebListener::new(listener, None))
+                .collect::<io::Result<Vec<_>>>()
         };
         Self {
             addresses,

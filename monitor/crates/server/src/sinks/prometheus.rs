@@ -82,11 +82,14 @@ impl Server {
             .map(TcpListener::local_addr)
             .collect::<io::Result<_>>()
             .map_err(HttpError::Start)?;
-        let listeners =
-            listeners.into_iter().map(|listener| WebListener::new(listener, web.clone())).collect();
-        let limits = limits(web.is_some());
-        let http = http::Server::start("http", listeners, limits, Endpoint::new(metrics, health, web))
-            .map_err(HttpError::Start)?;
+        let (limits, endpoint) = (limits(web.is_some()), Endpoint::new(metrics, health, web.clone()));
+        let listeners = move || {
+            listeners
+                .into_iter()
+                .map(|listener| WebListener::new(listener, web.clone()))
+                .collect::<io::Result<Vec<_>>>()
+        };
+        let http = http::Server::start("http", listeners, limits, endpoint).map_err(HttpError::Start)?;
         Ok(Self { addresses, _http: http })
     }
 
@@ -414,7 +417,7 @@ mod tests {
         let hour = Duration::from_secs(3600);
         let limits = Limits { patience: Patience { usual: hour, scarce: hour }, connection: hour, ..LIMITS };
         let endpoint = Endpoint::new(metrics, Arc::default(), None);
-        let listeners = vec![WebListener::new(listener, None)];
+        let listeners = move || Ok(vec![WebListener::new(listener, None)?]);
         let _server = http::Server::start("http", listeners, limits, endpoint).unwrap();
         let scrape = || {
             let mut stream = TcpStream::connect(address).unwrap();

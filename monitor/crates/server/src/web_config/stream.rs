@@ -9,12 +9,12 @@ use std::task::{Context, Poll, ready};
 
 use rustls::server::Acceptor;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::WatchedConfig;
-use crate::http::{Accept, Listen};
+use crate::http::{self, Accept};
 
 /// The first byte of a client that speaks TLS: `handshake` of RFC 8446, section 5.1.
 const HANDSHAKE: u8 = 22;
@@ -25,38 +25,33 @@ const NO_TLS: &[u8] =
 
 /// A listener, and what is checked of its clients.
 #[derive(Debug)]
-pub struct WebListener<L> {
-    listener: L,
+pub struct WebListener {
+    listener: TcpListener,
     config: Option<Arc<WatchedConfig>>,
 }
 
-impl<L> WebListener<L> {
-    /// Without a configuration, everybody is served, and nothing encrypted.
-    pub fn new(listener: L, config: Option<Arc<WatchedConfig>>) -> Self {
-        Self { listener, config }
+impl WebListener {
+    /// One that does not block, within a runtime. Without a configuration, everybody is served, and nothing encrypted.
+    ///
+    /// # Errors
+    /// When the runtime cannot watch it.
+    pub fn new(listener: std::net::TcpListener, config: Option<Arc<WatchedConfig>>) -> io::Result<Self> {
+        Ok(Self { listener: TcpListener::from_std(listener)?, config })
     }
 }
 
-impl Listen for WebListener<std::net::TcpListener> {
-    type Accept = WebListener<tokio::net::TcpListener>;
-
-    fn into_async(self) -> io::Result<Self::Accept> {
-        Ok(WebListener { listener: self.listener.into_async()?, config: self.config })
-    }
-}
-
-impl Accept for WebListener<tokio::net::TcpListener> {
+impl Accept for WebListener {
     type Stream = WebStream;
 
     const IS_OPEN_TO_ALL: bool = true;
 
     fn waiting(&self) -> usize {
-        self.listener.waiting()
+        http::waiting(&self.listener)
     }
 
     async fn accept(&self) -> io::Result<WebStream> {
-        let stream = Accept::accept(&self.listener).await?;
-        let peer = stream.peer_addr()?.ip();
+        let (stream, address) = self.listener.accept().await?;
+        let peer = address.ip();
         let state = match self.config.as_ref().filter(|config| config.has_tls()) {
             None => State::Plain(stream),
             Some(config) => State::Opening(Box::pin(open(stream, peer, Arc::clone(config)))),
@@ -165,7 +160,6 @@ async fn open(
 #[cfg(test)]
 mod tests {
     use rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
-    use tokio::net::TcpListener;
 
     use super::*;
     use crate::web_config::handshake_rate::HandshakeRate;

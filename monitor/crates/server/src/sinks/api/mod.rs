@@ -20,7 +20,7 @@ use kevtmon_sources::capabilities::{DAC_OVERRIDE, DAC_READ_SEARCH, NET_ADMIN};
 use kevtmon_sources::procfs::own::Own;
 use kevtmon_types::settings::settings;
 use thiserror::Error;
-use tokio::net::UnixStream;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Context, EventQueue, Filter, Sink, Started};
@@ -127,7 +127,8 @@ impl Server {
         };
         let answers = Answers { identity, memory: Arc::clone(&memory), history, older, questions, own };
         let endpoint = Endpoint { answers, access: AccessControl::new(path) };
-        let http = http::Server::start("api", vec![listener], LIMITS, endpoint).map_err(ApiError::Start)?;
+        let listeners = move || Ok(vec![UnixListener::from_std(listener)?]);
+        let http = http::Server::start("api", listeners, LIMITS, endpoint).map_err(ApiError::Start)?;
         Ok(Self { memory, _http: http, _socket: socket })
     }
 }
