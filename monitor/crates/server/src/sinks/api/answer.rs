@@ -1,5 +1,6 @@
 //! Routes requests: which path is answered from which data.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,27 +77,23 @@ impl Answers {
             return text(StatusCode::BAD_REQUEST, both);
         }
         let query = request.uri().query().unwrap_or_default();
-        match request.uri().path() {
+        let answer = match request.uri().path() {
             "/v1/events" => self.events(query, connection).await,
             "/v1/incidents" => self.incidents(query).await,
             "/v1/why" => self.why(query).await,
             "/v1/state" => self.state().await,
-            "/v1/version" => self.version(),
+            "/v1/version" => Ok(self.version()),
             "/v1/doctor" => self.doctor().await,
-            path => text(
-                StatusCode::NOT_FOUND,
-                format!(
-                    "unknown path {path}: this daemon serves /v1/events, /v1/incidents, /v1/why, /v1/state, /v1/version, /v1/doctor"
-                ),
-            ),
-        }
+            path => {
+                let paths = "/v1/events, /v1/incidents, /v1/why, /v1/state, /v1/version, /v1/doctor";
+                Err(text(StatusCode::NOT_FOUND, format!("unknown path {path}: this daemon serves {paths}")))
+            }
+        };
+        answer.unwrap_or_else(|refusal| refusal)
     }
 
-    async fn events(&self, query: &str, connection: Arc<Connection>) -> Response {
-        let question = match wire::parse_events(query, Timestamp::now()) {
-            Ok(question) => question,
-            Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
-        };
+    async fn events(&self, query: &str, connection: Arc<Connection>) -> Answer {
+        let question = wire::parse_events(query, Timestamp::now()).map_err(invalid)?;
         if question.follow {
             return self.follow(question.filter, connection).await;
         }
@@ -108,11 +105,8 @@ impl Answers {
         .await
     }
 
-    async fn incidents(&self, query: &str) -> Response {
-        let filter = match wire::parse_incidents(query, Timestamp::now()) {
-            Ok(filter) => filter,
-            Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
-        };
+    async fn incidents(&self, query: &str) -> Answer {
+        let filter = wire::parse_incidents(query, Timestamp::now()).map_err(invalid)?;
         // Without the model nothing tells what is watched.
         let state = self.model().await.ok();
         if let Some(state) = &state {
@@ -130,24 +124,16 @@ impl Answers {
         .await
     }
 
-    async fn state(&self) -> Response {
-        match self.model().await {
-            Ok(state) => searched(move || to_json(&state).map_err(broken)).await,
-            Err(refusal) => refusal,
-        }
+    async fn state(&self) -> Answer {
+        let state = self.model().await?;
+        searched(move || to_json(&state).map_err(broken)).await
     }
 
     /// What happened to a subject. The core only copies its model; events and incidents are read here, from the
     /// memory and the store as they are at one moment.
-    async fn why(&self, query: &str) -> Response {
-        let subject = match wire::parse_why(query) {
-            Ok(subject) => subject,
-            Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
-        };
-        let state = match self.model().await {
-            Ok(state) => state,
-            Err(refusal) => return refusal,
-        };
+    async fn why(&self, query: &str) -> Answer {
+        let subject = wire::parse_why(query).map_err(invalid)?;
+        let state = self.model().await?;
         // Events take a moment from the core to the memory, and the model includes them already.
         let _ = timeout(CATCH_UP_TIME, self.memory.caught_up(state.seq)).await;
         let (memory, older) = (Arc::clone(&self.memory), self.older.clone());
@@ -181,16 +167,13 @@ impl Answers {
         let Identity { node, version, revision, state_dir, .. } = self.identity.clone();
         match to_json(&VersionAnswer { api: API, schema: SCHEMA, version, revision, node, state_dir }) {
             Ok(body) => respond(StatusCode::OK, JSON, whole(body)),
-            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+            Err(error) => failed(error.to_string()),
         }
     }
 
     /// What the daemon tells of itself.
-    async fn doctor(&self) -> Response {
-        let state = match self.model().await {
-            Ok(state) => state,
-            Err(refusal) => return refusal,
-        };
+    async fn doctor(&self) -> Answer {
+        let state = self.model().await?;
         let (own, identity) = (self.own.clone(), self.identity.clone());
         searched(move || {
             let Identity { node, version, revision, state_dir, capabilities_at_start } = identity;
@@ -215,24 +198,21 @@ impl Answers {
         .await
     }
 
-    async fn follow(&self, mut filter: EventFilter, connection: Arc<Connection>) -> Response {
+    async fn follow(&self, mut filter: EventFilter, connection: Arc<Connection>) -> Answer {
         let after = filter.after.take().map(|after| self.continued(after, filter.boot_id.as_deref()));
         filter.boot_id = None;
         let Some(subscription) = self.memory.subscribe(filter.clone(), Arc::clone(&connection)) else {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "too many readers, or the daemon ends");
+            return Err(text(StatusCode::SERVICE_UNAVAILABLE, "too many readers, or the daemon ends"));
         };
         let backlog = match after {
-            Some(after) => match self.backlog(filter, after, &subscription).await {
-                Ok(lines) => lines,
-                Err(error) => return error,
-            },
+            Some(after) => self.backlog(filter, after, &subscription).await?,
             None => Vec::new(),
         };
         connection.set_stream();
         let (chunks, body) = stream_body();
         // Ends when its body is dropped with the connection.
         tokio::spawn(stream::feed(backlog, Arc::clone(&self.memory), subscription, chunks));
-        respond(StatusCode::OK, NDJSON, body)
+        Ok(respond(StatusCode::OK, NDJSON, body))
     }
 
     async fn backlog(
@@ -250,10 +230,7 @@ impl Answers {
             last_seq: subscription.last_seq,
         };
         backlog.await_commit().await;
-        match spawn_blocking(move || backlog.lines(filter)).await {
-            Ok(lines) => lines.map_err(|error| failed(&error)),
-            Err(error) => Err(text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
-        }
+        blocking(move || backlog.lines(filter)).await
     }
 
     /// Sequence numbers begin again with each boot, and where the last number is lost: then all events are new.
@@ -263,19 +240,31 @@ impl Answers {
     }
 }
 
-/// Searches on a thread of its own, so that streams go on meanwhile.
-async fn searched(search: impl FnOnce() -> Result<String, HistoryError> + Send + 'static) -> Response {
-    match spawn_blocking(search).await {
-        Ok(Ok(body)) => respond(StatusCode::OK, JSON, whole(body)),
-        Ok(Err(error)) => failed(&error),
-        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
-    }
+/// What is sent, or the refusal.
+type Answer = Result<Response, Response>;
+
+async fn searched(search: impl FnOnce() -> Result<String, HistoryError> + Send + 'static) -> Answer {
+    Ok(respond(StatusCode::OK, JSON, whole(blocking(search).await?)))
 }
 
-fn failed(error: &HistoryError) -> Response {
-    let error = chain(error);
-    tracing::error!(error, "a query failed");
+/// Searches on a thread of its own, so that streams go on meanwhile.
+async fn blocking<T: Send + 'static>(
+    search: impl FnOnce() -> Result<T, HistoryError> + Send + 'static,
+) -> Result<T, Response> {
+    let found = spawn_blocking(search).await.map_err(|error| failed(error.to_string()))?;
+    found.map_err(|error| {
+        let error = chain(&error);
+        tracing::error!(error, "a query failed");
+        failed(error)
+    })
+}
+
+fn failed(error: String) -> Response {
     text(StatusCode::INTERNAL_SERVER_ERROR, error)
+}
+
+fn invalid(error: impl Display) -> Response {
+    text(StatusCode::BAD_REQUEST, error.to_string())
 }
 
 fn broken(source: serde_json::Error) -> HistoryError {
