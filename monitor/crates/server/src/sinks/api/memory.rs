@@ -307,16 +307,8 @@ impl Memory {
 
 impl History for Memory {
     fn events(&self, filter: &EventFilter) -> Result<Page, HistoryError> {
-        if filter.boot_id.as_ref().is_some_and(|boot| *boot != self.boot_id) {
-            return Ok(Page::default());
-        }
-        let inner = self.lock();
-        let kept = inner.recent.iter().filter(|kept| filter.wants_position(kept.position));
-        let kept: Vec<Kept> = kept.cloned().collect();
         // The search does not need the lock.
-        drop(inner);
-        let found = kept.iter().filter_map(|kept| kept.wanted(filter)).collect();
-        Ok(Page::cut(found, filter))
+        self.newest().events(filter)
     }
 
     fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
