@@ -150,7 +150,7 @@ impl Handler for Endpoint {
     type Peer = ();
 
     fn identify(&self, stream: &UnixStream) -> Result<(), String> {
-        self.access.check(stream).map_err(|denied| denied.to_string())
+        self.access.check(stream)
     }
 
     async fn handle(&self, request: &Request<Incoming>, (): &(), connection: &Arc<Connection>) -> Response {

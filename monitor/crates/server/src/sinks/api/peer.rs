@@ -8,26 +8,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
-use thiserror::Error;
 use tokio::net::UnixStream;
 
 /// Most supplementary groups of a peer that are checked; the kernel allows 65,536.
 const GROUPS: usize = 1024;
 /// include/uapi/asm-generic/socket.h
 const SO_PEERGROUPS: libc::c_int = 59;
-
-/// Why a client has no access.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub(super) enum Denied {
-    #[error("access denied for user {uid}: be root, or in group {group} of the socket")]
-    NotAllowed {
-        uid: u32,
-        /// The group of the socket.
-        group: u32,
-    },
-    #[error("cannot identify the client")]
-    Unknown,
-}
 
 /// Decides by the current group of the socket file.
 #[derive(Debug)]
@@ -41,15 +27,20 @@ impl AccessControl {
         Self { path: path.to_owned(), own: geteuid().as_raw() }
     }
 
-    pub(super) fn check(&self, stream: &UnixStream) -> Result<(), Denied> {
-        let peer = stream.peer_cred().map_err(|_| Denied::Unknown)?;
+    /// Why a client has no access, if it has none.
+    pub(super) fn check(&self, stream: &UnixStream) -> Result<(), String> {
+        let unknown = |_| "cannot identify the client".to_owned();
+        let peer = stream.peer_cred().map_err(unknown)?;
         // An administrator may have changed the group.
-        let group = fs::metadata(&self.path).map_err(|_| Denied::Unknown)?.gid();
+        let group = fs::metadata(&self.path).map_err(unknown)?.gid();
         // Before Linux 4.13 only the primary group is known.
         let groups = groups(stream.as_fd()).unwrap_or_default();
         match is_allowed(self.own, peer.uid(), peer.gid(), &groups, group) {
             true => Ok(()),
-            false => Err(Denied::NotAllowed { uid: peer.uid(), group }),
+            false => Err(format!(
+                "access denied for user {}: be root, or in group {group} of the socket",
+                peer.uid()
+            )),
         }
     }
 }
