@@ -36,19 +36,14 @@ pub(super) struct ConnectionSlots {
 #[derive(Default)]
 struct Idle {
     next: u64,
-    connections: BTreeMap<u64, Arc<Eviction>>,
-}
-
-#[derive(Default)]
-struct Eviction {
-    requested: Notify,
+    connections: BTreeMap<u64, Arc<Notify>>,
 }
 
 /// The place of one connection; free when dropped.
 pub(super) struct Place {
     places: Arc<ConnectionSlots>,
     number: u64,
-    eviction: Arc<Eviction>,
+    eviction: Arc<Notify>,
     has_request: AtomicBool,
     _permit: OwnedSemaphorePermit,
 }
@@ -73,7 +68,7 @@ impl ConnectionSlots {
     }
 
     fn place(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Place {
-        let eviction = Arc::new(Eviction::default());
+        let eviction = Arc::<Notify>::default();
         let mut idle = self.lock();
         let number = idle.next;
         idle.next += 1;
@@ -85,7 +80,7 @@ impl ConnectionSlots {
 
     fn evict_oldest(&self) {
         if let Some((_, oldest)) = self.lock().connections.pop_first() {
-            oldest.requested.notify_one();
+            oldest.notify_one();
         }
     }
 
@@ -109,7 +104,7 @@ impl Place {
     /// request has arrived.
     pub(super) async fn is_lost(&self, patience: Patience) {
         tokio::select! {
-            () = self.eviction.requested.notified() => {
+            () = self.eviction.notified() => {
                 if !self.has_request.load(Ordering::Relaxed) {
                     return;
                 }

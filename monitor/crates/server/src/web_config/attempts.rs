@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
@@ -31,9 +31,9 @@ pub(super) enum Outcome {
     Busy,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Attempts {
-    turn: Arc<Semaphore>,
+    turn: Arc<tokio::sync::Mutex<()>>,
     state: Arc<Mutex<State>>,
 }
 
@@ -42,12 +42,6 @@ struct State {
     waiting: BTreeMap<IpAddr, usize>,
     /// By user, the hash and the proof of the password that was right last.
     right: BTreeMap<String, (String, [u8; 32])>,
-}
-
-impl Default for Attempts {
-    fn default() -> Self {
-        Self { turn: Arc::new(Semaphore::new(1)), state: Arc::default() }
-    }
 }
 
 impl Attempts {
@@ -79,8 +73,13 @@ impl Attempts {
     }
 }
 
-async fn make(turn: Arc<Semaphore>, place: Place, comparison: Comparison, told: oneshot::Sender<bool>) {
-    let Ok(turn) = turn.acquire_owned().await else { return };
+async fn make(
+    turn: Arc<tokio::sync::Mutex<()>>,
+    place: Place,
+    comparison: Comparison,
+    told: oneshot::Sender<bool>,
+) {
+    let turn = turn.lock_owned().await;
     if told.is_closed() {
         return;
     }
@@ -164,7 +163,7 @@ mod tests {
         assert_eq!(attempts.compare(&users, claim("ada", PASSWORD), FROM).await, Outcome::Right);
         let attempts = Arc::new(attempts);
         // None is made before this is dropped.
-        let turn = Arc::clone(&attempts.turn).acquire_owned().await.unwrap();
+        let turn = Arc::clone(&attempts.turn).lock_owned().await;
         let guess = |from| {
             let (attempts, users) = (Arc::clone(&attempts), Arc::clone(&users));
             tokio::spawn(async move { attempts.compare(&users, claim("ada", "wrong"), from).await })
@@ -200,7 +199,7 @@ mod tests {
         attempts.keep(&changed);
         {
             // Nothing is compared before this is dropped.
-            let _turn = Arc::clone(&attempts.turn).acquire_owned().await.unwrap();
+            let _turn = Arc::clone(&attempts.turn).lock_owned().await;
             assert_eq!(attempts.compare(&changed, claim("ada", PASSWORD), FROM).await, Outcome::Right);
         }
         assert_eq!(attempts.compare(&changed, claim("bob", PASSWORD), FROM).await, Outcome::Wrong);
@@ -218,7 +217,7 @@ mod tests {
     #[tokio::test]
     async fn a_guess_whose_client_is_gone_is_not_made() {
         let (attempts, users) = (Arc::new(Attempts::default()), Arc::new(users()));
-        let turn = Arc::clone(&attempts.turn).acquire_owned().await.unwrap();
+        let turn = Arc::clone(&attempts.turn).lock_owned().await;
         let guess = {
             let (attempts, users) = (Arc::clone(&attempts), Arc::clone(&users));
             tokio::spawn(async move { attempts.compare(&users, claim("ada", "wrong"), FROM).await })

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +32,8 @@ pub enum Refusal {
 #[derive(Debug)]
 pub struct WatchedConfig {
     shared: Arc<Shared>,
+    /// Held by the thread that looks at its files.
+    looking: Arc<tokio::sync::Mutex<()>>,
     /// Of TLS handshakes.
     pub(super) handshake_rate: Mutex<HandshakeRate>,
 }
@@ -42,8 +43,6 @@ pub struct WatchedConfig {
 struct Shared {
     path: PathBuf,
     current: Mutex<Current>,
-    /// Whether there is such a thread.
-    looking: AtomicBool,
     attempts: Attempts,
 }
 
@@ -65,10 +64,9 @@ impl WatchedConfig {
         let shared = Shared {
             path: path.to_owned(),
             current: Mutex::new(Current { web: Arc::new(web), seen }),
-            looking: AtomicBool::new(false),
             attempts: Attempts::default(),
         };
-        Ok(Self { shared: Arc::new(shared), handshake_rate: Mutex::default() })
+        Ok(Self { shared: Arc::new(shared), looking: Arc::default(), handshake_rate: Mutex::default() })
     }
 
     /// Whether connections are encrypted. That stays as it was at the start.
@@ -107,10 +105,14 @@ impl WatchedConfig {
 
     /// Reads it again if a file has changed. One thread looks at a time: meanwhile, what is there is used.
     async fn look(&self) {
-        let Some(looking) = Looking::begin(&self.shared) else { return };
-        let looking = spawn_blocking(move || looking.look());
+        let Ok(looking) = Arc::clone(&self.looking).try_lock_owned() else { return };
+        let shared = Arc::clone(&self.shared);
+        let looked = spawn_blocking(move || {
+            shared.look();
+            drop(looking);
+        });
         // If it takes longer, its result is for later clients.
-        let _ = timeout(DISK_PATIENCE, looking).await;
+        let _ = timeout(DISK_PATIENCE, looked).await;
     }
 
     fn lock(&self) -> MutexGuard<'_, Current> {
@@ -122,29 +124,13 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, Current> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The thread that looks. Another one may when this is dropped, also by a panic.
-struct Looking(Arc<Shared>);
-
-impl Looking {
-    fn begin(shared: &Arc<Shared>) -> Option<Self> {
-        let is_first = !shared.looking.swap(true, Ordering::AcqRel);
-        is_first.then(|| Self(Arc::clone(shared)))
-    }
 
     fn look(&self) {
-        let before = self.0.lock().clone();
-        if let Some(newer) = look(&self.0.path, &before) {
-            self.0.attempts.keep(&newer.web.users);
-            *self.0.lock() = newer;
+        let before = self.lock().clone();
+        if let Some(newer) = look(&self.path, &before) {
+            self.attempts.keep(&newer.web.users);
+            *self.lock() = newer;
         }
-    }
-}
-
-impl Drop for Looking {
-    fn drop(&mut self) {
-        self.0.looking.store(false, Ordering::Release);
     }
 }
 

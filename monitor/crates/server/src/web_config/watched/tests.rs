@@ -1,7 +1,6 @@
 //! What becomes of a configuration in use when its files change.
 
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
 use crate::web_config::tests::{PASSWORD, header};
@@ -59,17 +58,4 @@ fn a_file_that_is_named_before_it_is_there_is_read_once_it_comes() {
     assert!(look(&path, &empty).is_none());
     fs::write(&certificate, "no certificate").unwrap();
     assert!(look(&path, &empty).is_some());
-}
-
-#[test]
-fn after_a_panic_while_one_looks_the_next_one_may() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let config = WatchedConfig::load(file.path()).unwrap();
-    let looking = Looking::begin(&config.shared).unwrap();
-    assert!(Looking::begin(&config.shared).is_none(), "one at a time");
-    let ended = catch_unwind(AssertUnwindSafe(move || {
-        let _looking = looking;
-        panic!("a test");
-    }));
-    assert!(ended.is_err() && Looking::begin(&config.shared).is_some());
 }
