@@ -192,20 +192,11 @@ impl Destination for Journal {
         }
     }
 
-    fn flush(&mut self) -> Result<(), JournalError> {
-        Ok(())
-    }
-
     fn disconnect(&mut self, error: &JournalError) -> Disconnected {
         self.socket = None;
         // An entry for which there was no memory is lost alone.
         let retry_now = matches!(error, JournalError::Large(_));
         Disconnected { undelivered: 1, retry_now, must_report: retry_now }
-    }
-
-    fn close(&mut self) -> Result<(), JournalError> {
-        self.socket = None;
-        Ok(())
     }
 }
 

@@ -20,7 +20,7 @@ use kevtmon_types::settings::{Valid, settings};
 use serde_json::json;
 
 use super::{Backoff, Context, Destination, EventQueue, Filter, Reconnecting, Started, spread};
-use client::{Answer, ApiError, Call, Client, is_server};
+use client::{ApiError, Call, Client, is_server, said};
 use object::{Object, Transition};
 use pace::Pace;
 
@@ -203,26 +203,27 @@ impl ApiServer {
         let Some(mut first) = self.waiting.pop_front() else { return Ok(()) };
         self.pace.take(Instant::now());
         let is_there = first.object.is_there;
-        let answer = match self.client.send(call(&first.object)) {
-            Ok(answer) => answer,
+        let reply = match self.client.send(call(&first.object)) {
+            Ok(reply) => reply,
             // It may be this one that takes the server too long: others are next.
             Err(error) => {
                 self.waiting.push_back(first);
                 return Err(error);
             }
         };
-        let is_busy = answer.status == StatusCode::TOO_MANY_REQUESTS
-            || answer.status == StatusCode::SERVICE_UNAVAILABLE && answer.retry_after.is_some();
+        let (status, message) = (reply.status, said(&reply.body));
+        let is_busy = status == StatusCode::TOO_MANY_REQUESTS
+            || status == StatusCode::SERVICE_UNAVAILABLE && reply.retry_after.is_some();
         if is_busy {
             self.waiting.push_front(first);
-            self.pause(&answer);
+            self.pause(reply.retry_after);
             return Ok(());
         }
         self.pauses = 0;
-        match answer.status {
+        match status {
             status if status.is_success() => {}
             // By an attempt of which the answer was lost, or before a restart.
-            StatusCode::CONFLICT if !is_there && answer.message.contains("already exists") => {}
+            StatusCode::CONFLICT if !is_there && message.contains("already exists") => {}
             // It has expired, or was never made.
             StatusCode::NOT_FOUND if is_there => {
                 first.object.is_there = false;
@@ -230,21 +231,21 @@ impl ApiServer {
             }
             StatusCode::UNAUTHORIZED => {
                 self.waiting.push_front(first);
-                return Err(refused(&answer));
+                return Err(ApiError::Refused { status, message: shown(&message) });
             }
             status if status.is_server_error() || status == StatusCode::CONFLICT => {
                 self.waiting.push_back(first);
-                return Err(refused(&answer));
+                return Err(ApiError::Refused { status, message: shown(&message) });
             }
-            StatusCode::FORBIDDEN => return self.forbidden(&answer, is_there),
-            _ => self.refuse(&answer),
+            StatusCode::FORBIDDEN => return self.forbidden(&message, is_there),
+            _ => self.refuse(status, &message),
         }
         Ok(())
     }
 
     /// At another moment than other nodes, and longer each time.
-    fn pause(&mut self, answer: &Answer) {
-        let named = answer.retry_after.unwrap_or(TOO_MANY).max(Duration::from_secs(1));
+    fn pause(&mut self, named: Option<Duration>) {
+        let named = named.unwrap_or(TOO_MANY).max(Duration::from_secs(1));
         let pause = named.saturating_mul(1 << self.pauses.min(8)).min(LONGEST_PAUSE);
         self.pauses += 1;
         let part = self.jitter.as_secs_f64() * 1000.0 / JITTER_MS as f64;
@@ -252,10 +253,10 @@ impl ApiServer {
     }
 
     /// By RBAC, which concerns all Events; or by an admission plugin, which may concern this one.
-    fn forbidden(&mut self, answer: &Answer, is_there: bool) -> Result<(), ApiError> {
+    fn forbidden(&mut self, message: &str, is_there: bool) -> Result<(), ApiError> {
         let verb = if is_there { "patch" } else { "create" };
-        if !answer.message.contains(&format!("cannot {verb} resource")) {
-            self.refuse(answer);
+        if !message.contains(&format!("cannot {verb} resource")) {
+            self.refuse(StatusCode::FORBIDDEN, message);
             return Ok(());
         }
         self.metrics.discarded(NAME, "forbidden", 1);
@@ -271,15 +272,14 @@ impl ApiServer {
     }
 
     /// The server is well, and does not want this one.
-    fn refuse(&mut self, answer: &Answer) {
-        let Answer { status, message, .. } = answer;
+    fn refuse(&mut self, status: StatusCode, message: &str) {
         // A namespace that is being deleted takes no Events, and nobody would read them.
         if message.starts_with("namespaces \"") || message.contains("being terminated") {
             return;
         }
         self.metrics.discarded(NAME, "refused", 1);
         if !std::mem::replace(&mut self.reported.refused, true) {
-            let message = object::cut(message, SHOWN);
+            let message = shown(message);
             tracing::warn!(%status, "the Kubernetes API refuses an Event, and perhaps more: {message}");
         }
     }
@@ -295,8 +295,8 @@ impl Drop for ApiServer {
     }
 }
 
-fn refused(answer: &Answer) -> ApiError {
-    ApiError::Refused { status: answer.status, message: object::cut(&answer.message, SHOWN).to_owned() }
+fn shown(message: &str) -> String {
+    object::cut(message, SHOWN).to_owned()
 }
 
 fn call(object: &Object) -> Call {
@@ -347,14 +347,6 @@ impl Destination for ApiServer {
 
     fn due(&self) -> Option<Instant> {
         (!self.waiting.is_empty()).then(|| self.pace.next())
-    }
-
-    fn on_time(&mut self) -> Result<(), ApiError> {
-        self.send()
-    }
-
-    fn close(&mut self) -> Result<(), ApiError> {
-        Ok(())
     }
 }
 

@@ -355,10 +355,6 @@ impl Destination for Collector {
         self.next()
     }
 
-    fn on_time(&mut self) -> Result<(), OtlpError> {
-        self.send_if_due()
-    }
-
     /// Each request is answered, fails or begins a pause: this ends.
     fn close(&mut self) -> Result<(), OtlpError> {
         self.patience = LAST_PATIENCE;

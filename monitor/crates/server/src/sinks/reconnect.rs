@@ -54,7 +54,9 @@ pub trait Destination: Send + 'static {
     ///
     /// # Errors
     /// When the destination is down from now on.
-    fn flush(&mut self) -> Result<(), Self::Error>;
+    fn flush(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
 
     /// Whether nothing can be written there ever again after this error.
     fn is_final(&self, _error: &Self::Error) -> bool {
@@ -82,7 +84,7 @@ pub trait Destination: Send + 'static {
     /// # Errors
     /// When the destination is down from now on.
     fn on_time(&mut self) -> Result<(), Self::Error> {
-        Ok(())
+        self.flush()
     }
 
     /// As [`Sink::time_per_event`].
@@ -94,7 +96,9 @@ pub trait Destination: Send + 'static {
     ///
     /// # Errors
     /// When what was buffered cannot be written.
-    fn close(&mut self) -> Result<(), Self::Error>;
+    fn close(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
 }
 
 /// What a lost connection means.

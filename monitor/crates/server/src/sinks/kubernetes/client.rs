@@ -3,7 +3,6 @@
 use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -13,7 +12,7 @@ use rustls::ClientConfig;
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::sinks::http_client::{self, Endpoint, HttpError};
+use crate::sinks::http_client::{self, Endpoint, HttpError, Reply};
 
 /// Why an Event was not made.
 #[derive(Debug, Error)]
@@ -39,14 +38,6 @@ pub(super) struct Call {
     pub(super) body: Vec<u8>,
 }
 
-#[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) status: StatusCode,
-    pub(super) retry_after: Option<Duration>,
-    /// What it says of a failure.
-    pub(super) message: String,
-}
-
 /// Where it is, and what it takes to talk to it.
 #[derive(Debug)]
 pub(super) struct Client {
@@ -65,7 +56,7 @@ impl Client {
         Ok(())
     }
 
-    pub(super) fn send(&self, call: Call) -> Result<Answer, ApiError> {
+    pub(super) fn send(&self, call: Call) -> Result<Reply, ApiError> {
         let endpoint = self.endpoint()?;
         let (token, tls) = (self.token()?, self.tls()?);
         let request = Request::builder()
@@ -76,9 +67,7 @@ impl Client {
             .header(ACCEPT, "application/json")
             .body(Full::new(Bytes::from(call.body)))
             .map_err(|error| HttpError::Request(error.into()))?;
-        let reply = endpoint.send(Some(tls), request, http_client::PATIENCE)?;
-        let (status, retry_after) = (reply.status, reply.retry_after);
-        Ok(Answer { status, retry_after, message: said(&reply.body) })
+        Ok(endpoint.send(Some(tls), request, http_client::PATIENCE)?)
     }
 
     fn endpoint(&self) -> Result<Endpoint, ApiError> {
@@ -117,7 +106,7 @@ fn of_url(url: &str) -> Option<Endpoint> {
 }
 
 /// What it says of a failure: the message of a `Status`, or else the beginning of the text.
-fn said(body: &[u8]) -> String {
+pub(super) fn said(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Status {
         message: String,

@@ -221,8 +221,7 @@ pub(super) fn cut(text: &str, bytes: usize) -> &str {
 
 /// With six digits of a second: the API takes no others.
 fn micro_time(time: &str) -> Option<String> {
-    let time: Timestamp = time.parse().ok()?;
-    Some(time.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string())
+    Some(format!("{:.6}", time.parse::<Timestamp>().ok()?))
 }
 
 #[cfg(test)]

@@ -398,15 +398,10 @@ fn a_server_that_has_too_much_to_do_is_asked_less_and_less_often() {
     let rig = Rig::new(&[]);
     let mut server = idle(&rig.metrics);
     server.jitter = Duration::from_millis(JITTER_MS / 2);
-    let busy = Answer {
-        status: StatusCode::TOO_MANY_REQUESTS,
-        retry_after: Some(Duration::from_secs(1)),
-        message: String::new(),
-    };
     let mut pauses = (0..8).map(|_| {
         let before = Instant::now();
         server.pace = Pace::beginning(before);
-        server.pause(&busy);
+        server.pause(Some(Duration::from_secs(1)));
         server.pace.next().duration_since(before).as_millis() / 1500
     });
     assert_eq!(pauses.by_ref().take(6).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32]);
