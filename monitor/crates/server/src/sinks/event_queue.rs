@@ -14,12 +14,12 @@ use std::mem;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use kevtmon_event::{Event, Kind, Priority, SharedEvent, Tenant};
+use kevtmon_event::{Event, Kind, Priority, Severity, SharedEvent, Tenant};
 use kevtmon_history::queue::{Bounds, Buffer, Queue, QueueClass, Refused, Worker};
 use kevtmon_metrics::Metrics;
 
 use super::event_gap::EventGap;
-use super::{CommitBarrier, Filter, Sink};
+use super::{CommitBarrier, Sink};
 
 /// Places of events that wait, and beyond that for those that must not be displaced, each with the gap before it. As
 /// many again may be in the thread's hands. An event takes about 3 KiB, and a place.
@@ -43,7 +43,8 @@ pub struct EventQueue {
 /// What producer and thread share besides the events.
 struct SinkShared {
     name: &'static str,
-    filter: Filter,
+    /// Least severity; `daemon.*` and `incident.*` pass always.
+    min_severity: Severity,
     metrics: Arc<Metrics>,
     barrier: OnceLock<Arc<CommitBarrier>>,
 }
@@ -67,21 +68,21 @@ impl EventQueue {
     /// When no thread can be started.
     pub fn start(
         name: &'static str,
-        filter: Filter,
+        min_severity: Severity,
         metrics: Arc<Metrics>,
         sink: impl Sink,
     ) -> io::Result<Self> {
-        Self::start_with_bounds(name, filter, metrics, sink, BOUNDS)
+        Self::start_with_bounds(name, min_severity, metrics, sink, BOUNDS)
     }
 
     fn start_with_bounds(
         name: &'static str,
-        filter: Filter,
+        min_severity: Severity,
         metrics: Arc<Metrics>,
         sink: impl Sink,
         bounds: Bounds,
     ) -> io::Result<Self> {
-        let shared = Arc::new(SinkShared { name, filter, metrics, barrier: OnceLock::new() });
+        let shared = Arc::new(SinkShared { name, min_severity, metrics, barrier: OnceLock::new() });
         let worker =
             SinkWorker { sink, shared: Arc::clone(&shared), undelivered: 0, rest_until: Instant::now() };
         let queue = Queue::start(&format!("sink-{name}"), worker)?;
@@ -96,7 +97,7 @@ impl EventQueue {
 
     /// Queues the event if the sink takes it and has room; never waits for the sink.
     pub fn offer(&self, event: &Arc<SharedEvent>) {
-        if !self.sink.filter.passes(event) {
+        if event.severity < self.sink.min_severity && !is_always_taken(event) {
             return;
         }
         let queued = self.queue.put(|waiting| waiting.push(event, self.bounds, self.sink.name));
@@ -241,10 +242,13 @@ fn places(event: &Event) -> usize {
     1 + listed / HOLDERS_PER_PLACE + below / BYTES_PER_PLACE
 }
 
+fn is_always_taken(event: &Event) -> bool {
+    ["daemon.", "incident."].iter().any(|family| event.kind.name().starts_with(family))
+}
+
 /// Whether it may use reserved places.
 pub(super) fn class(event: &Event) -> QueueClass {
-    let is_reserved = event.kind == Kind::EventsLost
-        || ["daemon.", "incident."].iter().any(|family| event.kind.name().starts_with(family));
+    let is_reserved = event.kind == Kind::EventsLost || is_always_taken(event);
     match is_reserved && event.tenant.priority != Priority::Foreign {
         true => QueueClass::Reserved,
         false => QueueClass::Normal,

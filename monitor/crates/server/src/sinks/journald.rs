@@ -23,7 +23,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 use nix::sys::stat::fstat;
 use thiserror::Error;
 
-use super::{Backoff, Context, Destination, Disconnected, EventQueue, Filter, Reconnecting, Started};
+use super::{Backoff, Context, Destination, Disconnected, EventQueue, Reconnecting, Started};
 
 mod catalog;
 mod entry;
@@ -73,8 +73,7 @@ pub(super) fn start(context: &Context<'_>) -> io::Result<Option<Started>> {
     let sink = Reconnecting::new(journal, BACKOFF, Arc::clone(&metrics), context.core.clone());
     let (sink, status) = sink.started(failure);
     let liveness = sink.liveness();
-    let filter = Filter { min_severity: context.settings.get(&MIN_SEVERITY) };
-    let queue = EventQueue::start(NAME, filter, metrics, sink)?;
+    let queue = EventQueue::start(NAME, context.settings.get(&MIN_SEVERITY), metrics, sink)?;
     Ok(Some(Started { source: Some(NAME), liveness: Some(liveness), status: Some(status), ..queue.into() }))
 }
 

@@ -19,7 +19,7 @@ use kevtmon_types::error_chain::chain;
 use kevtmon_types::settings::{Valid, settings};
 use serde_json::json;
 
-use super::{Backoff, Context, Destination, EventQueue, Filter, Reconnecting, Started, spread};
+use super::{Backoff, Context, Destination, EventQueue, Reconnecting, Started, spread};
 use client::{ApiError, Call, Client, is_server, said};
 use object::{Object, Transition};
 use pace::Pace;
@@ -84,7 +84,7 @@ fn open(context: &Context<'_>, jitter: Duration, backoff: Backoff) -> io::Result
     let sink = Reconnecting::new(server, backoff, Arc::clone(&metrics), context.core.clone());
     let (sink, status) = sink.started(failure);
     // Of all others it takes only incidents and what is of the daemon.
-    let queue = EventQueue::start(NAME, Filter { min_severity: Severity::Critical }, metrics, sink)?;
+    let queue = EventQueue::start(NAME, Severity::Critical, metrics, sink)?;
     Ok(Started { source: Some(NAME), status: Some(status), ..queue.into() })
 }
 

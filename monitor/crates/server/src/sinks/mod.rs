@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kevtmon_core::Kept;
-use kevtmon_event::{Event, Severity, SharedEvent};
+use kevtmon_event::SharedEvent;
 use kevtmon_observation::SourceStatus;
 
 pub mod api;
@@ -83,22 +83,6 @@ pub trait Sink: Send + 'static {
     }
 
     fn finish(&mut self) {}
-}
-
-/// Which events a sink takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Filter {
-    /// Least severity; `daemon.*` and `incident.*` pass always.
-    pub min_severity: Severity,
-}
-
-impl Filter {
-    /// Whether the sink takes it.
-    #[must_use]
-    pub fn passes(self, event: &Event) -> bool {
-        event.severity >= self.min_severity
-            || ["daemon.", "incident."].iter().any(|family| event.kind.name().starts_with(family))
-    }
 }
 
 /// All sinks of the daemon.

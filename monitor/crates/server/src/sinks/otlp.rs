@@ -17,7 +17,7 @@ use kevtmon_types::settings::{Valid, settings};
 use prost::Message as _;
 
 use super::http_client::{self, Reply};
-use super::{Backoff, Context, Destination, EventQueue, Filter, Reconnecting, Started, event_queue, spread};
+use super::{Backoff, Context, Destination, EventQueue, Reconnecting, Started, event_queue, spread};
 use client::{Client, OtlpError, is_endpoint};
 use proto::{ExportLogsServiceResponse, Status};
 use waiting::Waiting;
@@ -107,8 +107,7 @@ fn open(context: &Context<'_>, timing: Timing) -> io::Result<Started> {
     let collector = Collector::new(client, timing, context.boot_id, Arc::clone(&metrics));
     let sink = Reconnecting::new(collector, timing.backoff, Arc::clone(&metrics), context.core.clone());
     let (sink, status) = sink.started(failure);
-    let filter = Filter { min_severity: context.settings.get(&MIN_SEVERITY) };
-    let queue = EventQueue::start(NAME, filter, metrics, sink)?;
+    let queue = EventQueue::start(NAME, context.settings.get(&MIN_SEVERITY), metrics, sink)?;
     Ok(Started { source: Some(NAME), status: Some(status), ..queue.into() })
 }
 

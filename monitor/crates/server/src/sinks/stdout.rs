@@ -20,7 +20,7 @@ use kevtmon_types::settings::{Valid, settings};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Backoff, Context, Destination, Disconnected, EventQueue, Filter, Reconnecting, Started};
+use super::{Backoff, Context, Destination, Disconnected, EventQueue, Reconnecting, Started};
 
 names! {
     /// Format of the events on standard output.
@@ -58,14 +58,13 @@ pub(super) fn start(context: &Context<'_>) -> io::Result<Option<Started>> {
         Format::Json => Style::Json,
         Format::Pretty => Style::pretty(Pretty { colour: context.colour, zone: TimeZone::system() }),
     };
-    let filter = Filter { min_severity: context.settings.get(&MIN_SEVERITY) };
     // The standard library's handle writes line by line; a duplicate of its descriptor takes whole chunks.
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let metrics = Arc::clone(context.metrics);
     let stream = Stream::new(style, output);
     let sink = Reconnecting::new(stream, BACKOFF, Arc::clone(&metrics), context.core.clone());
     let (sink, status) = sink.started(None);
-    let queue = EventQueue::start(NAME, filter, metrics, sink)?;
+    let queue = EventQueue::start(NAME, context.settings.get(&MIN_SEVERITY), metrics, sink)?;
     // It is not watched for being stuck: a reader may take its time.
     Ok(Some(Started { source: Some(NAME), status: Some(status), ..queue.into() }))
 }

@@ -21,7 +21,7 @@ use kevtmon_types::error_chain::chain;
 use nix::sys::statvfs::statvfs;
 
 use super::reconnect::{Backoff, Destination, Disconnected, Reconnecting};
-use super::{CommitBarrier, Context, EventQueue, Filter, KeptState, Liveness};
+use super::{CommitBarrier, Context, EventQueue, KeptState, Liveness};
 
 /// Of the sink, and among the sources of `daemon.*` events.
 pub const NAME: &str = "store";
@@ -92,8 +92,7 @@ pub fn start(config: StoreConfig, metrics: Arc<Metrics>, core: Sender) -> io::Re
     let barrier = Arc::clone(&sink.destination.barrier);
     let kept = Arc::clone(&sink.destination.kept);
     let liveness = sink.liveness();
-    let everything = Filter { min_severity: Severity::Debug };
-    let queue = EventQueue::start(NAME, everything, metrics, sink)?;
+    let queue = EventQueue::start(NAME, Severity::Debug, metrics, sink)?;
     Ok(Store { queue, barrier, kept, liveness, previous_run, status })
 }
 

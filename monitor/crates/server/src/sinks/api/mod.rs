@@ -23,7 +23,7 @@ use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Context, EventQueue, Filter, Sink, Started};
+use super::{Context, EventQueue, Sink, Started};
 use crate::http::{self, CONNECTION_TIME, Connection, Handler, Limits, PATIENCE, Response};
 
 mod answer;
@@ -163,8 +163,7 @@ impl Handler for Endpoint {
 /// Starts the sink that fills the memory.
 pub(super) fn start_sink(context: &Context<'_>) -> io::Result<Option<Started>> {
     let feed = Feed { memory: Arc::clone(context.memory) };
-    let everything = Filter { min_severity: Severity::Debug };
-    let queue = EventQueue::start("api", everything, Arc::clone(context.metrics), feed)?;
+    let queue = EventQueue::start("api", Severity::Debug, Arc::clone(context.metrics), feed)?;
     Ok(Some(queue.into()))
 }
 

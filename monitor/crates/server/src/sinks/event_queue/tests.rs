@@ -10,7 +10,7 @@ use kevtmon_testing::sample;
 use super::*;
 use crate::sinks::Sinks;
 
-const ALL: Filter = Filter { min_severity: Severity::Debug };
+const ALL: Severity = Severity::Debug;
 
 /// Hands every event out, and waits at each for a permit.
 struct Gated {
@@ -48,18 +48,19 @@ struct Rig {
     permits: SyncSender<io::Result<()>>,
 }
 
-fn rig(filter: Filter, capacity: usize) -> Rig {
-    rig_with_share(filter, capacity, None)
+fn rig(min_severity: Severity, capacity: usize) -> Rig {
+    rig_with_share(min_severity, capacity, None)
 }
 
-fn rig_with_share(filter: Filter, capacity: usize, share: Option<Duration>) -> Rig {
+fn rig_with_share(min_severity: Severity, capacity: usize, share: Option<Duration>) -> Rig {
     let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
     let (delivered_in, delivered) = sync_channel(1000);
     let (permits, permits_out) = sync_channel(1000);
     let sink = Gated { delivered: delivered_in, permits: permits_out, share, unwritten: 0 };
     // One may fill half of the places.
     let bounds = Bounds { capacity: 2 * capacity, reserved: 256 };
-    let queue = EventQueue::start_with_bounds("test", filter, Arc::clone(&metrics), sink, bounds).unwrap();
+    let queue =
+        EventQueue::start_with_bounds("test", min_severity, Arc::clone(&metrics), sink, bounds).unwrap();
     Rig { metrics, queue, delivered, permits }
 }
 
@@ -214,7 +215,7 @@ fn what_was_delivered_before_a_sink_fails_is_not_counted_as_discarded() {
 
 #[test]
 fn a_sink_gets_only_what_it_wants_but_always_events_about_the_daemon() {
-    let rig = rig(Filter { min_severity: Severity::Notice }, 8);
+    let rig = rig(Severity::Notice, 8);
     rig.queue.offer(&event(1));
     rig.queue.offer(&Arc::new(Event { seq: 2, ..sample::daemon(Severity::Info) }.into()));
     rig.queue.offer(&Arc::new(Event { seq: 3, ..sample::link(Severity::Notice) }.into()));

@@ -34,9 +34,8 @@ fn sinks(style: Style, metrics: &Arc<Metrics>) -> (Sinks, PipeReader, PipeWriter
     let (core, statuses) = channel(16);
     let stream = Stream::new(style, writer.try_clone().unwrap());
     let (sink, _) = Reconnecting::new(stream, BACKOFF, Arc::clone(metrics), core).started(None);
-    let filter = Filter { min_severity: Severity::Debug };
     let mut sinks = Sinks::default();
-    sinks.add(EventQueue::start(NAME, filter, Arc::clone(metrics), sink).unwrap());
+    sinks.add(EventQueue::start(NAME, Severity::Debug, Arc::clone(metrics), sink).unwrap());
     (sinks, reader, writer, statuses)
 }
 

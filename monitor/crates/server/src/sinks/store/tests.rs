@@ -261,8 +261,7 @@ fn an_incident_is_in_the_store_before_another_sink_announces_it() {
     let mut sinks = Sinks::behind(started);
     let (sent, found) = sync_channel(100);
     let announcer = Announcer { directory: dir.path().to_owned(), found: sent };
-    let everything = Filter { min_severity: Severity::Debug };
-    sinks.add(EventQueue::start("test", everything, metrics, announcer).unwrap());
+    sinks.add(EventQueue::start("test", Severity::Debug, metrics, announcer).unwrap());
     for (seq, kind) in (1..).zip([Kind::IncidentOpened, Kind::IncidentClosed].repeat(3)) {
         sinks.offer(&Arc::new(incident("one", kind, seq).into()));
         assert_eq!(found.recv_timeout(PATIENCE).unwrap(), (kind, true));
