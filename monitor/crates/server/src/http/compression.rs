@@ -43,8 +43,8 @@ pub fn compressed(
     response
 }
 
-/// The fastest level: metrics repeat themselves so much that the others hardly gain.
-fn gzip(text: &[u8]) -> io::Result<Vec<u8>> {
+/// The fastest level: metrics and events repeat themselves so much that the others hardly gain.
+pub(crate) fn gzip(text: &[u8]) -> io::Result<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::with_capacity(text.len() / 4), Compression::fast());
     encoder.write_all(text)?;
     encoder.finish()

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use connection_slots::{ConnectionSlots, Place};
 use hyper::Request;
@@ -20,6 +20,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use kevtmon_history::queue::lower_thread_priority;
 use kevtmon_sources::capabilities::{self, Capability};
+use kevtmon_types::clock::boot_now;
 use pace::{PAUSE, Pace};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{oneshot, watch};
@@ -37,6 +38,7 @@ mod response;
 mod tests;
 
 pub use body::{Body, stream_body, whole};
+pub(crate) use compression::gzip;
 pub use compression::{Compressible, compressed};
 pub use connection::Connection;
 pub use connection_slots::Patience;
@@ -167,7 +169,7 @@ async fn accept_all<A: Accept, H: Handler<Stream = A::Stream>>(
 ) {
     // Dropping the set closes the connections.
     let mut connections = JoinSet::new();
-    let mut pace = Pace::new(Instant::now());
+    let mut pace = Pace::default();
     loop {
         let accepted = tokio::select! {
             accepted = accept(&listener, &mut pace, &places, &*handler) => accepted,
@@ -197,7 +199,7 @@ async fn accept<A: Accept, H: Handler<Stream = A::Stream>>(
     handler: &H,
 ) -> io::Result<(A::Stream, H::Peer, Place)> {
     loop {
-        if A::IS_OPEN_TO_ALL && !pace.may_accept(Instant::now()) {
+        if A::IS_OPEN_TO_ALL && !pace.may_accept(boot_now()) {
             sleep(PAUSE).await;
             pace.paused(listener.waiting());
         }

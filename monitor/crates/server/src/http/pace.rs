@@ -4,37 +4,30 @@
 //! they are accepted in batches, all that wait by then, so that who asks again after each answer is answered once in a
 //! batch, and a health check waits for one pause at most.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use kevtmon_types::bucket::{Bucket, Price};
+use kevtmon_types::clock::{BootNs, MS};
 
 /// Connections that are accepted at once when they come, on average and at most one after another.
-const INTERVAL: Duration = Duration::from_millis(10);
-const BURST: u32 = 100;
+const PRICE: Price = Price { of_one: 10 * MS, of_all: 1000 * MS };
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
+#[derive(Default)]
 pub(super) struct Pace {
-    /// When as many may come at once as at the beginning.
-    unused: Instant,
+    bucket: Bucket,
     /// Those that waited when the last pause ended, and were not accepted yet.
     batch: usize,
 }
 
 impl Pace {
-    pub(super) fn new(now: Instant) -> Self {
-        Self { unused: now, batch: 0 }
-    }
-
     /// Whether the next connection may be accepted as soon as it comes; counts it. Else a pause comes first.
-    pub(super) fn may_accept(&mut self, now: Instant) -> bool {
+    pub(super) fn may_accept(&mut self, now: BootNs) -> bool {
         if self.batch > 0 {
             self.batch -= 1;
             return true;
         }
-        let next = self.unused.max(now) + INTERVAL;
-        let may = next <= now + INTERVAL * BURST;
-        if may {
-            self.unused = next;
-        }
-        may
+        self.bucket.take(now, PRICE)
     }
 
     /// A pause has ended, and so many connections wait; they may be accepted. Of none, the next one that comes.
@@ -46,23 +39,24 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
+    use kevtmon_types::clock::SECOND;
+
     use super::*;
 
     /// How many connections are accepted in ten seconds, and in how many of the pauses, if so many clients connect again at
     /// once whenever they are answered.
     fn accepted(clients: usize) -> (usize, usize) {
-        let begin = Instant::now();
-        let mut now = begin;
-        let mut pace = Pace::new(begin);
+        let mut now = 0;
+        let mut pace = Pace::default();
         let (mut accepted, mut pauses) = (0, 0);
-        while now < begin + Duration::from_secs(10) {
+        while now < 10 * SECOND {
             if !pace.may_accept(now) {
-                now += PAUSE;
+                now += 20 * MS;
                 pauses += 1;
                 pace.paused(clients);
             }
             accepted += 1;
-            now += Duration::from_micros(10);
+            now += MS / 100;
         }
         (accepted, pauses)
     }
@@ -83,18 +77,16 @@ mod tests {
 
     #[test]
     fn what_a_node_asks_for_waits_for_nothing() {
-        let begin = Instant::now();
-        let mut pace = Pace::new(begin);
-        assert!((0..3600).all(|second| pace.may_accept(begin + Duration::from_secs(second))));
-        assert!((0..50).all(|_| pace.may_accept(begin + Duration::from_secs(3600))));
+        let mut pace = Pace::default();
+        assert!((0..3600).all(|second| pace.may_accept(second * SECOND)));
+        assert!((0..50).all(|_| pace.may_accept(3600 * SECOND)));
     }
 
     #[test]
     fn after_a_pause_in_which_nothing_came_the_next_one_is_accepted_when_it_comes() {
-        let begin = Instant::now();
-        let mut pace = Pace::new(begin);
-        while pace.may_accept(begin) {}
+        let mut pace = Pace::default();
+        while pace.may_accept(0) {}
         pace.paused(0);
-        assert!(pace.may_accept(begin + Duration::from_secs(1)));
+        assert!(pace.may_accept(SECOND));
     }
 }

@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::sync::mpsc;
+use std::time::Instant;
 
 use hyper::StatusCode;
 use tokio::sync::Semaphore;

@@ -3,15 +3,16 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Method, Request, StatusCode};
 use kevtmon_metrics::{Metrics, MetricsError};
 use kevtmon_sources::capabilities::{BPF, DAC_READ_SEARCH, NET_ADMIN, to_use_maps};
+use kevtmon_types::bucket::{Bucket, Price};
 use kevtmon_types::build_info::VERSION;
-use kevtmon_types::clock::boot_now;
+use kevtmon_types::clock::{MS, boot_now};
 use nix::sys::socket::Backlog;
 use thiserror::Error;
 use tokio::sync::Semaphore;
@@ -41,8 +42,7 @@ const LIMITS_WITH_PASSWORDS: Limits = Limits { blocking_threads: 2, ..LIMITS };
 const SCRAPES: usize = 16;
 /// Metrics are read again so often at most, on average and at once; further scrapes get the last ones. Every user of the node
 /// can ask as often as it likes, and only the reading takes time.
-const FRESH_INTERVAL: Duration = Duration::from_millis(50);
-const FRESH_BURST: u32 = 20;
+const FRESH: Price = Price { of_one: 50 * MS, of_all: 1000 * MS };
 /// The text format of Prometheus.
 const EXPOSITION: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
@@ -127,22 +127,11 @@ struct Endpoint {
 }
 
 /// The metrics as they were read last.
+#[derive(Default)]
 struct Last {
     text: Option<Arc<Compressible>>,
-    /// When as many may be read at once as at the beginning.
-    unused: Instant,
-}
-
-impl Last {
-    /// Whether they may be read again; counts it.
-    fn take_fresh(&mut self, now: Instant) -> bool {
-        let next = self.unused.max(now) + FRESH_INTERVAL;
-        let may = next <= now + FRESH_INTERVAL * FRESH_BURST;
-        if may {
-            self.unused = next;
-        }
-        may
-    }
+    /// Of readings.
+    bucket: Bucket,
 }
 
 impl Handler for Endpoint {
@@ -191,8 +180,8 @@ fn refuse(refusal: Refusal) -> Response {
 
 impl Endpoint {
     fn new(metrics: Arc<Metrics>, health: Arc<Health>, web: Option<Arc<WatchedConfig>>) -> Self {
-        let last = Mutex::new(Last { text: None, unused: Instant::now() });
-        Self { metrics, health, scrapes: Arc::new(Semaphore::new(SCRAPES)), last, web }
+        let scrapes = Arc::new(Semaphore::new(SCRAPES));
+        Self { metrics, health, scrapes, last: Mutex::default(), web }
     }
 
     fn scrape(&self, request: &Request<Incoming>, connection: &Connection) -> Response {
@@ -213,7 +202,7 @@ impl Endpoint {
 
     fn exposition(&self) -> Result<Arc<Compressible>, MetricsError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let may = last.take_fresh(Instant::now());
+        let may = last.bucket.take(boot_now(), FRESH);
         if let Some(text) = last.text.as_ref().filter(|_| !may) {
             return Ok(Arc::clone(text));
         }
@@ -258,6 +247,7 @@ mod tests {
     use std::net::TcpStream;
 
     use kevtmon_sources::procfs::own::Own;
+    use kevtmon_types::clock::SECOND;
     use nix::sys::socket::setsockopt;
     use nix::sys::socket::sockopt::{RcvBuf, SndBuf};
 
@@ -296,16 +286,16 @@ mod tests {
 
     #[test]
     fn scrapes_without_end_are_answered_with_what_was_read_last() {
-        let begun = Instant::now();
-        let mut last = Last { text: None, unused: begun };
-        let fresh = (0..1000).filter(|ms| last.take_fresh(begun + Duration::from_millis(*ms))).count();
+        let mut bucket = Bucket::default();
+        let fresh = (0..1000).filter(|ms| bucket.take(ms * MS, FRESH)).count();
         assert_eq!(fresh, 20 + 19, "the burst, and one for each interval that passed");
 
         let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
         let endpoint = Endpoint::new(metrics, Arc::new(Health::default()), None);
         let first = endpoint.exposition().unwrap();
         assert!(!Arc::ptr_eq(&first, &endpoint.exposition().unwrap()), "the next one is not too early");
-        endpoint.last.lock().unwrap().unused = Instant::now() + Duration::from_secs(3600);
+        let later = boot_now() + 3600 * SECOND;
+        assert!(endpoint.last.lock().unwrap().bucket.take(later, FRESH));
         let last = endpoint.exposition().unwrap();
         assert!(Arc::ptr_eq(&last, &endpoint.exposition().unwrap()));
     }

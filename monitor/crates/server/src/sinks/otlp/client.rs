@@ -1,12 +1,10 @@
 //! The server that takes the records, most often an OpenTelemetry Collector.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use http_body_util::Full;
 use hyper::header::{
     ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderName,
@@ -15,6 +13,7 @@ use hyper::header::{
 use hyper::{HeaderMap, Method, Request, StatusCode};
 use thiserror::Error;
 
+use crate::http::gzip;
 use crate::sinks::http_client::{self, Endpoint, HttpError, Reply};
 
 /// Where the specification has it.
@@ -148,13 +147,6 @@ fn header(line: &str) -> Option<(HeaderName, HeaderValue)> {
     let (name, value) = line.split_once(':')?;
     let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
     Some((name, HeaderValue::from_str(value.trim()).ok()?))
-}
-
-/// The fastest level: events repeat themselves so much that the others hardly gain.
-fn gzip(message: &[u8]) -> io::Result<Vec<u8>> {
-    let mut encoder = GzEncoder::new(Vec::with_capacity(message.len() / 4), Compression::fast());
-    encoder.write_all(message)?;
-    encoder.finish()
 }
 
 /// Whether a text is the URL of a server, or empty.
