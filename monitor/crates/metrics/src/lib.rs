@@ -6,12 +6,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kevtmon_event::{Event, Incident, IncidentObjects};
 use kevtmon_observation::{ContainerState, Fact, Loss, Observation};
 use kevtmon_types::clock::{BootNs, boot_now};
+use kevtmon_types::lock::lock;
 use prometheus::{Gauge, Registry, TextEncoder};
 
 mod cni;
@@ -274,10 +274,6 @@ impl Metrics {
 fn clock_offset_now() -> i64 {
     let realtime = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     i64::try_from(realtime).unwrap_or(0).saturating_sub(i64::try_from(boot_now()).unwrap_or(0))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

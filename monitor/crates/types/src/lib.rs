@@ -8,6 +8,7 @@ pub mod error_chain;
 pub mod escape;
 pub mod is_zero;
 pub mod kernel_release;
+pub mod lock;
 pub mod names;
 pub mod namespace;
 pub mod pairs;

@@ -1,8 +1,9 @@
 //! What a connection and the response on it share.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use kevtmon_types::lock::lock;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 /// The state of one connection.
@@ -31,7 +32,7 @@ impl Connection {
 
     /// Holds a permit until the response is sent or the connection closed.
     pub fn hold(&self, permit: OwnedSemaphorePermit) {
-        *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = Some(permit);
+        *lock(&self.permit) = Some(permit);
     }
 
     pub(super) fn is_stream(&self) -> bool {

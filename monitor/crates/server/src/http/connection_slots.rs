@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kevtmon_types::lock::lock;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::yield_now;
 use tokio::time::sleep;
@@ -69,7 +70,7 @@ impl ConnectionSlots {
 
     fn place(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Place {
         let eviction = Arc::<Notify>::default();
-        let mut idle = self.lock();
+        let mut idle = lock(&self.idle);
         let number = idle.next;
         idle.next += 1;
         idle.connections.insert(number, Arc::clone(&eviction));
@@ -79,7 +80,7 @@ impl ConnectionSlots {
     }
 
     fn evict_oldest(&self) {
-        if let Some((_, oldest)) = self.lock().connections.pop_first() {
+        if let Some((_, oldest)) = lock(&self.idle).connections.pop_first() {
             oldest.notify_one();
         }
     }
@@ -87,17 +88,13 @@ impl ConnectionSlots {
     fn are_scarce(&self) -> bool {
         self.free.available_permits() < self.capacity / 2
     }
-
-    fn lock(&self) -> MutexGuard<'_, Idle> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Place {
     /// The request has arrived: the connection is not idle any more.
     pub(super) fn request_arrived(&self) {
         self.has_request.store(true, Ordering::Relaxed);
-        self.places.lock().connections.remove(&self.number);
+        lock(&self.places.idle).connections.remove(&self.number);
     }
 
     /// Completes when the connection has to go: its place is needed, or its request took too long. Never once the
@@ -131,6 +128,6 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.places.lock().connections.remove(&self.number);
+        lock(&self.places.idle).connections.remove(&self.number);
     }
 }

@@ -3,10 +3,11 @@
 //! An incident that was emitted as opened or closed is in the store even after a crash. Only the threads of the
 //! other sinks wait here; the core does not.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use kevtmon_event::{Event, Kind};
+use kevtmon_types::lock::lock;
 
 /// Longest delay of an event.
 const TIMEOUT: Duration = Duration::from_millis(250);
@@ -35,7 +36,7 @@ impl CommitBarrier {
 
     /// Everything up to this number is in the store, or will never be.
     pub fn advance(&self, seq: u64) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.passed = state.passed.max(seq);
         state.timed_out = false;
         drop(state);
@@ -46,7 +47,7 @@ impl CommitBarrier {
     pub fn wait(&self, seq: u64) -> bool {
         let (mut state, _) = self
             .changed
-            .wait_timeout_while(self.lock(), TIMEOUT, |state| state.passed < seq && !state.timed_out)
+            .wait_timeout_while(lock(&self.state), TIMEOUT, |state| state.passed < seq && !state.timed_out)
             .unwrap_or_else(PoisonError::into_inner);
         let is_late = state.passed < seq;
         if is_late && !state.timed_out {
@@ -54,10 +55,6 @@ impl CommitBarrier {
         }
         state.timed_out = is_late;
         !is_late
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,9 @@
 //! What the store keeps for the next run besides events: only the newest state counts, so it is no queue.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use kevtmon_core::Kept;
+use kevtmon_types::lock::lock;
 
 /// That state, on its way from the core to the store.
 #[derive(Debug, Default)]
@@ -17,7 +18,7 @@ struct State {
 impl KeptState {
     /// Puts the newest state, which the next commit stores.
     pub fn put(&self, kept: Kept) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         if state.kept != kept {
             *state = State { kept, has_news: true };
         }
@@ -26,17 +27,13 @@ impl KeptState {
     /// What is not stored yet; counts as stored from now on.
     #[must_use]
     pub fn take_unstored(&self) -> Option<Kept> {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         let has_news = std::mem::take(&mut state.has_news);
         has_news.then(|| state.kept.clone())
     }
 
     /// A new file has nothing of it.
     pub fn store_again(&self) {
-        self.lock().has_news = true;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).has_news = true;
     }
 }

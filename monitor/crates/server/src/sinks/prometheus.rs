@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -13,6 +13,7 @@ use kevtmon_sources::capabilities::{BPF, DAC_READ_SEARCH, NET_ADMIN, to_use_maps
 use kevtmon_types::bucket::{Bucket, Price};
 use kevtmon_types::build_info::VERSION;
 use kevtmon_types::clock::{MS, boot_now};
+use kevtmon_types::lock::lock;
 use nix::sys::socket::Backlog;
 use thiserror::Error;
 use tokio::sync::Semaphore;
@@ -201,7 +202,7 @@ impl Endpoint {
     }
 
     fn exposition(&self) -> Result<Arc<Compressible>, MetricsError> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.last);
         let may = last.bucket.take(boot_now(), FRESH);
         if let Some(text) = last.text.as_ref().filter(|_| !may) {
             return Ok(Arc::clone(text));

@@ -2,11 +2,12 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hyper::header::HeaderValue;
 use kevtmon_types::error_chain::chain;
+use kevtmon_types::lock::lock;
 use rustls::ServerConfig;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
@@ -71,16 +72,15 @@ impl WatchedConfig {
 
     /// Whether connections are encrypted. That stays as it was at the start.
     pub(super) fn has_tls(&self) -> bool {
-        self.lock().web.tls.is_some()
+        lock(&self.shared.current).web.tls.is_some()
     }
 
     /// How to talk to the next client, once it is its turn; `None` where it would have to wait too long.
     pub(super) async fn handshake(&self, from: IpAddr) -> Option<Arc<ServerConfig>> {
-        let turn =
-            self.handshake_rate.lock().unwrap_or_else(PoisonError::into_inner).take(from, Instant::now());
+        let turn = lock(&self.handshake_rate).take(from, Instant::now());
         sleep(turn?).await;
         self.look().await;
-        self.lock().web.tls.clone()
+        lock(&self.shared.current).web.tls.clone()
     }
 
     /// Whether a client may read metrics.
@@ -91,7 +91,7 @@ impl WatchedConfig {
         if !self.has_tls() {
             self.look().await;
         }
-        let users = Arc::clone(&self.lock().web.users);
+        let users = Arc::clone(&lock(&self.shared.current).web.users);
         if users.is_empty() {
             return Ok(());
         }
@@ -114,22 +114,14 @@ impl WatchedConfig {
         // If it takes longer, its result is for later clients.
         let _ = timeout(DISK_PATIENCE, looked).await;
     }
-
-    fn lock(&self) -> MutexGuard<'_, Current> {
-        self.shared.lock()
-    }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn look(&self) {
-        let before = self.lock().clone();
+        let before = lock(&self.current).clone();
         if let Some(newer) = look(&self.path, &before) {
             self.attempts.keep(&newer.web.users);
-            *self.lock() = newer;
+            *lock(&self.current) = newer;
         }
     }
 }

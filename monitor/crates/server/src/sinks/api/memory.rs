@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use kevtmon_core::state::NodeState;
 use kevtmon_event::{Event, Severity, Tenant};
@@ -16,6 +16,7 @@ use kevtmon_history::query::filter::{EventFilter, IncidentFilter, Position};
 use kevtmon_history::query::history::{Extent, Found, History, HistoryError, IncidentView, Page};
 use kevtmon_history::query::record::{Record, timestamp};
 use kevtmon_metrics::Metrics;
+use kevtmon_types::lock::lock;
 use tokio::sync::watch;
 
 use crate::http::Connection;
@@ -108,7 +109,7 @@ impl Memory {
     /// Adds an event and its JSON. Readers are notified by [`Self::wake`].
     pub fn push(&self, event: &Event, line: Arc<str>) {
         let position = Position { time: timestamp(&event.time), seq: event.seq };
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         inner.last_seq = inner.last_seq.max(event.seq);
         inner.note_incident(event);
         inner.bytes += line.len();
@@ -125,7 +126,7 @@ impl Memory {
 
     /// Adds an incident that the previous run left open, by its newest event, which readers do not get again.
     pub fn resume(&self, event: &Event) {
-        self.lock().note_incident(event);
+        lock(&self.inner).note_incident(event);
     }
 
     pub fn wake(&self) {
@@ -154,7 +155,7 @@ impl Memory {
 
     /// Adds a reader; `None` when there are too many, or when the daemon stops.
     pub(super) fn subscribe(&self, filter: EventFilter, connection: Arc<Connection>) -> Option<Subscription> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         inner.readers.retain(|reader| reader.strong_count() > 0);
         if inner.closed || inner.readers.len() >= READERS {
             return None;
@@ -168,7 +169,7 @@ impl Memory {
 
     /// What a reader has not read yet, up to about so many bytes.
     pub(super) fn next(&self, reader: &Reader, most: usize) -> Next {
-        let inner = self.lock();
+        let inner = lock(&self.inner);
         let place = reader.position.load(Ordering::Relaxed);
         let Some(skip) = place.checked_sub(inner.evicted) else {
             self.disconnect(reader, inner.end());
@@ -199,20 +200,16 @@ impl Memory {
 
     /// Ends every stream, once its reader has read what there is.
     pub(super) fn close(&self) {
-        self.lock().closed = true;
+        lock(&self.inner).closed = true;
         self.wake();
     }
 
     pub(super) fn last_seq(&self) -> u64 {
-        self.lock().last_seq
+        lock(&self.inner).last_seq
     }
 
     pub(super) fn boot_id(&self) -> &str {
         &self.boot_id
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -268,14 +265,14 @@ impl Kept {
 impl Memory {
     /// The memory as it is at this moment, with a copy of the model.
     pub(super) fn snapshot(&self, state: NodeState) -> Snapshot {
-        let inner = self.lock();
+        let inner = lock(&self.inner);
         let incidents = inner.incidents.values().map(|(_, view)| Arc::clone(view)).collect();
         Snapshot { incidents, state: Some(state), ..self.events_of(&inner) }
     }
 
     /// The events as they are at this moment: what is evicted later is still there.
     pub(super) fn newest(&self) -> Snapshot {
-        self.events_of(&self.lock())
+        self.events_of(&lock(&self.inner))
     }
 
     fn events_of(&self, inner: &Inner) -> Snapshot {
@@ -286,7 +283,7 @@ impl Memory {
     /// Waits until it has the event of this number, or the daemon stops.
     pub(super) async fn caught_up(&self, seq: u64) {
         let mut changed = self.changed.subscribe();
-        while !self.lock().has(seq) {
+        while !lock(&self.inner).has(seq) {
             if changed.changed().await.is_err() {
                 return;
             }
@@ -312,11 +309,11 @@ impl History for Memory {
     }
 
     fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
-        Ok(wanted_incidents(self.lock().incidents.values().map(|(_, view)| view), filter))
+        Ok(wanted_incidents(lock(&self.inner).incidents.values().map(|(_, view)| view), filter))
     }
 
     fn extent(&self) -> Result<Extent, HistoryError> {
-        Ok(self.extent_of(&self.lock()))
+        Ok(self.extent_of(&lock(&self.inner)))
     }
 }
 

@@ -47,12 +47,12 @@ fn it_answers_as_a_search_of_everything_would() {
 fn it_holds_so_many_events_and_bytes_and_no_more() {
     let many = memory();
     (1..=10_000).for_each(|seq| many.push(&memory::event(seq), "{}".into()));
-    assert_eq!(many.lock().recent.len(), EVENTS);
+    assert_eq!(lock(&many.inner).recent.len(), EVENTS);
     assert_eq!(many.extent().unwrap().last_seq, 10_000);
     let large = memory();
     let line = "x".repeat(BYTES / 10);
     (1..=100).for_each(|seq| large.push(&memory::event(seq), line.as_str().into()));
-    let bytes: usize = large.lock().recent.iter().map(|kept| kept.line.len()).sum();
+    let bytes: usize = lock(&large.inner).recent.iter().map(|kept| kept.line.len()).sum();
     assert!(bytes <= BYTES, "{bytes}");
 }
 
@@ -162,7 +162,7 @@ fn a_reader_that_falls_behind_is_cut_off_and_counted_once() {
         memory.push(&memory::event(seq), "{}".into());
         memory.next(&other.reader, usize::MAX);
     }
-    assert_eq!(memory.lock().readers.len(), 1);
+    assert_eq!(lock(&memory.inner).readers.len(), 1);
     assert_eq!(memory.next(&subscription.reader, usize::MAX), Next::End);
     let text = memory.metrics.gather().unwrap();
     let counted = format!("kevtmon_events_discarded_total{{reason=\"slow-reader\",sink=\"api\"}} {end}\n");

@@ -1,0 +1,8 @@
+//! Mutexes whose contents hold after a panic of another thread, too.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What is in it.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
