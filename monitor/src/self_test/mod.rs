@@ -13,12 +13,11 @@ use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::process;
 
-use network::{Network, RequestError};
+use network::{Network, refused};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 /// First argument of such a process.
 pub const ARGUMENT: &str = "self-test-worker";
@@ -50,32 +49,6 @@ pub enum Done {
     },
 }
 
-#[derive(Debug, Error)]
-enum WorkError {
-    #[error("cannot make a {what} namespace")]
-    Namespace {
-        what: &'static str,
-        #[source]
-        source: Errno,
-    },
-    #[error(transparent)]
-    Network(#[from] RequestError),
-    #[error("cannot mount a tmpfs at {}", path.display())]
-    Mount {
-        path: PathBuf,
-        #[source]
-        source: Errno,
-    },
-    #[error("none of {} is there to mount something at", PLACES.join(", "))]
-    NoPlace,
-    #[error("cannot use {}", path.display())]
-    File {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-}
-
 /// Name of the end of the veth that is in the namespace of the parent of the process with this id.
 fn link_of(pid: u32) -> String {
     format!("kvt{pid}")
@@ -92,11 +65,10 @@ fn serve(steps: &mut impl BufRead, out: &mut impl Write) {
         let line = serde_json::to_string(done).unwrap_or_default();
         writeln!(out, "{line}").and_then(|()| out.flush()).is_ok()
     };
-    let failed = |error: &WorkError| Done::Failed { reason: kevtmon_types::error_chain::chain(error) };
     let mut prepared = match Prepared::new() {
         Ok(prepared) => prepared,
-        Err(error) => {
-            tell(&failed(&error));
+        Err(reason) => {
+            tell(&Done::Failed { reason });
             return;
         }
     };
@@ -104,7 +76,7 @@ fn serve(steps: &mut impl BufRead, out: &mut impl Write) {
     if !tell(&there) || !is_allowed(steps) {
         return;
     }
-    tell(&prepared.act().unwrap_or_else(|error| failed(&error)));
+    tell(&prepared.act().unwrap_or_else(|reason| Done::Failed { reason }));
     // Whoever acted stays until it was looked at.
     is_allowed(steps);
 }
@@ -123,13 +95,15 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new() -> Result<Self, WorkError> {
-        let namespace = |what, flags| unshare(flags).map_err(|source| WorkError::Namespace { what, source });
+    fn new() -> Result<Self, String> {
+        let namespace = |what: &str, flags| {
+            unshare(flags).map_err(|errno| format!("cannot make a {what} namespace: {errno}"))
+        };
         namespace("network", CloneFlags::CLONE_NEWNET)?;
         let mut network = Network::open()?;
         network.add_veth(LINK, &link_of(process::id()), parent_id())?;
-        let ifindex = nix::net::if_::if_nametoindex(LINK)
-            .map_err(|errno| RequestError::refused("look up the veth", errno.into()))?;
+        let ifindex =
+            nix::net::if_::if_nametoindex(LINK).map_err(|errno| refused("look up the veth", errno.into()))?;
         network.set_up(ifindex)?;
         network.add_permanent_neighbor(ifindex, NEIGHBOR)?;
         namespace("mount", CloneFlags::CLONE_NEWNS)?;
@@ -137,7 +111,7 @@ impl Prepared {
         Ok(Self { network, ifindex, mount, _file: file })
     }
 
-    fn act(&mut self) -> Result<Done, WorkError> {
+    fn act(&mut self) -> Result<Done, String> {
         self.network.delete_neighbor(self.ifindex, NEIGHBOR)?;
         let umount = match umount2(&self.mount, MntFlags::empty()) {
             Ok(()) => "ok".to_owned(),
@@ -148,29 +122,26 @@ impl Prepared {
 }
 
 /// A tmpfs that nobody else sees, with an open file in it.
-fn mount_in_use() -> Result<(PathBuf, File), WorkError> {
+fn mount_in_use() -> Result<(PathBuf, File), String> {
     let none = None::<&str>;
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| WorkError::Mount { path, source }
-    };
+    let failed = |path: &Path, errno: Errno| format!("cannot mount a tmpfs at {}: {errno}", path.display());
     let root = Path::new("/");
-    mount(none, root, none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).map_err(failed(root))?;
-    let place = PLACES.iter().map(Path::new).find(|place| place.is_dir()).ok_or(WorkError::NoPlace)?;
+    mount(none, root, none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+        .map_err(|errno| failed(root, errno))?;
+    let no_place = || format!("none of {} is there to mount something at", PLACES.join(", "));
+    let place = PLACES.iter().map(Path::new).find(|place| place.is_dir()).ok_or_else(no_place)?;
     let tmpfs = |path: &Path| {
         mount(Some("kevtmon-self-test"), path, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, none)
-            .map_err(failed(path))
+            .map_err(|errno| failed(path, errno))
     };
     tmpfs(place)?;
     let point = place.join(format!("kevtmon-self-test-{}", process::id()));
-    let file = |path: &Path| {
-        let path = path.to_owned();
-        move |source| WorkError::File { path, source }
-    };
-    fs::create_dir(&point).map_err(file(&point))?;
+    let unusable = |path: &Path, error: io::Error| format!("cannot use {}: {error}", path.display());
+    fs::create_dir(&point).map_err(|error| unusable(&point, error))?;
     tmpfs(&point)?;
     let inside = point.join("file");
-    Ok((point, File::create(&inside).map_err(file(&inside))?))
+    let file = File::create(&inside).map_err(|error| unusable(&inside, error))?;
+    Ok((point, file))
 }
 
 #[cfg(test)]

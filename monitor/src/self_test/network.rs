@@ -17,34 +17,23 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
-use thiserror::Error;
 
 /// Longest wait for the kernel's answer, in seconds.
 const PATIENCE_S: i64 = 5;
 /// An address that no network card has: it is locally administered.
 const LLADDR: [u8; 6] = [0xee; 6];
 
-/// The kernel refused a request.
-#[derive(Debug, Error)]
-#[error("cannot {request}")]
-pub(super) struct RequestError {
-    request: &'static str,
-    #[source]
-    source: io::Error,
-}
-
-impl RequestError {
-    pub(super) fn refused(request: &'static str, source: io::Error) -> Self {
-        Self { request, source }
-    }
+/// What it means that the kernel refused a request.
+pub(super) fn refused(request: &str, source: io::Error) -> String {
+    format!("cannot {request}: {source}")
 }
 
 /// A socket in the network namespace of the thread that opens it.
 pub(super) struct Network(Socket);
 
 impl Network {
-    pub(super) fn open() -> Result<Self, RequestError> {
-        let failed = |source| RequestError::refused("open a netlink socket", source);
+    pub(super) fn open() -> Result<Self, String> {
+        let failed = |source| refused("open a netlink socket", source);
         let mut socket = Socket::new(NETLINK_ROUTE).map_err(failed)?;
         socket.bind(&SocketAddr::new(0, 0)).map_err(failed)?;
         let patience = TimeVal::seconds(PATIENCE_S);
@@ -53,7 +42,7 @@ impl Network {
     }
 
     /// A veth, whose other end is in the network namespace of a process.
-    pub(super) fn add_veth(&mut self, name: &str, peer: &str, pid: u32) -> Result<(), RequestError> {
+    pub(super) fn add_veth(&mut self, name: &str, peer: &str, pid: u32) -> Result<(), String> {
         let mut other = LinkMessage::default();
         other.attributes = vec![LinkAttribute::IfName(peer.to_owned()), LinkAttribute::NetNsPid(pid)];
         let info =
@@ -63,7 +52,7 @@ impl Network {
         self.ask("add a veth", RouteNetlinkMessage::NewLink(link), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    pub(super) fn set_up(&mut self, ifindex: u32) -> Result<(), RequestError> {
+    pub(super) fn set_up(&mut self, ifindex: u32) -> Result<(), String> {
         let mut link = LinkMessage::default();
         link.header.index = ifindex;
         link.header.flags = LinkFlags::Up;
@@ -71,11 +60,7 @@ impl Network {
         self.ask("set the veth up", RouteNetlinkMessage::SetLink(link), 0)
     }
 
-    pub(super) fn add_permanent_neighbor(
-        &mut self,
-        ifindex: u32,
-        address: Ipv4Addr,
-    ) -> Result<(), RequestError> {
+    pub(super) fn add_permanent_neighbor(&mut self, ifindex: u32, address: Ipv4Addr) -> Result<(), String> {
         let mut entry = neighbor(ifindex, address);
         entry.header.state = NeighbourState::Permanent;
         entry.attributes.push(NeighbourAttribute::LinkLayerAddress(LLADDR.to_vec()));
@@ -83,19 +68,14 @@ impl Network {
         self.ask("add a permanent neighbor entry", message, NLM_F_CREATE | NLM_F_REPLACE)
     }
 
-    pub(super) fn delete_neighbor(&mut self, ifindex: u32, address: Ipv4Addr) -> Result<(), RequestError> {
+    pub(super) fn delete_neighbor(&mut self, ifindex: u32, address: Ipv4Addr) -> Result<(), String> {
         let message = RouteNetlinkMessage::DelNeighbour(neighbor(ifindex, address));
         self.ask("delete the neighbor entry", message, 0)
     }
 
     /// Sends a request and waits for the kernel's answer.
-    fn ask(
-        &mut self,
-        request: &'static str,
-        message: RouteNetlinkMessage,
-        flags: u16,
-    ) -> Result<(), RequestError> {
-        self.exchange(message, flags).map_err(|source| RequestError::refused(request, source))
+    fn ask(&mut self, request: &'static str, message: RouteNetlinkMessage, flags: u16) -> Result<(), String> {
+        self.exchange(message, flags).map_err(|source| refused(request, source))
     }
 
     fn exchange(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
