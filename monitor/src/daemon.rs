@@ -40,6 +40,7 @@ use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::own::Own;
 use kevtmon_sources::procfs::readers::Readers;
 use kevtmon_sources::{Barrier, Sender, observed_now, pod_remains};
+use kevtmon_types::build_info::{VERSION, revision};
 use kevtmon_types::clock::{boot_now, realtime_offset_ns};
 use kevtmon_types::settings::{EventRate, Settings};
 use lanes::Touched;
@@ -107,9 +108,6 @@ pub enum DaemonError {
 /// Options of the command line that are not part of the configuration.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Version of the program.
-    pub version: &'static str,
-    pub revision: &'static str,
     /// Whether kernel programs log.
     pub log_bpf: bool,
     /// Whether standard output is coloured.
@@ -131,7 +129,7 @@ pub async fn run(
 ) -> Result<(), DaemonError> {
     let own = Own::default().with_directories(own_files(&config, &options));
     let private_mntns = own.private_mntns();
-    let metrics = Arc::new(metrics(&options, own.clone())?);
+    let metrics = Arc::new(metrics(own.clone())?);
     let (tx, mut rx) = mpsc::channel(QUEUE);
     // First, so that a port in use is reported before any program is loaded.
     let Servers { health, memory, boot_id, questions, _open } =
@@ -155,7 +153,7 @@ pub async fn run(
     let settings = Settings {
         node: config.get(&NODE_NAME),
         boot_id,
-        version: options.version.to_owned(),
+        version: VERSION.to_owned(),
         host_netns: sources.host_netns(),
         cmdline: config.policy().cmdline,
         incidents: config.policy().incidents,
@@ -438,8 +436,8 @@ impl Daemon {
 }
 
 /// The metrics, with the series that are there before the first incident: not those of kinds that take a source that is off.
-fn metrics(options: &Options, own: Own) -> Result<Metrics, MetricsError> {
-    let metrics = Metrics::new(options.version, options.revision, own)?;
+fn metrics(own: Own) -> Result<Metrics, MetricsError> {
+    let metrics = Metrics::new(VERSION, revision(), own)?;
     let always = KINDS.into_iter().filter(|kind| !kind.is_optional);
     let series = always.map(|kind| IncidentSeries { kind: kind.name, severities: kind.severities });
     metrics.export_zero_incidents(series);

@@ -18,7 +18,7 @@ use kevtmon_types::build_info;
 use kevtmon_types::error_chain::chain;
 use kevtmon_types::escape::to_json;
 
-use super::{exit, fail};
+use super::{exit, fail, wants_colour};
 use crate::config::{Config, Overrides, REQUIRE_EBPF};
 use crate::privilege::Lacks;
 
@@ -137,8 +137,7 @@ impl DoctorArgs {
         let text = match self.json {
             true => format!("{}\n", to_json(report)?),
             false => {
-                let is_plain = std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
-                let colour = io::stdout().is_terminal() && !is_plain;
+                let colour = io::stdout().is_terminal() && wants_colour();
                 kevtmon_render::doctor::text(report, &Pretty { colour, zone: TimeZone::system() })
             }
         };

@@ -52,9 +52,7 @@ pub fn init(format: LogFormat, programs: bool) -> Result<(), LoggingError> {
         .with_writer(move || LogOutput { format, stderr: Stderr(io::stderr().lock()) })
         // They would be printed to standard error, whose failure is a panic.
         .log_internal_errors(false)
-        .with_ansi(
-            io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
-        );
+        .with_ansi(io::stderr().is_terminal() && super::wants_colour());
     match format {
         LogFormat::Text => builder.finish().try_init()?,
         LogFormat::Json => builder.json().flatten_event(true).finish().try_init()?,

@@ -1,5 +1,6 @@
 //! The command line: arguments enter, a typed command leaves. One file per command.
 
+use std::env;
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -137,6 +138,11 @@ fn remark(text: &str) {
     let _ = writeln!(io::stderr(), "kevtmon: {text}");
 }
 
+/// Whether what is printed to a terminal may have colours.
+fn wants_colour() -> bool {
+    env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -192,7 +198,7 @@ mod tests {
         assert_eq!(args.record(), Some(Record { path: "/r".into(), max_bytes: 1 << 20 }));
         assert!(args.log_bpf);
         assert_eq!(args.log_format, logging::LogFormat::Json);
-        let overrides = args.overrides();
+        let overrides = args.overrides;
         assert_eq!(overrides.output, Some(Format::Json));
         assert_eq!(overrides.listen.len(), 2);
         assert_eq!(overrides.runtimes.len(), 2);

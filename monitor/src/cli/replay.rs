@@ -11,7 +11,7 @@ use kevtmon_server::sinks::json;
 use kevtmon_types::error_chain::chain;
 use kevtmon_types::regular_file;
 
-use super::{exit, fail, remark};
+use super::{exit, fail, remark, wants_colour};
 use crate::config::{Config, Overrides};
 
 /// Size of reads and writes, in bytes.
@@ -48,10 +48,8 @@ impl ReplayArgs {
             Err(error) => return fail(&error, exit::USAGE),
         };
         let stdout = io::stdout();
-        let pretty = (!self.json && stdout.is_terminal()).then(|| Pretty {
-            colour: std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
-            zone: TimeZone::system(),
-        });
+        let pretty = (!self.json && stdout.is_terminal())
+            .then(|| Pretty { colour: wants_colour(), zone: TimeZone::system() });
         let mut out = BufWriter::with_capacity(CHUNK, stdout.lock());
         let input = match open(&self.file) {
             Err(error) if error.kind() == ErrorKind::InvalidInput => {

@@ -1,7 +1,6 @@
 //! `run`: the daemon in the foreground. Logging, configuration and privileges first, then the stages.
 
 use std::io::{self, IsTerminal as _};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,47 +10,23 @@ use kevtmon_history::recording::recorder::{Record, RecordError};
 use kevtmon_history::store;
 use kevtmon_server::sinks::api::SOCKET;
 use kevtmon_server::sinks::listen::WEB_CONFIG;
-use kevtmon_server::sinks::stdout::Format;
 use kevtmon_server::web_config::{WatchedConfig, WebConfigError};
 use kevtmon_sources::procfs::own::Own;
 use kevtmon_types::allocator;
-use kevtmon_types::build_info;
 use kevtmon_types::error_chain::chain;
 use tokio::task::LocalSet;
 
 use super::logging::{self, LogFormat};
-use super::{exit, fail};
-use crate::config::{Config, Overrides, RuntimeSpec, Runtimes, SOCKETS, STATE_DIR, runtime_choices};
+use super::{exit, fail, wants_colour};
+use crate::config::{Config, Overrides, Runtimes, SOCKETS, STATE_DIR};
 use crate::daemon::{self, DaemonError, Options};
 use crate::privilege::{self, StateDirectory, Writes};
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Configuration file; it must exist [default: /etc/kevtmon/kevtmon.toml, if it exists]
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Format of the events on standard output: pretty, json or none [default: pretty on a terminal, else json]
-    #[arg(long, value_name = "FORMAT")]
-    pub output: Option<Format>,
-    /// Address to serve metrics and health on; may be repeated [default: 127.0.0.1:19809]
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub listen: Vec<SocketAddr>,
-    /// TLS and basic authentication for them: a file in the format of Prometheus' exporter-toolkit
-    #[arg(long = "web.config.file", value_name = "FILE")]
-    pub web_config: Option<PathBuf>,
-    /// Unix socket to answer queries on [default: /run/kevtmon/kevtmon.sock]
-    #[arg(long, value_name = "PATH")]
-    pub socket: Option<PathBuf>,
-    /// State directory: event store and recordings [default: /var/lib/kevtmon]
-    #[arg(long, value_name = "DIR")]
-    pub state_dir: Option<PathBuf>,
-    /// Name of this node in events [default: KEVTMON_NODE_NAME or the host name]
-    #[arg(long, value_name = "NAME")]
-    pub node_name: Option<String>,
-    /// Container runtime: auto, none or a socket; may be repeated
-    #[arg(long, value_name = "RUNTIME", help = runtime_help())]
-    pub runtime: Vec<RuntimeSpec>,
+    #[command(flatten)]
+    pub overrides: Overrides,
     /// Format of the logs on standard error
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
@@ -66,31 +41,12 @@ pub struct RunArgs {
     pub record_max_mib: u64,
 }
 
-fn runtime_help() -> String {
-    format!("Container runtime: {}; may be repeated [default: auto]", runtime_choices())
-}
-
 impl RunArgs {
     /// The recording, if one is wanted.
     #[must_use]
     pub fn record(&self) -> Option<Record> {
         let path = self.record.clone()?;
         Some(Record { path, max_bytes: self.record_max_mib << 20 })
-    }
-
-    /// The arguments that override the configuration.
-    #[must_use]
-    pub fn overrides(&self) -> Overrides {
-        Overrides {
-            file: self.config.clone(),
-            output: self.output,
-            listen: self.listen.clone(),
-            web_config: self.web_config.clone(),
-            socket: self.socket.clone(),
-            state_dir: self.state_dir.clone(),
-            node_name: self.node_name.clone(),
-            runtimes: self.runtime.clone(),
-        }
     }
 
     /// Keeps what a start with this configuration needs.
@@ -115,50 +71,36 @@ impl RunArgs {
     /// Runs the daemon until it is stopped; returns the exit code.
     #[must_use]
     pub fn run(&self) -> u8 {
-        if let Err(error) = logging::init(self.log_format, self.log_bpf) {
-            return fail(&error, exit::USAGE);
-        }
+        self.run_daemon().err().unwrap_or(exit::OK)
+    }
+
+    fn run_daemon(&self) -> Result<(), u8> {
+        logging::init(self.log_format, self.log_bpf).map_err(|error| fail(&error, exit::USAGE))?;
         allocator::keep_little();
-        let overrides = self.overrides();
-        let config = match Config::load(&overrides) {
-            Ok(config) => config,
-            Err(error) => return fail(&error, exit::USAGE),
-        };
-        let web = match web_config(&config) {
-            Ok(web) => web,
-            Err(error) => return fail(&error, exit::USAGE),
-        };
+        let config = Config::load(&self.overrides).map_err(|error| fail(&error, exit::USAGE))?;
+        let web = web_config(&config).map_err(|error| fail(&error, exit::USAGE))?;
         let record = self.record();
-        if let Some(Err(error)) = record.as_ref().map(Record::check) {
-            return fail(&error, record_exit(&error));
+        if let Some(record) = &record {
+            record.check().map_err(|error| fail(&error, record_exit(&error)))?;
         }
-        if let Err(error) = privilege::check(&Own::default()) {
-            return fail(&error, exit::PRIVILEGE);
-        }
+        privilege::check(&Own::default()).map_err(|error| fail(&error, exit::PRIVILEGE))?;
         self.give_up_capabilities(&config);
-        let options = Options {
-            version: build_info::VERSION,
-            revision: build_info::revision(),
-            log_bpf: self.log_bpf,
-            record,
-            web,
-            colour: io::stdout().is_terminal()
-                && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
-        };
+        let colour = io::stdout().is_terminal() && wants_colour();
+        let options = Options { log_bpf: self.log_bpf, record, web, colour };
+        let overrides = self.overrides.clone();
         let reload = move || Config::load(&overrides).map_err(|error| chain(&error));
-        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => return fail(&error, exit::FAILED),
-        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| fail(&error, exit::FAILED))?;
         let ended = LocalSet::new().block_on(&runtime, daemon::run(config, options, reload));
         // A source may be in the middle of a read that never ends.
         runtime.shutdown_background();
-        match ended {
-            Ok(()) => exit::OK,
-            Err(error @ DaemonError::Ebpf(_)) => fail(&error, exit::UNSUPPORTED),
-            Err(DaemonError::Record(error)) => fail(&error, record_exit(&error)),
-            Err(error) => fail(&error, exit::FAILED),
-        }
+        ended.map_err(|error| match &error {
+            DaemonError::Ebpf(_) => fail(&error, exit::UNSUPPORTED),
+            DaemonError::Record(cause) => fail(&error, record_exit(cause)),
+            _ => fail(&error, exit::FAILED),
+        })
     }
 }
 

@@ -9,6 +9,7 @@ use std::io::{self, IsTerminal, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use kevtmon_core::diagnose;
 use kevtmon_event::Severity;
 use kevtmon_history::{recording, store};
@@ -30,7 +31,7 @@ pub mod runtime;
 
 pub use file::FileError;
 pub use print::{default_file, effective_file};
-pub use runtime::{RuntimeSpec, RuntimeSpecError, Runtimes, SOCKETS, choices as runtime_choices};
+pub use runtime::{RuntimeSpec, RuntimeSpecError, Runtimes, SOCKETS};
 
 /// Read when no other file is named, if it exists.
 pub const DEFAULT_FILE: &str = "/etc/kevtmon/kevtmon.toml";
@@ -86,16 +87,31 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
 pub struct Config(Values);
 
 /// Values of the command-line arguments.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct Overrides {
-    /// The file to read; it must exist.
+    /// Configuration file; it must exist [default: /etc/kevtmon/kevtmon.toml, if it exists]
+    #[arg(long = "config", value_name = "FILE")]
     pub file: Option<PathBuf>,
+    /// Format of the events on standard output: pretty, json or none [default: pretty on a terminal, else json]
+    #[arg(long, value_name = "FORMAT")]
     pub output: Option<Format>,
+    /// Address to serve metrics and health on; may be repeated [default: 127.0.0.1:19809]
+    #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Vec<SocketAddr>,
+    /// TLS and basic authentication for them: a file in the format of Prometheus' exporter-toolkit
+    #[arg(long = "web.config.file", value_name = "FILE")]
     pub web_config: Option<PathBuf>,
+    /// Unix socket to answer queries on [default: /run/kevtmon/kevtmon.sock]
+    #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+    /// State directory: event store and recordings [default: /var/lib/kevtmon]
+    #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+    /// Name of this node in events [default: KEVTMON_NODE_NAME or the host name]
+    #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
+    /// Container runtime: auto, none or a socket; may be repeated
+    #[arg(long = "runtime", value_name = "RUNTIME", help = runtime::help())]
     pub runtimes: Vec<RuntimeSpec>,
 }
 

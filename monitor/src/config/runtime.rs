@@ -59,9 +59,13 @@ impl FromStr for RuntimeSpec {
     }
 }
 
+/// The help of `--runtime`.
+pub(super) fn help() -> String {
+    format!("Container runtime: {}; may be repeated [default: auto]", choices())
+}
+
 /// What `--runtime` takes: `auto, none, docker=PATH or cri=PATH`.
-#[must_use]
-pub fn choices() -> String {
+fn choices() -> String {
     let sockets = RuntimeKind::NAMES.iter().map(|name| format!("{name}=PATH"));
     format!("auto, none, {}", sockets.collect::<Vec<_>>().join(" or "))
 }

@@ -29,6 +29,7 @@ use kevtmon_sources::procfs::readers::Readers;
 use kevtmon_sources::rbd::SYSFS;
 use kevtmon_sources::runtime::{self, RuntimeSocket};
 use kevtmon_sources::{Barrier, Sender, components, ipam, neighbor_tables, observed_now, pod_remains, rbd};
+use kevtmon_types::build_info::{VERSION, revision};
 use kevtmon_types::clock::boot_now;
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::{JoinHandle, spawn_local};
@@ -77,8 +78,8 @@ impl Servers {
             .map(|_| Arc::new(Archive::behind(config.get(&STATE_DIR))) as Arc<dyn LiveHistory>);
         let identity = Identity {
             node: config.get(&NODE_NAME),
-            version: options.version.to_owned(),
-            revision: options.revision.to_owned(),
+            version: VERSION.to_owned(),
+            revision: revision().to_owned(),
             state_dir: config.get(&STATE_DIR),
             capabilities_at_start: own.effective_capabilities(),
         };

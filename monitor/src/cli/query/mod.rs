@@ -16,7 +16,7 @@ use kevtmon_types::error_chain::chain;
 use kevtmon_types::escape::to_json;
 
 use super::client::{ClientArgs, Source, StateError, Unreachable};
-use super::exit;
+use super::{exit, wants_colour};
 
 mod events;
 mod explain;
@@ -75,7 +75,7 @@ impl Query {
     /// Answers on standard output; returns the exit code.
     #[must_use]
     pub fn run(&self) -> u8 {
-        let terminal = match std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) {
+        let terminal = match wants_colour() {
             _ if !io::stdout().is_terminal() => Terminal::None,
             true => Terminal::Coloured,
             false => Terminal::Plain,
