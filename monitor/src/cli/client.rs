@@ -13,16 +13,13 @@ use kevtmon_history::query::history::{Extent, History, HistoryError, IncidentVie
 use kevtmon_history::query::stale;
 use kevtmon_history::query::why::{self, Outcome};
 use kevtmon_history::recording::offline_state::{OfflineStateError, offline_state};
+use kevtmon_history::store::Archive;
 use kevtmon_render::time::Clock;
 use kevtmon_server::client::{Remote, RemoteError};
 use kevtmon_server::sinks::api::SOCKET;
 use kevtmon_types::error_chain::chain;
 
 use crate::config::{Config, Overrides, STATE_DIR};
-
-pub mod offline;
-
-use offline::offline;
 
 /// Where the daemon's socket and files are.
 #[derive(Debug, Clone, Default, Args)]
@@ -139,7 +136,7 @@ impl ClientArgs {
                 return Err(Unreachable);
             }
         };
-        match offline(&state_dir) {
+        match Archive::open(&state_dir) {
             Ok(history) => {
                 let until = history.extent().ok().and_then(|extent| extent.to?.parse::<Timestamp>().ok());
                 let until = until.map_or_else(String::new, |until| {
@@ -147,7 +144,7 @@ impl ClientArgs {
                     format!(", in which there is nothing after {}", clock.local_and_age(until))
                 });
                 remark(&format!("{}; reading its files in {}{until}", chain(&dead), state_dir.display()));
-                Ok(Source::Files { history, dir: state_dir })
+                Ok(Source::Files { history: Box::new(history), dir: state_dir })
             }
             Err(error) => {
                 remark(&format!("{}, and {}", chain(&dead), chain(&error)));
