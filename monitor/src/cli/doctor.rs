@@ -2,7 +2,7 @@
 //!
 //! The running daemon tells it of itself; without one, everything is tried here as the daemon would.
 
-use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -18,7 +18,7 @@ use kevtmon_types::build_info;
 use kevtmon_types::error_chain::chain;
 use kevtmon_types::escape::to_json;
 
-use super::{exit, fail, wants_colour};
+use super::{exit, fail, print, wants_colour};
 use crate::config::{Config, Overrides, REQUIRE_EBPF};
 use crate::privilege::Lacks;
 
@@ -71,12 +71,7 @@ impl DoctorArgs {
             Err(error) => return fail(&error, exit::USAGE),
         };
         let (report, code) = self.examine(&config);
-        match self.print(&report) {
-            Ok(()) => code,
-            // The reader closed the pipe, as head does.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => code,
-            Err(error) => fail(&error, exit::FAILED),
-        }
+        self.print(&report).map_or_else(|error| fail(&error, exit::FAILED), |()| code)
     }
 
     fn examine(&self, config: &Config) -> (DoctorReport, u8) {
@@ -133,7 +128,6 @@ impl DoctorArgs {
     }
 
     fn print(&self, report: &DoctorReport) -> io::Result<()> {
-        let mut out = io::stdout().lock();
         let text = match self.json {
             true => format!("{}\n", to_json(report)?),
             false => {
@@ -141,7 +135,7 @@ impl DoctorArgs {
                 kevtmon_render::doctor::text(report, &Pretty { colour, zone: TimeZone::system() })
             }
         };
-        out.write_all(text.as_bytes()).and_then(|()| out.flush())
+        print(text.as_bytes())
     }
 }
 

@@ -1,7 +1,7 @@
 //! `holders`: who holds a mount, or uses what lies below a path. Looks itself; a daemon only gives names.
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Read as _, Write};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -22,9 +22,10 @@ use kevtmon_types::error_chain::chain;
 use kevtmon_types::escape::{name, to_json};
 use kevtmon_types::regular_file;
 use kevtmon_types::settings::Cmdline;
+use serde::Serialize;
 
 use super::client::ClientArgs;
-use super::{exit, fail, remark};
+use super::{block_on, exit, fail, remark};
 use crate::config::{Config, Overrides};
 use crate::privilege;
 
@@ -136,7 +137,8 @@ impl HoldersArgs {
                 remark(&format!("containers and pods have no names here: {reason}"));
             }
         }
-        self.print(&held)?;
+        let text = |held: &Held| kevtmon_render::holders::text(held, &users(Path::new("/etc/passwd")));
+        self.print(&held, text)?;
         Ok(self.conclude(&held))
     }
 
@@ -178,10 +180,8 @@ impl HoldersArgs {
         let is_relative = path.is_relative();
         let path = path.to_str().ok_or(Failure::NotText)?.to_owned();
         let caller = Caller::this_process().map_err(Failure::NoProc)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(Failure::Start)?;
         let readers = Readers::from(Proc::default());
-        let scanned = runtime.block_on(async {
+        let scanned = block_on(async {
             let initial = match self.here {
                 true => Ok(Some((caller.mntns, Whose::Caller))),
                 false => kevtmon_holders::initial_namespace(&readers, NAMESPACE).await,
@@ -223,15 +223,13 @@ impl HoldersArgs {
             let kubelets = if may_be_volume { finder.look_once(&readers, KUBELETS).await } else { None };
             Ok(Scanned { report, view, kubelets })
         });
-        // A reader that hangs is not waited for.
-        runtime.shutdown_background();
-        scanned
+        scanned.map_err(Failure::Start)?
     }
 
-    fn print(&self, held: &Held) -> Result<(), Failure> {
+    fn print<T: Serialize>(&self, found: &T, text: impl FnOnce(&T) -> String) -> Result<(), Failure> {
         let text = match self.json {
-            true => format!("{}\n", to_json(held).map_err(Failure::Json)?),
-            false => kevtmon_render::holders::text(held, &users(Path::new("/etc/passwd"))),
+            true => format!("{}\n", to_json(found).map_err(Failure::Json)?),
+            false => text(found),
         };
         let mut out = io::stdout().lock();
         out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::Write)

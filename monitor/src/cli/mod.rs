@@ -3,7 +3,7 @@
 use std::env;
 use std::error::Error;
 use std::ffi::OsString;
-use std::io::{self, Write as _};
+use std::io::{self, ErrorKind, Write as _};
 use std::sync::LazyLock;
 
 use clap::{Parser, Subcommand};
@@ -136,6 +136,23 @@ fn fail(error: &dyn Error, code: u8) -> u8 {
 fn remark(text: &str) {
     // There is nowhere left to report that standard error cannot be written.
     let _ = writeln!(io::stderr(), "kevtmon: {text}");
+}
+
+/// Prints to standard output. A reader that has closed the pipe, as head does, is no error.
+fn print(text: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        printed => printed,
+    }
+}
+
+/// Does what takes a runtime. A reader of /proc that hangs is not waited for.
+fn block_on<T>(future: impl Future<Output = T>) -> io::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let done = runtime.block_on(future);
+    runtime.shutdown_background();
+    Ok(done)
 }
 
 /// Whether what is printed to a terminal may have colours.

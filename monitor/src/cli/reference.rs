@@ -2,7 +2,6 @@
 
 mod manual;
 
-use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 
 use clap::{CommandFactory, Subcommand, ValueEnum};
@@ -13,7 +12,7 @@ use kevtmon_server::sinks::listen::WEB_CONFIG;
 use kevtmon_server::web_config::WebConfig;
 use kevtmon_types::error_chain::chain;
 
-use super::{Cli, exit};
+use super::{Cli, exit, fail, print, remark};
 use crate::config::{self, Config, Overrides};
 
 /// Reference commands.
@@ -81,30 +80,22 @@ impl Reference {
                 clap_complete::generate(*shell, &mut Cli::command(), "kevtmon", &mut text);
             }
             Self::Manual { directory } => {
-                return match manual::write(directory) {
-                    Ok(()) => exit::OK,
-                    Err(error) => {
-                        complain(&chain(&error));
-                        exit::FAILED
-                    }
-                };
+                let written = manual::write(directory);
+                return written.map_or_else(|error| fail(&error, exit::FAILED), |()| exit::OK);
             }
             Self::Config(ConfigCommand::Default) => text = config::default_file().into_bytes(),
             Self::Config(ConfigCommand::Check { file }) => match check(file.clone()) {
                 Ok(effective) => text = effective.into_bytes(),
-                Err(error) => {
-                    complain(&error);
+                Err(reason) => {
+                    remark(&reason);
                     return exit::USAGE;
                 }
             },
         }
-        let mut out = io::stdout().lock();
-        match out.write_all(&text).and_then(|()| out.flush()) {
+        match print(&text) {
             Ok(()) => exit::OK,
-            // The reader closed the pipe, as head does.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => exit::OK,
             Err(error) => {
-                complain(&format!("cannot write: {error}"));
+                remark(&format!("cannot write: {error}"));
                 exit::FAILED
             }
         }
@@ -119,11 +110,6 @@ fn check(file: Option<PathBuf>) -> Result<String, String> {
         WebConfig::load(&web).map_err(|error| chain(&error))?;
     }
     Ok(config::effective_file(&config))
-}
-
-fn complain(what: &str) {
-    // There is nowhere left to report that standard error cannot be written.
-    let _ = writeln!(io::stderr(), "kevtmon: {what}");
 }
 
 #[cfg(test)]

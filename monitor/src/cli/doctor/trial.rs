@@ -20,6 +20,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::statvfs::statvfs;
 
 use super::judge::{self, NETLINK, Node};
+use crate::cli::block_on;
 use crate::config::{Config, Runtimes, SOCKETS, STATE_DIR};
 
 /// Longest look at all processes.
@@ -38,12 +39,8 @@ pub(super) struct Tried {
 
 pub(super) fn trial(config: &Config, node: &Node) -> Tried {
     let (mut parts, lacks_programs) = hooks(config, node);
-    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => {
-            parts.extend(runtime.block_on(sources(config, node)));
-            // A reader that hangs is not waited for.
-            runtime.shutdown_background();
-        }
+    match block_on(sources(config, node)) {
+        Ok(found) => parts.extend(found),
         Err(error) => parts.push(Part::new(NETLINK, Condition::Failed).required().because(
             format!("cannot start: {error}"),
             "",

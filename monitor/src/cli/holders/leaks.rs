@@ -1,7 +1,6 @@
 //! `holders --leaks`: mounts of containers, volumes and the host that others still have. Looks itself; of a daemon that runs come names, and
 //! what it has seen before.
 
-use std::io::Write as _;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::Duration;
@@ -16,10 +15,9 @@ use kevtmon_sources::kubelet::{KubeletFinder, ROOTS};
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::own::Own;
 use kevtmon_sources::procfs::readers::Readers;
-use kevtmon_types::escape::to_json;
 
 use super::{Failure, HoldersArgs, KUBELETS, SCAN};
-use crate::cli::{exit, remark};
+use crate::cli::{block_on, exit, remark};
 use crate::privilege;
 
 /// Longest wait for a daemon, after the look.
@@ -39,15 +37,12 @@ impl HoldersArgs {
         let told = self.told();
         let finder =
             KubeletFinder::new(&self.load_config().map_or_else(ROOTS.default, |config| config.get(&ROOTS)));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(Failure::Start)?;
         let readers = Readers::from(Proc::default());
-        let (found, kubelets) = runtime.block_on(async {
+        let looked = block_on(async {
             let found = look_once(&readers, SCAN).await;
             (found, finder.look_once(&readers, KUBELETS).await)
         });
-        // A reader that hangs is not waited for.
-        runtime.shutdown_background();
+        let (found, kubelets) = looked.map_err(Failure::Start)?;
         let found = found.map_err(Failure::Look)?;
         let told = told.recv_timeout(DAEMON).unwrap_or_default();
         let known = Known { node: told.node.as_ref(), kubelets: kubelets.as_ref() };
@@ -57,7 +52,7 @@ impl HoldersArgs {
             complete: unread.is_empty(),
             unreadable: unread,
         };
-        self.print_leaks(&left)?;
+        self.print(&left, kevtmon_render::leaks::text)?;
         if !left.complete {
             if let Some(missing) = privilege::missing_to_see_holders(&Own::default()) {
                 remark(&format!("missing capabilities: {missing}; run as root"));
@@ -85,15 +80,6 @@ impl HoldersArgs {
             let _ = send.send(KnownThere { node, leaks });
         });
         receive
-    }
-
-    fn print_leaks(&self, left: &LeftMounts) -> Result<(), Failure> {
-        let text = match self.json {
-            true => format!("{}\n", to_json(left).map_err(Failure::Json)?),
-            false => kevtmon_render::leaks::text(left),
-        };
-        let mut out = std::io::stdout().lock();
-        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::Write)
     }
 }
 

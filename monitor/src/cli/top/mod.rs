@@ -76,8 +76,7 @@ impl TopArgs {
     fn show(&self) -> Result<(), TopError> {
         let remotes = [self.client.daemon()?, self.client.daemon()?];
         // Before there are other threads, which inherit that they are not ended by these.
-        let mut signals = SigSet::empty();
-        [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT].into_iter().for_each(|signal| signals.add(signal));
+        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT]);
         signals.thread_block()?;
         let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let (answered, answers) = sync_channel(ANSWERS);

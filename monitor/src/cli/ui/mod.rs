@@ -56,8 +56,7 @@ impl UiArgs {
     fn serve(&self) -> Result<(), UiError> {
         let socket = self.client.daemon()?.path().to_owned();
         // Before there are other threads, which inherit that they are not ended by these.
-        let mut signals = SigSet::empty();
-        [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT].into_iter().for_each(|signal| signals.add(signal));
+        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT]);
         signals.thread_block()?;
         let listen = |source| UiError::Listen { port: self.port, source };
         let (_server, url) = serve::start(&socket, self.port).map_err(listen)?;
