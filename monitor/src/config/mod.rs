@@ -31,7 +31,7 @@ pub mod runtime;
 
 pub use file::FileError;
 pub use print::{default_file, effective_file};
-pub use runtime::{RuntimeSpec, RuntimeSpecError, Runtimes, SOCKETS};
+pub use runtime::{RuntimeSpecError, Runtimes, SOCKETS};
 
 /// Read when no other file is named, if it exists.
 pub const DEFAULT_FILE: &str = "/etc/kevtmon/kevtmon.toml";
@@ -112,7 +112,7 @@ pub struct Overrides {
     pub node_name: Option<String>,
     /// Container runtime: auto, none or a socket; may be repeated
     #[arg(long = "runtime", value_name = "RUNTIME", help = runtime::help())]
-    pub runtimes: Vec<RuntimeSpec>,
+    pub runtimes: Vec<Runtimes>,
 }
 
 /// The environment that the daemon runs in.

@@ -14,16 +14,6 @@ settings! { "runtime":
     SOCKETS: Runtimes = "sockets", default Runtimes::Auto;
 }
 
-/// One value of `--runtime`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RuntimeSpec {
-    /// Whatever is found at the usual places.
-    Auto,
-    None,
-    /// A socket and its API.
-    Socket(RuntimeSocket),
-}
-
 /// A value that names no runtime.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum RuntimeSpecError {
@@ -39,19 +29,20 @@ pub enum RuntimeSpecError {
     Combined,
 }
 
-impl FromStr for RuntimeSpec {
+/// One value of `--runtime`.
+impl FromStr for Runtimes {
     type Err = RuntimeSpecError;
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {
         let unknown = || RuntimeSpecError::Unknown { given: given.to_owned() };
         match given.split_once('=') {
             None if given == "auto" => Ok(Self::Auto),
-            None if given == "none" => Ok(Self::None),
+            None if given == "none" => Ok(Self::Sockets(Vec::new())),
             None => Err(unknown()),
             Some((name, path)) => {
                 let kind: RuntimeKind = name.parse().map_err(|_| unknown())?;
                 if path.starts_with('/') {
-                    return Ok(Self::Socket(RuntimeSocket { kind, path: path.into() }));
+                    return Ok(Self::Sockets(vec![RuntimeSocket { kind, path: path.into() }]));
                 }
                 Err(RuntimeSpecError::RelativePath { given: given.to_owned(), example: example(kind) })
             }
@@ -90,21 +81,21 @@ impl Runtimes {
     ///
     /// # Errors
     /// When `auto` or `none` does not stand alone.
-    pub fn of(specs: &[RuntimeSpec]) -> Result<Self, RuntimeSpecError> {
-        match specs {
-            [] | [RuntimeSpec::Auto] => Ok(Self::Auto),
-            [RuntimeSpec::None] => Ok(Self::Sockets(Vec::new())),
-            specs => {
-                let mut sockets: Vec<RuntimeSocket> = Vec::new();
-                for spec in specs {
-                    match spec {
+    pub fn of(values: &[Self]) -> Result<Self, RuntimeSpecError> {
+        match values {
+            [] => Ok(Self::Auto),
+            [one] => Ok(one.clone()),
+            several => {
+                let mut all: Vec<RuntimeSocket> = Vec::new();
+                for value in several {
+                    match value {
                         // One that is named twice is watched once.
-                        RuntimeSpec::Socket(socket) if sockets.contains(socket) => {}
-                        RuntimeSpec::Socket(socket) => sockets.push(socket.clone()),
-                        RuntimeSpec::Auto | RuntimeSpec::None => return Err(RuntimeSpecError::Combined),
+                        Self::Sockets(named) if named.iter().any(|socket| all.contains(socket)) => {}
+                        Self::Sockets(named) if !named.is_empty() => all.extend_from_slice(named),
+                        Self::Sockets(_) | Self::Auto => return Err(RuntimeSpecError::Combined),
                     }
                 }
-                Ok(Self::Sockets(sockets))
+                Ok(Self::Sockets(all))
             }
         }
     }
@@ -136,18 +127,18 @@ impl<'de> Visitor<'de> for RuntimesVisitor {
     }
 
     fn visit_str<E: Error>(self, word: &str) -> Result<Runtimes, E> {
-        word.parse().and_then(|spec| Runtimes::of(&[spec])).map_err(E::custom)
+        word.parse().map_err(E::custom)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Runtimes, A::Error> {
-        let mut specs = Vec::new();
+        let mut values = Vec::new();
         while let Some(word) = list.next_element::<String>()? {
-            specs.push(word.parse().map_err(A::Error::custom)?);
+            values.push(word.parse().map_err(A::Error::custom)?);
         }
-        match specs[..] {
+        match values[..] {
             // An empty list in a file was written on purpose.
             [] => Ok(Runtimes::Sockets(Vec::new())),
-            _ => Runtimes::of(&specs).map_err(A::Error::custom),
+            _ => Runtimes::of(&values).map_err(A::Error::custom),
         }
     }
 }
@@ -157,8 +148,8 @@ mod tests {
     use super::*;
 
     fn of(words: &[&str]) -> Result<Runtimes, RuntimeSpecError> {
-        let specs: Result<Vec<RuntimeSpec>, _> = words.iter().map(|word| word.parse()).collect();
-        Runtimes::of(&specs?)
+        let values: Result<Vec<Runtimes>, _> = words.iter().map(|word| word.parse()).collect();
+        Runtimes::of(&values?)
     }
 
     fn docker(path: &str) -> RuntimeSocket {

@@ -240,7 +240,7 @@ fn arguments_win_over_the_file() {
         output: Some(Format::None),
         listen: vec!["127.0.0.1:1".parse().unwrap()],
         socket: Some("/flag.sock".into()),
-        runtimes: vec![RuntimeSpec::None],
+        runtimes: vec![Runtimes::Sockets(vec![])],
         ..Overrides::default()
     };
     let config = merged(
@@ -273,7 +273,8 @@ fn only_json_asked_for_at_the_call_carries_everything_by_default() {
 
 #[test]
 fn contradicting_runtimes_are_refused() {
-    let over = Overrides { runtimes: vec![RuntimeSpec::Auto, RuntimeSpec::None], ..Overrides::default() };
+    let over =
+        Overrides { runtimes: vec![Runtimes::Auto, Runtimes::Sockets(vec![])], ..Overrides::default() };
     let error = merge(Values::default(), &over, environment()).unwrap_err();
     assert!(error.to_string().starts_with("--runtime: "), "{error}");
 }
