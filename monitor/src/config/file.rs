@@ -91,13 +91,9 @@ impl Reader<'_> {
         value: Spanned<DeValue<'_>>,
     ) -> Result<(), FileError> {
         let span = value.span();
-        let parsed = untyped(value).and_then(|value| setting.parse(value)).map_err(|message| {
-            let key = match setting.table() {
-                "" => setting.key().to_owned(),
-                table => format!("{table}.{}", setting.key()),
-            };
-            self.invalid(key, span, message)
-        })?;
+        let parsed = untyped(value)
+            .and_then(|value| setting.parse(value))
+            .map_err(|message| self.invalid(setting.name(), span, message))?;
         self.values.store(setting, parsed);
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! valid.
 
 use std::env;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -35,8 +35,8 @@ pub use runtime::{RuntimeSpecError, Runtimes, SOCKETS};
 
 /// Read when no other file is named, if it exists.
 pub const DEFAULT_FILE: &str = "/etc/kevtmon/kevtmon.toml";
-/// Maximum size of a configuration file in bytes.
-const MAX_BYTES: u64 = 1 << 20;
+/// Maximum size of a configuration file.
+const MAX_MIB: u64 = 1;
 /// Environment variable that names the node.
 pub const NODE_NAME_VARIABLE: &str = "KEVTMON_NODE_NAME";
 
@@ -187,27 +187,14 @@ impl Config {
         self.0.set(&CMDLINE, newer.get(&CMDLINE));
         let differs =
             |setting: &&dyn Description| !self.0.stored(*setting).equals(&*newer.0.stored(*setting));
-        let name = |setting: &dyn Description| match setting.table() {
-            "" => setting.key().to_owned(),
-            table => format!("{table}.{}", setting.key()),
-        };
-        descriptions().into_iter().filter(differs).map(name).collect()
+        descriptions().into_iter().filter(differs).map(Description::name).collect()
     }
 }
 
 fn read(path: &Path) -> Result<Values, ConfigError> {
-    let text = read_text(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let text = regular_file::read(path, MAX_MIB).and_then(|bytes| io::read_to_string(&bytes[..]));
+    let text = text.map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     Ok(file::parse(path, &text, &descriptions())?)
-}
-
-/// A file of any size may be named by mistake.
-fn read_text(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    let size = regular_file::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
-    if u64::try_from(size).is_ok_and(|size| size <= MAX_BYTES) {
-        return Ok(text);
-    }
-    Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {} MiB", MAX_BYTES >> 20)))
 }
 
 fn read_if_exists(path: &Path) -> Result<Values, ConfigError> {

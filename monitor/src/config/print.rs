@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use kevtmon_types::settings::{Description, Values};
 use serde::ser::{Serialize, Serializer};
-use toml::Value;
+use toml::{Table, Value};
 
 use super::{Config, Environment, Overrides, descriptions, merge};
 
@@ -77,22 +77,15 @@ fn wrapped(text: &str) -> impl Iterator<Item = String> {
 /// The tables and keys of the file.
 impl Serialize for Config {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut tables: BTreeMap<&str, BTreeMap<&'static str, Value>> = BTreeMap::new();
+        let mut tables: BTreeMap<&str, Table> = BTreeMap::new();
         for setting in descriptions() {
             let value = self.0.stored(setting).to_toml();
-            tables.entry(setting.table()).or_default().insert(setting.key(), value);
+            tables.entry(setting.table()).or_default().insert(setting.key().to_owned(), value);
         }
-        let top = tables.remove("").unwrap_or_default();
-        let values = top.into_iter().map(|(key, value)| (key, Node::Value(value)));
-        to.collect_map(values.chain(tables.into_iter().map(|(table, values)| (table, Node::Table(values)))))
+        let mut file = tables.remove("").unwrap_or_default();
+        file.extend(tables.into_iter().map(|(table, values)| (table.to_owned(), Value::Table(values))));
+        file.serialize(to)
     }
-}
-
-#[derive(serde::Serialize)]
-#[serde(untagged)]
-enum Node {
-    Value(Value),
-    Table(BTreeMap<&'static str, Value>),
 }
 
 #[cfg(test)]

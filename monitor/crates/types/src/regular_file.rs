@@ -1,7 +1,7 @@
 //! Opens files that users and others can put in place: a FIFO would block, a device may never end.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
@@ -11,6 +11,19 @@ use std::path::Path;
 /// When it cannot be opened; with [`ErrorKind::InvalidInput`] when it is another kind of file.
 pub fn open(path: &Path) -> io::Result<File> {
     check(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?)
+}
+
+/// What is in a regular file of at most so many MiB: one of any size may be named by mistake.
+///
+/// # Errors
+/// When it cannot be read, as for [`open`]; with [`ErrorKind::FileTooLarge`] when it is larger.
+pub fn read(path: &Path, most_mib: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let size = open(path)?.take((most_mib << 20) + 1).read_to_end(&mut bytes)?;
+    if u64::try_from(size).is_ok_and(|size| size <= most_mib << 20) {
+        return Ok(bytes);
+    }
+    Err(io::Error::new(ErrorKind::FileTooLarge, format!("it is larger than {most_mib} MiB")))
 }
 
 /// The same file, if it is a regular one.

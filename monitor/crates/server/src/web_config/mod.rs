@@ -4,7 +4,7 @@
 //! Events are never served by TCP, whatever this file says.
 
 use std::fs;
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ mod watched;
 pub use stream::{WebListener, WebStream};
 pub use watched::{Refusal, WatchedConfig};
 
-/// Most bytes of this file, a certificate or a key.
-const MAX_BYTES: u64 = 1 << 20;
+/// Maximum size of this file, a certificate or a key.
+const MAX_MIB: u64 = 1;
 
 /// Why a web configuration cannot be used. The daemon exits with code 64.
 #[derive(Debug, Error)]
@@ -69,7 +69,7 @@ type Stamp = Option<(u64, u64, i64, i64)>;
 impl Files {
     fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         self.0.push((path.to_owned(), stamp(path)));
-        read(path)
+        regular_file::read(path, MAX_MIB)
     }
 
     /// The same files, as they are now.
@@ -124,14 +124,4 @@ impl WebConfig {
     fn asks_less_than(&self, other: &Self) -> bool {
         (self.users.is_empty() && !other.users.is_empty()) || self.certificates < other.certificates
     }
-}
-
-/// The contents of a regular file.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    regular_file::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
-    if u64::try_from(bytes.len()).is_ok_and(|size| size <= MAX_BYTES) {
-        return Ok(bytes);
-    }
-    Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {} MiB", MAX_BYTES >> 20)))
 }

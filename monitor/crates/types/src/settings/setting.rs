@@ -102,6 +102,14 @@ pub trait Description: Debug + Sync {
     /// Its key in that table.
     fn key(&self) -> &'static str;
 
+    /// Its key, with its table where there is one.
+    fn name(&self) -> String {
+        match self.table() {
+            "" => self.key().to_owned(),
+            table => format!("{table}.{}", self.key()),
+        }
+    }
+
     /// What it means, in full sentences.
     fn doc(&self) -> Cow<'static, str>;
 
