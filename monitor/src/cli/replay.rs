@@ -7,8 +7,8 @@ use clap::Args;
 use jiff::tz::TimeZone;
 use kevtmon_history::recording::replay::{ReplayError, Summary, replay};
 use kevtmon_render::Pretty;
-use kevtmon_server::sinks::json;
 use kevtmon_types::error_chain::chain;
+use kevtmon_types::escape::append_json;
 use kevtmon_types::regular_file;
 
 use super::{exit, fail, remark, wants_colour};
@@ -64,7 +64,10 @@ impl ReplayArgs {
                 line.clear();
                 match &pretty {
                     Some(pretty) => line.extend_from_slice(pretty.text(&event).as_bytes()),
-                    None => json::write(&event, &mut line)?,
+                    None => {
+                        append_json(&mut line, &event)?;
+                        line.push(b'\n');
+                    }
                 }
                 out.write_all(&line)
             })?;

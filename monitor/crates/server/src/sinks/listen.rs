@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use kevtmon_types::settings::settings;
+use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
-use serde::ser::{Serialize, Serializer};
 
 settings! { "metrics":
     /// Addresses that metrics and health are served on; an empty list turns this off.
@@ -15,14 +15,9 @@ settings! { "metrics":
     WEB_CONFIG: PathBuf = "web_config", default PathBuf::new();
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub struct Addresses(pub Vec<SocketAddr>);
-
-impl Serialize for Addresses {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(to)
-    }
-}
 
 impl<'de> Deserialize<'de> for Addresses {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {

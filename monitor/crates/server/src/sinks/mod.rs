@@ -18,7 +18,6 @@ mod fake_server;
 pub mod health;
 mod http_client;
 pub mod journald;
-pub mod json;
 mod kept;
 pub mod kubernetes;
 pub mod listen;

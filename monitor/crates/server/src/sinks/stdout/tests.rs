@@ -239,3 +239,14 @@ fn a_non_blocking_pipe_loses_nothing() {
     sinks.finish(Duration::from_secs(30));
     assert_eq!(reading.join().unwrap(), offered);
 }
+
+#[test]
+fn every_event_is_one_line_that_reads_back_the_same_without_what_is_unknown() {
+    for event in sample::all() {
+        let shared = SharedEvent::from(event.clone());
+        let line = shared.line();
+        assert!(!line.contains('\n') && !line.contains("null"), "{line}");
+        let back: Event = serde_json::from_str(line).unwrap();
+        assert_eq!(back, Event { at: 0, ..event });
+    }
+}
