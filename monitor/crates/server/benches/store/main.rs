@@ -58,8 +58,10 @@ fn sustained(state: &Path) -> Result<()> {
     let config =
         StoreConfig { directory: state.to_owned(), limits: Limits::default(), boot_id: BOOT.to_owned() };
     let started = start(config, Arc::clone(&metrics), core)?;
-    ensure!(started.status.up, "the store does not start: {:?}", started.status.reason);
-    let sinks = Sinks::behind(started);
+    let is_up = started.status.as_ref().is_some_and(|status| status.up);
+    ensure!(is_up, "the store does not start: {:?}", started.status);
+    let mut sinks = Sinks::default();
+    sinks.add(started);
     let watch = rusqlite::Connection::open(state.join(FILE))?;
     let begin = Instant::now();
     let (mut most, mut commits, mut version) = (0, 0_u64, 0_i64);

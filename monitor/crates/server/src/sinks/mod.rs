@@ -95,20 +95,6 @@ pub struct Sinks {
 }
 
 impl Sinks {
-    /// Sinks behind a store: transitions of incidents are committed there before the others get them.
-    #[must_use]
-    pub fn behind(store: store::Store) -> Self {
-        let mut sinks = Self::default();
-        sinks.add(store.queue);
-        sinks.wait_for(store.barrier);
-        sinks
-    }
-
-    /// Lets the sinks that are added from now on wait for the commits of a store.
-    fn wait_for(&mut self, barrier: Arc<CommitBarrier>) {
-        self.barrier = Some(barrier);
-    }
-
     /// Keeps this for the next run, if there is a store.
     pub fn keep(&self, state: Kept) {
         if let Some(kept) = &self.kept {
@@ -116,17 +102,18 @@ impl Sinks {
         }
     }
 
-    pub fn add(&mut self, queue: EventQueue) {
+    /// Adds a sink; those after a store get transitions of incidents once they are committed there.
+    pub fn add(&mut self, sink: impl Into<Started>) {
+        let Started { queue, source, liveness, store, .. } = sink.into();
         if let Some(barrier) = &self.barrier {
             queue.wait_for_commits(Arc::clone(barrier));
         }
+        let watched = source.zip(liveness);
+        self.stalls.extend(watched.map(|(source, it)| (self.queues.len(), stall::Stall::new(source, it))));
         self.queues.push(queue);
-    }
-
-    /// Watches whether the sink that was added last comes back from its work.
-    fn watch(&mut self, source: &'static str, liveness: Liveness) {
-        let last = self.queues.len().saturating_sub(1);
-        self.stalls.push((last, stall::Stall::new(source, liveness)));
+        if let Some((barrier, kept)) = store {
+            (self.barrier, self.kept) = (Some(barrier), Some(kept));
+        }
     }
 
     /// The statuses of sinks that have begun to be stuck in their work, or do it again.

@@ -41,13 +41,15 @@ pub struct Started {
     pub liveness: Option<Liveness>,
     /// Its status, if that is known by now.
     pub status: Option<SourceStatus>,
-    /// What other sinks wait for, what is kept for the next run, and the state of the previous one.
-    pub store: Option<(Arc<CommitBarrier>, Arc<KeptState>, PreviousRun)>,
+    /// What other sinks wait for, and what is kept for the next run.
+    pub store: Option<(Arc<CommitBarrier>, Arc<KeptState>)>,
+    /// State of the previous run.
+    pub previous_run: Option<PreviousRun>,
 }
 
 impl From<EventQueue> for Started {
     fn from(queue: EventQueue) -> Self {
-        Self { queue, source: None, liveness: None, status: None, store: None }
+        Self { queue, source: None, liveness: None, status: None, store: None, previous_run: None }
     }
 }
 
@@ -85,18 +87,15 @@ pub fn connects(settings: &Values) -> bool {
 pub fn start(context: &Context<'_>) -> Result<Running, StartError> {
     let mut running = Running::default();
     for (what, start) in SINKS {
-        let Some(started) = start(context).map_err(|source| StartError { what, source })? else { continue };
-        running.sinks.add(started.queue);
-        if let Some(source) = started.source {
-            running.sources.push(source);
-            started.liveness.into_iter().for_each(|liveness| running.sinks.watch(source, liveness));
-        }
-        running.statuses.extend(started.status);
-        if let Some((barrier, kept, previous_run)) = started.store {
-            running.sinks.wait_for(barrier);
-            running.sinks.kept = Some(kept);
+        let Some(mut started) = start(context).map_err(|source| StartError { what, source })? else {
+            continue;
+        };
+        running.sources.extend(started.source);
+        running.statuses.extend(started.status.take());
+        if let Some(previous_run) = started.previous_run.take() {
             running.previous_run = previous_run;
         }
+        running.sinks.add(started);
     }
     Ok(running)
 }

@@ -21,7 +21,7 @@ use kevtmon_types::error_chain::chain;
 use nix::sys::statvfs::statvfs;
 
 use super::reconnect::{Backoff, Destination, Disconnected, Reconnecting};
-use super::{CommitBarrier, Context, EventQueue, KeptState, Liveness};
+use super::{CommitBarrier, Context, EventQueue, KeptState, Started};
 
 /// Of the sink, and among the sources of `daemon.*` events.
 pub const NAME: &str = "store";
@@ -57,43 +57,31 @@ pub struct StoreConfig {
     pub boot_id: String,
 }
 
-/// The running sink, and what is known once it runs.
-pub struct Store {
-    pub(super) queue: EventQueue,
-    pub(super) barrier: Arc<CommitBarrier>,
-    kept: Arc<KeptState>,
-    liveness: Liveness,
-    pub previous_run: PreviousRun,
-    /// Whether it works, for the core.
-    pub status: SourceStatus,
-}
-
 /// Starts the sink; `None` if the store is disabled.
-pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<super::Started>> {
+pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<Started>> {
     let Some(limits) = Limits::from_values(context.settings) else { return Ok(None) };
     let config =
         StoreConfig { directory: context.state_dir.clone(), limits, boot_id: context.boot_id.to_owned() };
-    let started = start(config, Arc::clone(context.metrics), context.core.clone())?;
-    Ok(Some(super::Started {
-        queue: started.queue,
-        source: Some(NAME),
-        liveness: Some(started.liveness),
-        status: Some(started.status),
-        store: Some((started.barrier, started.kept, started.previous_run)),
-    }))
+    start(config, Arc::clone(context.metrics), context.core.clone()).map(Some)
 }
 
 /// Opens the store and starts its thread. That it cannot be opened is no error: it is tried again.
 ///
 /// # Errors
 /// When no thread can be started.
-pub fn start(config: StoreConfig, metrics: Arc<Metrics>, core: Sender) -> io::Result<Store> {
+pub fn start(config: StoreConfig, metrics: Arc<Metrics>, core: Sender) -> io::Result<Started> {
     let (sink, previous_run, status) = open(config, Arc::clone(&metrics), core, RETRY)?;
-    let barrier = Arc::clone(&sink.destination.barrier);
-    let kept = Arc::clone(&sink.destination.kept);
+    let store = (Arc::clone(&sink.destination.barrier), Arc::clone(&sink.destination.kept));
     let liveness = sink.liveness();
     let queue = EventQueue::start(NAME, Severity::Debug, metrics, sink)?;
-    Ok(Store { queue, barrier, kept, liveness, previous_run, status })
+    Ok(Started {
+        queue,
+        source: Some(NAME),
+        liveness: Some(liveness),
+        status: Some(status),
+        store: Some(store),
+        previous_run: Some(previous_run),
+    })
 }
 
 fn open(

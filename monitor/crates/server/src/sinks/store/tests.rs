@@ -257,8 +257,9 @@ fn an_incident_is_in_the_store_before_another_sink_announces_it() {
     let limits = Limits { max_bytes: 8 << 20, ..Limits::default() };
     let config = StoreConfig { directory: dir.path().to_owned(), limits, boot_id: BOOT.into() };
     let started = start(config, Arc::clone(&metrics), core).unwrap();
-    assert!(started.status.up);
-    let mut sinks = Sinks::behind(started);
+    assert!(started.status.as_ref().unwrap().up);
+    let mut sinks = Sinks::default();
+    sinks.add(started);
     let (sent, found) = sync_channel(100);
     let announcer = Announcer { directory: dir.path().to_owned(), found: sent };
     sinks.add(EventQueue::start("test", Severity::Debug, metrics, announcer).unwrap());
@@ -389,10 +390,11 @@ fn a_state_directory_that_is_a_file_is_said_with_its_path() {
     let (core, _statuses) = channel(16);
     let config = StoreConfig { directory: path.clone(), limits: Limits::default(), boot_id: BOOT.into() };
     let started = start(config, metrics, core).unwrap();
-    let reason = started.status.reason.as_ref().unwrap();
-    assert!(!started.status.up && reason.contains(path.to_str().unwrap()), "{reason}");
-    assert_eq!(started.previous_run, PreviousRun::default());
-    Sinks::behind(started).finish(PATIENCE);
+    let status = started.status.as_ref().unwrap();
+    let reason = status.reason.as_ref().unwrap();
+    assert!(!status.up && reason.contains(path.to_str().unwrap()), "{reason}");
+    assert_eq!(started.previous_run, Some(PreviousRun::default()));
+    started.queue.finish(Instant::now() + PATIENCE);
 }
 
 #[test]
@@ -404,8 +406,9 @@ fn an_orderly_end_keeps_everything_and_the_numbers() {
         let config =
             StoreConfig { directory: dir.path().to_owned(), limits: Limits::default(), boot_id: BOOT.into() };
         let started = start(config, Arc::clone(&metrics), core).unwrap();
-        assert_eq!(started.previous_run.last_seq, run * 10);
-        let sinks = Sinks::behind(started);
+        assert_eq!(started.previous_run.as_ref().unwrap().last_seq, run * 10);
+        let mut sinks = Sinks::default();
+        sinks.add(started);
         for seq in 1..=10 {
             sinks.offer(&Arc::new(numbered(run * 10 + seq).into()));
         }
