@@ -8,8 +8,8 @@
 use std::net::IpAddr;
 
 pub use kevtmon_types::clock::BootNs;
-pub use kevtmon_types::namespace::NsInum;
 use kevtmon_types::names::named;
+pub use kevtmon_types::namespace::NsInum;
 use kevtmon_types::settings::Settings;
 use serde::{Deserialize, Serialize};
 

@@ -5,8 +5,8 @@ pub use call::{
     CallStart, CallerDirectory, MeantMount, MountSyscall, PathOrigin, PathUncertainty, SecondPath, TableMark,
     UmountAttempt,
 };
-pub use loop_device::{LoopDevice, MountedElsewhere};
 use kevtmon_types::names::named;
+pub use loop_device::{LoopDevice, MountedElsewhere};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -101,16 +101,9 @@ pub enum Finding {
         last: Option<Box<(String, IncidentObjects)>>,
     },
     /// Replaces the summary of an open incident.
-    Restate {
-        subject: String,
-        summary: String,
-    },
+    Restate { subject: String, summary: String },
     /// Brings the time in the summary of an open incident up to date, and how sure it is, which may be less than before.
-    Renew {
-        subject: String,
-        summary: String,
-        confidence: Confidence,
-    },
+    Renew { subject: String, summary: String, confidence: Confidence },
     /// Links a cause that was not known when the effect opened.
     Link { effect: IncidentKey, cause: IncidentKey },
     /// Replaces what was found healthy and the next steps of an open incident.

@@ -32,11 +32,9 @@ pub fn gateway_health(node: &NodeView<'_>, key: NeighborKey) -> GatewayHealth {
         Health::Wrong => GatewayHealth::Wrong,
         Health::Unresolved => GatewayHealth::Unanswered,
         Health::Unknown => GatewayHealth::Unknown,
-        Health::Absent => {
-            match node.gateway(key).and_then(|gateway| gateway.static_lladdr.as_ref()) {
-                Some(_) => GatewayHealth::Lost,
-                None => GatewayHealth::NotUsed,
-            }
-        }
+        Health::Absent => match node.gateway(key).and_then(|gateway| gateway.static_lladdr.as_ref()) {
+            Some(_) => GatewayHealth::Lost,
+            None => GatewayHealth::NotUsed,
+        },
     }
 }

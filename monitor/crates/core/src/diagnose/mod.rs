@@ -247,7 +247,10 @@ pub enum ModelChange<'a> {
     /// The tables of neighbor entries were looked at, one of which is nearly full or was.
     NeighborTables(&'a [NeighborTable]),
     /// A process makes many entries in such a table.
-    NeighborCreator { creator: &'a NeighborCreator, actor: &'a Shared<Actor> },
+    NeighborCreator {
+        creator: &'a NeighborCreator,
+        actor: &'a Shared<Actor>,
+    },
     /// The kernel was asked by which routes the host reaches addresses of pods.
     PodRoutes {
         id: u64,
@@ -295,7 +298,10 @@ pub enum ModelChange<'a> {
     /// The FUSE file systems of the host were looked at: those that nobody serves any more.
     FuseMounts(&'a [UnservedMount]),
     /// The kernel's log says that a server of NFS does not respond, or does again, which is quoted by the event of this number.
-    NfsServer { line: &'a NfsServerLine, quote: Option<u64> },
+    NfsServer {
+        line: &'a NfsServerLine,
+        quote: Option<u64>,
+    },
     /// The mounts of such servers were looked at.
     NfsMounts(&'a [NfsMounts]),
     /// What host-local has written down of addresses has changed.

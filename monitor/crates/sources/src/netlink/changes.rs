@@ -39,13 +39,7 @@ impl Stream {
         }
     }
 
-    async fn apply(
-        &mut self,
-        netns: NsInum,
-        change: Change,
-        rule: Option<(PolicyRule, bool)>,
-        at: BootNs,
-    ) {
+    async fn apply(&mut self, netns: NsInum, change: Change, rule: Option<(PolicyRule, bool)>, at: BootNs) {
         match change {
             Change::NsidAssigned(nsid) if netns == self.host => {
                 // The discovery may have been quicker than this message.

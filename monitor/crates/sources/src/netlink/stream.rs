@@ -126,11 +126,7 @@ impl Stream {
         until_closed(&tx, self.follow(requests, barriers)).await;
     }
 
-    async fn follow(
-        mut self,
-        mut requests: mpsc::Receiver<NsInum>,
-        mut barriers: mpsc::Receiver<Barrier>,
-    ) {
+    async fn follow(mut self, mut requests: mpsc::Receiver<NsInum>, mut barriers: mpsc::Receiver<Barrier>) {
         let (mut requests_open, mut barriers_open) = (true, true);
         loop {
             self.begin_work().await;
