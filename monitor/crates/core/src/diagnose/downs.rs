@@ -41,11 +41,10 @@ impl Downs {
         let Some(link) = event.link.as_deref().filter(|link| link.kind.as_deref() == Some("veth")) else {
             return;
         };
+        let has_room = self.0.len() < CAPACITY || self.0.contains_key(&link.ifindex);
         match event.kind {
-            Kind::LinkChanged if link.change.iter().any(|one| one == "down") => {
-                if self.0.len() < CAPACITY || self.0.contains_key(&link.ifindex) {
-                    self.0.insert(link.ifindex, Down::of(event));
-                }
+            Kind::LinkChanged if has_room && link.change.iter().any(|one| one == "down") => {
+                self.0.insert(link.ifindex, Down::of(event));
             }
             // The next one with its index is another one.
             Kind::LinkCreated | Kind::LinkMoved | Kind::LinkDeleted => drop(self.0.remove(&link.ifindex)),

@@ -75,7 +75,7 @@ pub async fn run<C: RuntimeClient>(
     readers: Readers,
     tx: Sender,
 ) {
-    until_closed(&tx, reconnect::<C>(source, path, options, readers, &tx)).await;
+    until_closed(&tx, Box::pin(reconnect::<C>(source, path, options, readers, &tx))).await;
 }
 
 async fn reconnect<C: RuntimeClient>(
