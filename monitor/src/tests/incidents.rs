@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use kevtmon_core::diagnose::{Alert, IncidentKind, KINDS, kind};
+use kevtmon_event::Severity;
 use kevtmon_types::settings::{Description as _, Unit};
 
 const INCIDENTS: &str = "docs/incidents.md";
@@ -105,13 +106,19 @@ fn camel_case(name: &str) -> String {
 /// The alert on a kind, if it is generated.
 fn rule(kind: &IncidentKind) -> Option<String> {
     let Alert::Open { severity, minutes } = kind.alert else { return None };
-    let IncidentKind { name, title, meaning, .. } = kind;
+    let IncidentKind { name, title, meaning, severities, .. } = kind;
     let hold = if minutes == 0 { String::new() } else { format!("        for: {minutes}m\n") };
-    let expression = format!("sum without (severity) (kevtmon_incidents_open{{incident=\"{name}\"}}) > 0");
+    let open = match severities {
+        // Less severe is only what a pod claims of itself.
+        [Severity::Critical] => {
+            format!("kevtmon_incidents_open{{incident=\"{name}\", severity=\"critical\"}}")
+        }
+        _ => format!("sum without (severity) (kevtmon_incidents_open{{incident=\"{name}\"}})"),
+    };
     let (alert, severity) = (camel_case(name), severity.name());
     let rule = format!(
         "      - alert: Kevtmon{alert}
-        expr: {expression}
+        expr: {open} > 0
 {hold}        labels:
           severity: {severity}
           scope: node

@@ -482,8 +482,20 @@ impl Core {
     fn advance(&mut self, mount: BusyId) {
         while let Some(umount) = self.holder_scans.queue.pop_ready(mount) {
             if let Some(waiting) = self.process(umount) {
-                return self.holder_scans.queue.push_first(waiting);
+                let is_forgotten = waiting.mount != mount;
+                self.holder_scans.queue.push_first(waiting);
+                if is_forgotten {
+                    self.submit_all_of(mount);
+                }
+                return;
             }
+        }
+    }
+
+    /// Submits what waits for a mount that is gone: which one it means now is to be found again.
+    fn submit_all_of(&mut self, mount: BusyId) {
+        for umount in self.holder_scans.queue.take_all(mount) {
+            self.submit(QueuedUmount { awaits: None, ..umount });
         }
     }
 }

@@ -89,9 +89,9 @@ impl RbdLockLeft {
 }
 
 /// When the incident of a lock ends by itself, if it has one.
-fn expires(seen: &Seen<'_, ()>, subject: &str) -> Option<BootNs> {
+fn expires(seen: &Seen<'_, ()>, (subject, lock): (&String, &Lock)) -> Option<BootNs> {
     let since = seen.since(subject).filter(|_| seen.is_open(subject))?;
-    Some(since.saturating_add(seen.hold).saturating_add(EXPIRES))
+    Some(since.max(lock.taken).saturating_add(seen.hold).saturating_add(EXPIRES))
 }
 
 /// Whether the kernel of this node has the image mapped; `None` if that is not known.
@@ -156,8 +156,8 @@ impl Conditions for RbdLockLeft {
     }
 
     fn conditions(&mut self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<Vec<Condition<()>>> {
-        self.locks.retain(|subject, _| {
-            let is_over = expires(seen, subject).is_some_and(|at| at <= seen.context.now);
+        self.locks.retain(|subject, lock| {
+            let is_over = expires(seen, (subject, lock)).is_some_and(|at| at <= seen.context.now);
             if is_over {
                 findings.close(subject.clone(), CloseReason::Expired, None);
             }
@@ -176,7 +176,7 @@ impl Conditions for RbdLockLeft {
     }
 
     fn settle(&self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<BootNs> {
-        seen.open().filter_map(|subject| expires(seen, subject)).min()
+        self.locks.iter().filter_map(|lock| expires(seen, lock)).min()
     }
 
     fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, ())> {

@@ -208,10 +208,7 @@ impl Core {
             self.emit_ended(umount, &busy, scan.map(|scan| scan.report), still_held);
         }
         self.stop_lookups_of_none();
-        for other in self.holder_scans.queue.take_all(umount.mount) {
-            // Which mount it means now is to be found again.
-            self.submit(QueuedUmount { awaits: None, ..other });
-        }
+        self.submit_all_of(umount.mount);
     }
 
     /// An unmount of the path of a busy mount succeeded, and whether that mount is gone is not known.

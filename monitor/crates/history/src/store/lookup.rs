@@ -18,14 +18,31 @@ const CONTAINER_DIGITS: usize = 12;
 
 /// The key of every event. Classes are the other numbers of its namespace.
 pub(super) const ALL: i64 = 0;
-const CONTAINER: u8 = space(Family::Container);
+const CONTAINER: u8 = 4;
 /// A directory above a mount point.
-const ABOVE: u8 = 17;
+const ABOVE: u8 = 12;
 const ACCOUNT: u8 = 18;
 
 /// Part of the file format, like all numbers here.
-const fn space(family: Family) -> u8 {
-    family as u8 + 1
+fn space(family: Family) -> u8 {
+    match family {
+        Family::Pod => 1,
+        Family::PodName => 2,
+        Family::Uid => 3,
+        Family::Container => CONTAINER,
+        Family::ContainerName => 5,
+        Family::Ip => 6,
+        Family::Neighbor => 7,
+        Family::Path => 8,
+        Family::Link => 9,
+        Family::Interface => 10,
+        Family::Pid => 11,
+        Family::Netns => 13,
+        Family::Volume => 14,
+        Family::Device => 15,
+        Family::Incident => 16,
+        Family::NetnsName => 17,
+    }
 }
 
 fn in_space(space: u8, value: u64) -> i64 {

@@ -5,7 +5,7 @@
 use kevtmon_observation::{Holder, NsInum};
 use kevtmon_sources::procfs::dir::{Buffer, Dir};
 use kevtmon_sources::procfs::readers;
-use kevtmon_sources::procfs::{Proc, Stat};
+use kevtmon_sources::procfs::Proc;
 use kevtmon_types::redact;
 
 use super::Pin;
@@ -22,18 +22,17 @@ pub struct Described {
 
 #[derive(Debug)]
 struct Program {
-    comm: String,
     exe: Option<String>,
     cmdline: Option<String>,
 }
 
 impl Program {
     /// Of a process of which this thread lives.
-    fn of(task: &Dir, stat: &Stat, links: &mut Buffer, text: &mut Vec<u8>) -> Self {
+    fn of(task: &Dir, links: &mut Buffer, text: &mut Vec<u8>) -> Self {
         let exe = task.link(c"exe", links).ok().map(|exe| exe.into_owned());
         let is_read = task.text(c"cmdline", text).is_ok();
         let cmdline = if is_read { redact::command_line(text) } else { None };
-        Self { comm: stat.comm.clone(), exe, cmdline }
+        Self { exe, cmdline }
     }
 }
 
@@ -58,15 +57,15 @@ pub fn described(
     let task = survivor.as_ref().unwrap_or(process);
     let mut read = || {
         let stat = proc.stat(tgid)?;
-        let program = Program::of(task, &stat, &mut links, &mut text);
+        let program = Program::of(task, &mut links, &mut text);
         Some((stat, program))
     };
     let Some((_, before)) = read() else { return Described::default() };
     let (cgroup, uid, served) =
         (proc.cgroup(tgid), proc.uid(tgid), file_server::served(proc, (tgid, process)));
     let Some((stat, mut program)) = read() else { return Described::default() };
-    // Who starts another program meanwhile is called by none.
-    if (&program.comm, &program.exe) != (&before.comm, &before.exe) {
+    // Who starts another program meanwhile is called by none; the name alone any process changes.
+    if program.exe != before.exe {
         (program.exe, program.cmdline) = (None, None);
     }
     let init = proc.is_init(tgid);

@@ -21,7 +21,7 @@ use crate::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use crate::searched::ScanTargets;
 
 /// What `/proc/PID/fd` shows of a ring.
-const RING: &str = "anon_inode:[io_uring]";
+pub(super) const RING: &str = "anon_inode:[io_uring]";
 /// The line of a ring's fdinfo before those of its files (`io_uring_show_fdinfo`, io_uring/fdinfo.c).
 const REGISTERED: &str = "UserFiles:";
 /// A place of its table that is free.
