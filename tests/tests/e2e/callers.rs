@@ -82,7 +82,10 @@ fn where_no_process_is_left_in_the_namespace_of_the_call_the_answer_is_incomplet
     busy.expect("/holders_verdict", "incomplete");
     busy.expect("/holders_complete", false);
     let reason = busy.text("/holders_unreadable/0/reason");
-    assert!(reason.contains("no process in its mount namespace has "), "{busy}");
+    // The kernel gives the number of a namespace that has ended to the next one.
+    let reasons =
+        ["no process in its mount namespace has ", "/ is on another mount now than it was for the caller"];
+    assert!(reasons.iter().any(|known| reason.contains(known)), "{busy}");
     assert!(!busy.has("/mount/device") && busy.list("/holders").is_empty(), "{busy}");
     drop(child);
 }

@@ -3,9 +3,9 @@
 //! were found.
 
 use kevtmon_observation::{Holder, NsInum};
+use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::{Buffer, Dir};
 use kevtmon_sources::procfs::readers;
-use kevtmon_sources::procfs::Proc;
 use kevtmon_types::redact;
 
 use super::Pin;
