@@ -7,12 +7,14 @@
 //! be less certain.
 
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_ktime_get_boot_ns, bpf_task_pt_regs};
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_task_btf, bpf_ktime_get_boot_ns, bpf_probe_read_user_str, bpf_task_pt_regs,
+};
 use aya_ebpf::macros::{map, tracepoint};
 use aya_ebpf::maps::{Array, PerCpuArray};
 use aya_ebpf::programs::TracePointContext;
 use aya_log_ebpf::debug;
-use kevtmon_ebpf::remove::{KIND_REMOVE, RemoveOffsets, RemoveRecord, call, counter};
+use kevtmon_ebpf::remove::{FSTYPE_CAPACITY, KIND_REMOVE, RemoveOffsets, RemoveRecord, call, counter};
 use kevtmon_ebpf::umount::call_mark;
 use kevtmon_ebpf::{Counter, Header, MISSING};
 
@@ -49,6 +51,7 @@ struct Arguments {
     directory: u64,
     second_path: u64,
     second_directory: u64,
+    fstype: u64,
     flags: u64,
 }
 
@@ -110,6 +113,9 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
         (*record).task_root = task.root();
         (*record).number = number;
         (*record).flags = given.flags as u32;
+        let fstype = (&raw mut (*record).fstype).cast();
+        // Where it fails, it writes zeros.
+        bpf_probe_read_user_str(fstype, FSTYPE_CAPACITY as u32, given.fstype as *const _);
         table.describe(table.event(), &raw mut (*record).table);
         add_directory(&raw mut (*record).root, Place::root_of(task.address));
         add_directory(&raw mut (*record).start, directory(task.address, given.directory, cwd));
@@ -177,6 +183,7 @@ fn arguments(ctx: &TracePointContext, number: u32) -> Arguments {
         directory: either(takes_directories, argument(0), cwd),
         second_path: (argument(1) & is(call::RENAME)) | (argument(3) & renames_at) | (argument(0) & mount),
         second_directory: either(renames_at, argument(2), cwd),
+        fstype: argument(2) & mount,
         flags: (argument(2) & unlinkat) | (argument(4) & renameat2) | (argument(3) & mount),
     }
 }

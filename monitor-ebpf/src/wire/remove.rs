@@ -62,6 +62,9 @@ pub mod counter {
     ];
 }
 
+/// Of the type of a file system, with a NUL.
+pub const FSTYPE_CAPACITY: usize = 16;
+
 /// A refused call; only the used bytes of the paths are sent.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -86,6 +89,8 @@ pub struct RemoveRecord {
     pub path_len: u32,
     /// Bytes of the second path of a rename, or of what was to be mounted, which follow the first.
     pub second_len: u32,
+    /// The type of what was to be mounted, up to a NUL; it may be cut.
+    pub fstype: [u8; FSTYPE_CAPACITY],
     /// The mounts that the caller sees.
     pub table: MountTableRecord,
     /// The caller's root directory.
@@ -103,7 +108,7 @@ impl RemoveRecord {
     pub const HEAD: usize = size_of::<Self>() - 2 * PATH_CAPACITY;
 }
 
-const _: () = assert!(RemoveRecord::HEAD == 112 + 40 + 3 * size_of::<DirectoryRecord>());
+const _: () = assert!(RemoveRecord::HEAD == 112 + FSTYPE_CAPACITY + 40 + 3 * size_of::<DirectoryRecord>());
 
 /// Where the kernel keeps what only this hook reads, and the numbers of the system calls.
 #[repr(C)]

@@ -30,7 +30,7 @@ impl Daemon {
             Request::Obstacle { container, refused } => {
                 obstacle::look_and_send(&self.readers, &self.observations, container, refused);
             }
-            Request::DeviceUsers { id, mntns, tgid, path, origin } => {
+            Request::DeviceUsers { id, mntns, tgid, path, origin, fstype } => {
                 let request = ScanRequest {
                     id,
                     mntns,
@@ -41,7 +41,7 @@ impl Daemon {
                     on_demand: true,
                     ..ScanRequest::default()
                 };
-                look_for_device_users_and_send(&self.readers, &self.observations, request);
+                look_for_device_users_and_send(&self.readers, &self.observations, request, fstype);
             }
             Request::VethPeers { links } => {
                 self.scanner.find_veth_peers_and_send(&self.readers, &self.observations, links);

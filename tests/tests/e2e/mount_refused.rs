@@ -69,3 +69,20 @@ fn a_device_that_is_mounted_cannot_be_mounted_with_other_flags() {
     assert!(event.text("/message").contains(&reason), "{event}");
     run(&format!("umount {}", first.display()));
 }
+
+#[test]
+fn of_a_file_system_that_needs_no_device_the_source_is_not_the_reason() {
+    let scratch = Scratch::new();
+    let device = LoopDevice::on(&scratch.path().join("disk"), 8);
+    let (first, point) = (scratch.path().join("first"), scratch.path().join("proc"));
+    device.mount(&first);
+    std::fs::create_dir_all(&point).expect("a mount point can be made");
+    let proc = || mount(Some(device.name()), &point, Some("proc"), MsFlags::empty(), None::<&str>);
+    assert_eq!(proc(), Ok(()));
+    let mut daemon = launch().start();
+    assert_eq!(proc(), Err(Errno::EBUSY));
+    let event = wait_for(&mut daemon, "mount.refused", &point);
+    event.expect_none("/mount/block_device");
+    assert!(event.text("/message").ends_with(" refused: the kernel does not say why"), "{event}");
+    run(&format!("umount {} {}", point.display(), first.display()));
+}

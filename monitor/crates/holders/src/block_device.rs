@@ -44,10 +44,15 @@ pub async fn add_uses(readers: &Readers, tgid: u32, report: &mut HolderReport, l
     }
 }
 
-/// Looks for who uses the device that was to be mounted, and sends that.
-pub fn look_for_device_users_and_send(readers: &Readers, tx: &Sender, request: ScanRequest) {
+/// Looks for who uses the device that was to be mounted, and sends that. `fstype`: as what.
+pub fn look_for_device_users_and_send(
+    readers: &Readers,
+    tx: &Sender,
+    request: ScanRequest,
+    fstype: Option<String>,
+) {
     let skipped = HolderReport::skipped(request.id, request.path.clone());
-    let job = (LookForMount { request }, PATIENCE, "cannot look for who uses a block device");
+    let job = (LookForMount { request, fstype }, PATIENCE, "cannot look for who uses a block device");
     readers.tell(tx, job, |found| Some(Fact::Holders(Box::new(found.unwrap_or(skipped)))));
 }
 
@@ -55,6 +60,7 @@ pub fn look_for_device_users_and_send(readers: &Readers, tx: &Sender, request: S
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LookForMount {
     request: ScanRequest,
+    fstype: Option<String>,
 }
 
 impl Job for LookForMount {
@@ -65,6 +71,10 @@ impl Job for LookForMount {
         let (request, began, deadline) = (&self.request, Instant::now(), Deadline::after(BUDGET));
         let skipped = HolderReport::skipped(request.id, request.path.clone());
         let mut report = HolderReport { complete: true, verdict: Verdict::None, ..skipped };
+        // Any source may be given to it.
+        if self.fstype.as_deref().is_some_and(|fstype| is_nodev(proc, fstype)) {
+            return report;
+        }
         let members = near_members(proc, request, &deadline);
         if let Some(located) = locate(proc, request, &members, deadline, &mut report) {
             let (path, tgid) = (report.path.clone(), located.seen.tgid);
@@ -156,6 +166,13 @@ impl Found {
         };
         report.device = Some(Box::new(self.device));
     }
+}
+
+/// Whether a file system of this type is on no block device. What follows a dot the kernel leaves to the file system (`get_fs_type`).
+fn is_nodev(proc: &Proc, fstype: &str) -> bool {
+    let fstype = fstype.split('.').next().unwrap_or_default();
+    let known = fs::read_to_string(proc.root().join("filesystems")).unwrap_or_default();
+    known.lines().any(|line| line.split_once('\t') == Some(("nodev", fstype)))
 }
 
 /// `major:minor` of the block device whose node is at a path, from the root directory of a process.
@@ -289,6 +306,19 @@ mod tests {
         assert_eq!(of_part, [part_pair.clone(), disk_pair], "a claim of the disk refuses it, too");
         assert_eq!(described(sys.path(), "259:3".into(), false).unwrap().1, [part_pair]);
         assert_eq!(described(sys.path(), "7:9".into(), true), None);
+    }
+
+    #[test]
+    fn the_source_of_a_file_system_that_needs_no_device_is_not_looked_at() {
+        let root = tempfile::tempdir().unwrap();
+        let known = "nodev\tproc\nnodev\tfuse\n\text4\n\tfuseblk\n";
+        fs::write(root.path().join("filesystems"), known).unwrap();
+        let proc = Proc::new(root.path());
+        let types = ["proc", "fuse.sshfs", "fuseblk.ntfs", "ext4", "pro", ""];
+        assert_eq!(types.map(|fstype| is_nodev(&proc, fstype)), [true, true, false, false, false, false]);
+        let request = ScanRequest { path: "/dev/sdb".into(), ..ScanRequest::default() };
+        let report = LookForMount { request, fstype: Some("proc".into()) }.run(&proc);
+        assert_eq!((report.verdict, report.complete, report.device), (Verdict::None, true, None));
     }
 
     #[test]

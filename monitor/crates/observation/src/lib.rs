@@ -408,6 +408,8 @@ pub enum Request {
         path: String,
         /// Where it starts from.
         origin: Box<PathOrigin>,
+        /// The type of file system that was to be mounted, if it is known.
+        fstype: Option<String>,
     },
     /// What pins the mount at this path; the reply is `Fact::Holders` with the same `id`.
     Holders {

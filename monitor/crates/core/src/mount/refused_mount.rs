@@ -141,12 +141,13 @@ impl Core {
         let has_room = refused_mounts.waiting.len() < LOOKS_MAX;
         let device = refused.device().cloned();
         match device.filter(|_| has_room && allowances.take_scan(at, &account)) {
-            Some(SecondPath { path, origin }) => {
+            Some(SecondPath { path, origin, fstype }) => {
                 refused_mounts.last += 1;
                 let id = REFUSED_MOUNT | refused_mounts.last;
                 let (mntns, tgid) = (refused.attempt.mntns, refused.attempt.actor.key.tgid);
                 refused_mounts.waiting.push(at.saturating_add(ANSWER_TIMEOUT_NS), id, refused);
-                self.request(Request::DeviceUsers { id, mntns, tgid, path, origin: Box::new(origin) });
+                let origin = Box::new(origin);
+                self.request(Request::DeviceUsers { id, mntns, tgid, path, origin, fstype });
             }
             // There is no end to mount points.
             None if !by_host && !allowances.unscanned(at, &account).is_power_of_two() => {

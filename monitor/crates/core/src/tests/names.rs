@@ -102,7 +102,8 @@ fn each_system_call_of_one_caller_is_counted_by_itself() {
 fn of_a_rename_the_second_path_is_looked_at_if_nothing_is_mounted_at_the_first() {
     let mut core = settled();
     let first = removal(MountSyscall::Rename, "/mnt/new");
-    let second = SecondPath { path: "/mnt/x".into(), origin: *first.origin.clone().unwrap() };
+    let origin = *first.origin.clone().unwrap();
+    let second = SecondPath { path: "/mnt/x".into(), origin, fstype: None };
     observe(&mut core, 10, UmountAttempt { second: Some(Box::new(second)), ..first });
     core.observe(at(11, Fact::Holders(Box::new(nothing(1, "/mnt/new")))));
     let (emitted, requested) = take(&mut core);

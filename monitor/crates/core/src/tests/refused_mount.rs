@@ -6,7 +6,8 @@ use super::*;
 /// A mount of a device at `/mnt/x`.
 fn refused(source: &str, flags: u32) -> Fact {
     let Fact::Umount(attempt) = attempt_below("/", "/mnt/x") else { unreachable!() };
-    let second = SecondPath { path: source.into(), origin: *attempt.origin.clone().unwrap() };
+    let (origin, fstype) = (*attempt.origin.clone().unwrap(), Some("ext4".to_owned()));
+    let second = SecondPath { path: source.into(), origin, fstype };
     let syscall = MountSyscall::Mount;
     Fact::Umount(Box::new(UmountAttempt { syscall, flags, second: Some(Box::new(second)), ..*attempt }))
 }
@@ -26,8 +27,10 @@ fn looked(device: Option<BlockDevice>, holders: Vec<Holder>) -> Event {
     core.observe(at(10, refused("/dev/sdb", 1)));
     let (emitted, requested) = take(&mut core);
     assert_eq!(emitted, []);
-    let [Request::DeviceUsers { id, mntns: 2, path, .. }] = &requested[..] else { panic!("{requested:?}") };
-    assert_eq!(path, "/dev/sdb");
+    let [Request::DeviceUsers { id, mntns: 2, path, fstype, .. }] = &requested[..] else {
+        panic!("{requested:?}")
+    };
+    assert_eq!((path.as_str(), fstype.as_deref()), ("/dev/sdb", Some("ext4")));
     let device = device.map(Box::new);
     let report = HolderReport { device, holders, complete: true, ..HolderReport::skipped(*id, "/dev/sdb") };
     core.observe(at(11, Fact::Holders(Box::new(report))));

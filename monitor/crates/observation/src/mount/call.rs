@@ -121,6 +121,9 @@ pub struct SecondPath {
     pub path: String,
     /// Where it starts from.
     pub origin: PathOrigin,
+    /// The type of file system that was to be mounted, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fstype: Option<String>,
 }
 
 /// Where the path of a call starts from, captured during the call: callers end within milliseconds.

@@ -16,7 +16,7 @@ use zerocopy::{FromBytes as _, IntoBytes as _};
 use super::umount::{self, directory, table};
 use super::{Attach, AttachMode, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records};
 use crate::btf::{Btf, BtfError};
-use crate::decode::{DecodeError, lossy, short};
+use crate::decode::{DecodeError, lossy, short, text};
 use crate::task::actor;
 
 const EBUSY: u16 = 16;
@@ -183,6 +183,11 @@ fn refused(bytes: &[u8]) -> Option<UmountAttempt> {
         _ => None,
     };
     let from = |path: &[u8], start| origin(record, path, directory(start));
+    let second = |path| SecondPath {
+        path,
+        origin: from(second, &record.second_start),
+        fstype: Some(text(&record.fstype)).filter(|fstype| !fstype.is_empty()),
+    };
     Some(UmountAttempt {
         syscall: *syscall,
         actor: actor(&record.task, record.task_root)?,
@@ -190,8 +195,7 @@ fn refused(bytes: &[u8]) -> Option<UmountAttempt> {
         path: lossy(path),
         origin: Some(Box::new(from(path, &record.start))),
         flags: record.flags,
-        second: second_text
-            .map(|path| Box::new(SecondPath { path, origin: from(second, &record.second_start) })),
+        second: second_text.map(second).map(Box::new),
         errno: Some(EBUSY),
     })
 }
@@ -233,6 +237,9 @@ mod tests {
         (whole.path_len, whole.second_len) =
             (u32::try_from(path.len()).unwrap(), u32::try_from(second.len()).unwrap());
         (whole.root.mount_id, whole.root.marks) = (1, path_mark::OTHER_TREE);
+        if number == libc::SYS_mount {
+            whole.fstype[..5].copy_from_slice(b"ext4\0");
+        }
         for (directory, name) in [(&mut whole.start, b"from"), (&mut whole.second_start, b"onto")] {
             (directory.mount_id, directory.marks) = (1, path_mark::OTHER_TREE);
             directory.names[0][..name.len()].copy_from_slice(name);
@@ -267,6 +274,7 @@ mod tests {
         let renamed = attempt(libc::SYS_renameat2, "a", "b");
         assert_eq!((renamed.syscall, &*renamed.place()), (MountSyscall::Renameat2, "/from/a"));
         let second = renamed.second.clone().unwrap();
+        assert_eq!(second.fstype, None);
         let onto = UmountAttempt { path: second.path, origin: Some(Box::new(second.origin)), ..renamed };
         assert_eq!(onto.place(), "/onto/b");
     }
@@ -277,6 +285,7 @@ mod tests {
         assert_eq!((refused.syscall, &*refused.place()), (MountSyscall::Mount, "/from/a"));
         let second = refused.second.unwrap();
         assert_eq!((second.path.as_str(), second.origin.cwd), ("/dev/sdb", None));
+        assert_eq!(second.fstype.as_deref(), Some("ext4"));
     }
 
     #[test]

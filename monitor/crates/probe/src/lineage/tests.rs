@@ -115,7 +115,7 @@ fn refused(bytes: usize) -> Observation {
         path: path.clone(),
         origin: None,
         flags: 0,
-        second: Some(Box::new(SecondPath { path, origin: nowhere })),
+        second: Some(Box::new(SecondPath { path, origin: nowhere, fstype: None })),
         errno: Some(16),
     };
     Observation { at: 1, source: Source::Bpf, fact: Fact::Umount(Box::new(attempt)) }
