@@ -2,7 +2,7 @@
 //!
 //! Attempts to mount the same at one mount point count together, and are reported as those of a busy mount are. What uses the device is
 //! looked for where root of the node tried and what was to be mounted is a path: in a namespace of his own a user has any source
-//! refused that he likes.
+//! refused that he likes. Root of a container that is in the host's mount namespace has fewer looks.
 
 use std::collections::VecDeque;
 
@@ -10,13 +10,13 @@ use kevtmon_event::wording::{actor_subject, copies_phrase};
 use kevtmon_event::{Confidence, Event, Kind, Mount, MountHolder, Severity, Shared};
 use kevtmon_observation::{
     Access, BlockDevice, BootNs, DeviceUser, HolderReport, Request, SecondPath, Source, TaskFacts,
-    UmountAttempt, Verdict,
+    UmountAttempt, Verdict, cgroup,
 };
 use kevtmon_types::escape::name;
 use serde::{Deserialize, Serialize};
 
 use super::events::{MS_RDONLY, MS_REMOUNT, flags, mount_phrase};
-use super::{ANSWER_TIMEOUT_NS, HolderScans, SCAN_RETENTION_NS};
+use super::{ANSWER_TIMEOUT_NS, HolderScans, SCAN_RETENTION_NS, SCANS_MAX};
 use crate::Core;
 use crate::held::unreadable;
 use crate::node::mounts::MountKey;
@@ -134,11 +134,18 @@ impl Core {
             self.holder_scans.ignored += 1;
             return;
         }
-        let (source, account) = (self.source, self.account(&attempt));
-        let (task, by_host) = (self.tasks.copy(&attempt.actor), account.host);
+        let (source, task, mut account) =
+            (self.source, self.tasks.copy(&attempt.actor), self.account(&attempt));
+        let is_foreign = self.context(&attempt.actor).is_some_and(|context| context.is_in_other_userns());
+        let by_host = account.host && !is_foreign;
+        let group = task.as_ref().and_then(|task| task.cgroup.as_deref());
+        // Root of a container may be in the host's mount namespace.
+        account.host = by_host && group.and_then(cgroup::container_id).is_none();
         let refused = RefusedMount { at, source, key, by_host, attempts, attempt, task };
         let HolderScans { allowances, refused_mounts, .. } = &mut self.holder_scans;
-        let has_room = refused_mounts.waiting.len() < LOOKS_MAX;
+        // Containers leave room for the host.
+        let room = if account.host { LOOKS_MAX } else { SCANS_MAX };
+        let has_room = refused_mounts.waiting.len() < room;
         let device = refused.device().cloned();
         match device.filter(|_| has_room && allowances.take_scan(at, &account)) {
             Some(SecondPath { path, origin, fstype }) => {
@@ -150,7 +157,7 @@ impl Core {
                 self.request(Request::DeviceUsers { id, mntns, tgid, path, origin, fstype });
             }
             // There is no end to mount points.
-            None if !by_host && !allowances.unscanned(at, &account).is_power_of_two() => {
+            None if !account.host && !allowances.unscanned(at, &account).is_power_of_two() => {
                 self.holder_scans.ignored += 1;
             }
             None => self.tell_refused_mount(&refused, None),

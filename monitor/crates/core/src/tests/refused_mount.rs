@@ -129,9 +129,12 @@ fn a_partition_and_the_disk_are_told_from_the_device() {
 fn for_a_user_nothing_is_looked_for() {
     let Fact::Umount(mut attempt) = refused("/dev/sdb", 0) else { unreachable!() };
     attempt.actor.context = Some(TaskContext { uid: 1000, ..TaskContext::default() });
-    let event = told(Fact::Umount(attempt));
+    let event = told(Fact::Umount(attempt.clone()));
     assert!(event.message.ends_with(" refused (EBUSY)"), "{}", event.message);
     assert_eq!((event.severity, event.holders), (Severity::Notice, None));
+    attempt.actor.context = Some(TaskContext { userns: 7, ..TaskContext::default() });
+    let message = told(Fact::Umount(attempt)).message;
+    assert!(message.ends_with(" refused (EBUSY)"), "root of a user namespace: {message}");
 }
 
 #[test]
@@ -180,16 +183,30 @@ fn attempts_to_mount_something_else_count_apart() {
     assert_eq!(attempts, [Some(1), Some(1), Some(1), Some(2)]);
 }
 
-#[test]
-fn of_many_mounts_at_once_only_some_are_looked_at() {
-    let mut core = settled();
+/// How many events and looks follow at once from many mounts.
+fn at_once(core: &mut Core) -> (usize, usize) {
     for number in 0..100 {
         let Fact::Umount(attempt) = refused("/dev/sdb", 0) else { unreachable!() };
         let attempt = UmountAttempt { path: format!("/mnt/{number}"), ..*attempt };
         core.observe(at(10, Fact::Umount(Box::new(attempt))));
     }
-    let (emitted, requested) = take(&mut core);
-    assert_eq!((emitted.len(), requested.len()), (92, 8));
+    let (emitted, requested) = take(core);
+    (emitted.len(), requested.len())
+}
+
+#[test]
+fn root_of_a_container_in_the_mount_namespace_of_the_host_takes_no_look_from_that() {
+    let mut core = settled();
+    core.observe(at(9, task(&format!("/docker/{ID}"))));
+    assert_eq!(at_once(&mut core), (7, 2), "events at powers of two");
+    core.observe(at(9, task("/system.slice/kubelet.service")));
+    assert_eq!(at_once(&mut core), (94, 6));
+}
+
+#[test]
+fn of_many_mounts_at_once_only_some_are_looked_at() {
+    let mut core = settled();
+    assert_eq!(at_once(&mut core), (92, 8));
     core.observe(at(10_000 * MS, Fact::Tick));
     assert_eq!(events(&mut core).len(), 8);
 }
