@@ -50,9 +50,9 @@ fn map(sysfs: &Path, device: &LoopDevice) -> PathBuf {
 }
 
 /// The same of a network block device that a process has connected.
-fn connect(sysfs: &Path, device: &LoopDevice, pid: u32) -> PathBuf {
+fn connect(sysfs: &Path, name: &str, device: &LoopDevice, pid: u32) -> PathBuf {
     let (major, minor) = numbers(device);
-    let directory = sysfs.join("block/nbd0");
+    let directory = sysfs.join("block").join(name);
     fs::create_dir_all(&directory).expect("a directory can be made");
     for (name, text) in [("dev", format!("{major}:{minor}")), ("pid", pid.to_string())] {
         fs::write(directory.join(name), format!("{text}\n")).expect("a file can be written");
@@ -154,7 +154,7 @@ fn an_image_that_rbd_nbd_has_mapped_is_known_by_its_arguments() {
         program_called("rbd-nbd", scratch.path(), arguments),
         program_called("qemu-nbd", scratch.path(), arguments),
     );
-    let nbd = connect(&sysfs, &device, other.pid());
+    let nbd = connect(&sysfs, "nbd0", &device, other.pid());
     let by_kernel = map(&sysfs, &device);
     let dockerd = FakeDockerd::start();
     let mut daemon = launch().runtime(dockerd.runtime()).config(&config(&root, &sysfs)).start();
@@ -186,6 +186,23 @@ fn an_image_that_rbd_nbd_has_mapped_is_known_by_its_arguments() {
     let _ = resolved(&mut daemon, &id);
     let all = format!("{:?}{}", daemon.events(), daemon.log());
     assert!(!all.contains("AQBk3y5a"), "no key of the cluster");
+}
+
+#[test]
+fn an_image_that_rbd_nbd_has_attached_again_is_known() {
+    let scratch = Scratch::new();
+    let (root, sysfs) = (scratch.path().join("kubelet"), scratch.path().join("sys"));
+    let device = LoopDevice::on(&scratch.path().join("image"), 16);
+    // The kernel goes on to name the process before, and its id may be another one's since. What is attached is looked for among all
+    // processes: no other test may have a device of this name.
+    let other = program_called("sleeper", scratch.path(), "map kube/index-api-image");
+    let nbd = connect(&sysfs, "nbd1", &device, other.pid());
+    fs::write(nbd.join("backend"), "pvc-1\n").expect("a file can be written");
+    let arguments = "attach kube/index-api-image --device /dev/nbd1 --cookie pvc-1";
+    let _mapper = program_called("rbd-nbd", scratch.path(), arguments);
+    let mut daemon = launch().config(&config(&root, &sysfs)).start();
+    let id = opened(&mut daemon, KIND, |event| event.text("/rbd/device") == "/dev/nbd1");
+    incident(&daemon, &id).expect("/rbd/image", "index-api-image");
 }
 
 #[test]

@@ -23,6 +23,7 @@ const SNAPSHOT: &[&str] = &["--snap"];
 const SHARED: &[&str] = &["--shared", "--lock-tag"];
 const DEVICE_TYPE: &[&str] = &["-t", "--device-type"];
 const DEVICE: &[&str] = &["--device"];
+const COOKIE: &[&str] = &["--cookie"];
 const SNAPSHOT_ID: &[&str] = &["--snap-id"];
 const IGNORED: &[&str] = &[
     "-c",
@@ -45,7 +46,6 @@ const IGNORED: &[&str] = &[
     "-o",
     "--options",
     "--map-options",
-    "--cookie",
     "--log-file",
     "--admin-socket",
     "--quiesce-hook",
@@ -133,21 +133,34 @@ pub fn asked(arguments: &[u8]) -> Asked<'_> {
 }
 
 /// Which image a `rbd-nbd` with these arguments has mapped, and which snapshot of it; `None` where they do not tell for certain.
-/// `device`: the one that it has.
+/// `device`: the one that it has; `backend`: the cookie that the kernel has of that, if any.
 #[must_use]
-pub fn mapped_by_nbd(arguments: &[u8], device: RbdNumber) -> Option<(ImageName, Option<String>)> {
+pub fn mapped_by_nbd(
+    arguments: &[u8],
+    device: RbdNumber,
+    backend: Option<&str>,
+) -> Option<(ImageName, Option<String>)> {
     let words = words(arguments, RBD_NBD)?;
     let given = given(&words).ok()?;
     let ["map" | "attach", ref rest @ ..] = given.words[..] else { return None };
     let call = call_of(RbdCommand::Map, &given, rest, true).filter(Call::is_named)?;
     let is_it = |path: &str| *path == format!("/dev/{device}");
-    if !given.device.is_none_or(is_it) {
+    if !given.device.is_none_or(is_it) || backend.is_some() && given.cookie != backend {
         return None;
     }
     let Spec { pool, namespace, image, snapshot } = call.spec;
     // The default depends on the configuration of the cluster.
     let (pool, image) = (pool?.to_owned(), image.to_owned());
     Some((ImageName { pool, namespace: namespace.map(str::to_owned), image }, snapshot.map(str::to_owned)))
+}
+
+/// The device that a `rbd-nbd` with these arguments was started for, in place of one that has ended.
+#[must_use]
+pub fn attached_by_nbd(arguments: &[u8]) -> Option<RbdNumber> {
+    let words = words(arguments, RBD_NBD)?;
+    let given = given(&words).ok()?;
+    given.words.first().filter(|word| **word == "attach")?;
+    given.device?.strip_prefix("/dev/nbd")?.parse().ok().map(RbdNumber::Nbd)
 }
 
 /// What comes behind the program, as text.
@@ -168,6 +181,7 @@ struct Given<'a> {
     snapshot: Option<&'a str>,
     device_type: Option<&'a str>,
     device: Option<&'a str>,
+    cookie: Option<&'a str>,
     has_snapshot_id: bool,
     shared: bool,
     words: Vec<&'a str>,
@@ -193,7 +207,8 @@ fn given<'a>(words: &[&'a str]) -> Result<Given<'a>, Asked<'a>> {
         if has(SWITCHES) {
             continue;
         }
-        let known = [POOL, NAMESPACE, IMAGE, SNAPSHOT, SNAPSHOT_ID, SHARED, DEVICE_TYPE, DEVICE, IGNORED];
+        let known =
+            [POOL, NAMESPACE, IMAGE, SNAPSHOT, SNAPSHOT_ID, SHARED, DEVICE_TYPE, DEVICE, COOKIE, IGNORED];
         let takes_one = known.iter().any(|names| has(names));
         if !takes_one {
             // Any other setting: with its value behind `=`, or a switch for sure.
@@ -215,6 +230,8 @@ fn given<'a>(words: &[&'a str]) -> Result<Given<'a>, Asked<'a>> {
             given.device_type = Some(value);
         } else if has(DEVICE) {
             given.device = Some(value);
+        } else if has(COOKIE) {
+            given.cookie = Some(value);
         } else if has(SNAPSHOT_ID) {
             given.has_snapshot_id = true;
         } else if has(SHARED) {
@@ -318,7 +335,7 @@ mod tests {
     fn the_arguments_of_rbd_nbd_tell_its_image_or_nothing() {
         let shown = |line: &str| {
             let (ImageName { pool, namespace, image }, snapshot) =
-                mapped_by_nbd(&arguments(line), RbdNumber::Nbd(3))?;
+                mapped_by_nbd(&arguments(line), RbdNumber::Nbd(3), None)?;
             let namespace = namespace.map_or_else(String::new, |name| format!("{name}/"));
             Some(format!(
                 "{pool}/{namespace}{image}{}",
@@ -356,7 +373,37 @@ mod tests {
         ] {
             assert_eq!(shown(line), None, "{line}");
         }
-        assert_eq!(mapped_by_nbd(b"rbd-nbd\0map\0kube/\xff\0", RbdNumber::Nbd(3)), None);
-        assert_eq!(mapped_by_nbd(b"", RbdNumber::Nbd(3)), None);
+        assert_eq!(mapped_by_nbd(b"rbd-nbd\0map\0kube/\xff\0", RbdNumber::Nbd(3), None), None);
+        assert_eq!(mapped_by_nbd(b"", RbdNumber::Nbd(3), None), None);
+    }
+
+    #[test]
+    fn arguments_with_another_cookie_than_the_kernel_has_tell_nothing() {
+        let tells = |line: &str, backend: Option<&str>| {
+            mapped_by_nbd(&arguments(line), RbdNumber::Nbd(3), backend).is_some()
+        };
+        let line = "rbd-nbd map kube/index --cookie vol-1";
+        assert!(tells(line, None) && tells(line, Some("vol-1")));
+        assert!(!tells(line, Some("vol-2")));
+        assert!(!tells("rbd-nbd map kube/index", Some("vol-1")));
+    }
+
+    #[test]
+    fn what_is_attached_names_its_device() {
+        let device = |line: &str| attached_by_nbd(&arguments(line));
+        for line in [
+            "rbd-nbd attach kube/index --device /dev/nbd3 --cookie=vol-1",
+            "/usr/bin/rbd-nbd --device=/dev/nbd3 attach kube/index",
+        ] {
+            assert_eq!(device(line), Some(RbdNumber::Nbd(3)), "{line}");
+        }
+        for line in [
+            "rbd-nbd map kube/index --device /dev/nbd3",
+            "rbd-nbd attach kube/index",
+            "rbd-nbd attach kube/index --device /dev/rbd3",
+            "rbd-nbd",
+        ] {
+            assert_eq!(device(line), None, "{line}");
+        }
     }
 }

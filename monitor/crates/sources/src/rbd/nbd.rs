@@ -1,7 +1,11 @@
 //! Images that programs called `rbd-nbd` have mapped. The kernel has a network block device (drivers/block/nbd.c) and tells who
 //! has connected it (`pid`); which image that is stands in the arguments of that program alone. What they do not tell, is not
 //! known: a client and its address never are.
+//!
+//! Where that program has ended, another one may serve the device (`rbd-nbd attach`). The kernel does not name it
+//! (`nbd_genl_reconfigure`), but takes only one that has the cookie of the first (`backend`, since Linux 5.14), if that had any.
 
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -10,7 +14,7 @@ use std::path::Path;
 use kevtmon_observation::{ImageName, RbdImage, RbdNumber};
 use serde::{Deserialize, Serialize};
 
-use super::command_line::mapped_by_nbd;
+use super::command_line::{attached_by_nbd, mapped_by_nbd};
 use super::sysfs::{Found, IMAGES_MAX, decimal, device_number, read_attribute};
 use crate::procfs::dir::{Buffer, is_gone};
 use crate::procfs::readers::{Job, reading_none};
@@ -22,13 +26,15 @@ const PROGRAM: &str = "rbd-nbd";
 /// What is said of one whose arguments are not understood.
 const UNCLEAR: &str = "which image rbd-nbd has mapped";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Connected {
     number: RbdNumber,
     /// `major:minor`.
     device: String,
     /// The task that has connected it, in the initial process namespace (`pid_show`).
     pid: u32,
+    /// The cookie of what may serve it.
+    backend: Option<String>,
 }
 
 /// All of them. What cannot be read is added to `found`.
@@ -54,7 +60,9 @@ pub(super) fn connected(sysfs: &Path, found: &mut Found) -> io::Result<Vec<Conne
         let device = device_number(&entry.path().join("dev"));
         let problem = match (pid, device) {
             (Some(pid), Some(device)) => {
-                all.insert(number, Connected { number, device, pid });
+                let backend = read_attribute(&entry.path().join("backend")).ok().flatten();
+                let backend = backend.filter(|cookie| !cookie.is_empty());
+                all.insert(number, Connected { number, device, pid, backend });
                 continue;
             }
             (None, _) => "pid",
@@ -119,13 +127,12 @@ pub enum Mapper {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Look {
-    devices: Vec<(RbdNumber, u32)>,
+    devices: Vec<Connected>,
 }
 
 impl Look {
     pub(super) fn at(connected: &[Connected]) -> Self {
-        let devices = connected.iter().map(|Connected { number, pid, .. }| (*number, *pid));
-        Self { devices: devices.take(IMAGES_MAX).collect() }
+        Self { devices: connected.iter().take(IMAGES_MAX).cloned().collect() }
     }
 }
 
@@ -138,17 +145,45 @@ impl Job for Look {
         let own = own.ok().and_then(|link| parse_ns(&link.to_string_lossy()));
         reading_none();
         // The kernel has numbered them there.
-        let is_numbered_alike = own == Some(INITIAL_PIDNS);
-        let look = |(number, pid): &(RbdNumber, u32)| {
-            let mapper = if is_numbered_alike { mapper(proc, *number, *pid) } else { Mapper::Unclear };
-            (*number, mapper)
+        if own != Some(INITIAL_PIDNS) {
+            return self.devices.iter().map(|device| (device.number, Mapper::Unclear)).collect();
+        }
+        let attached = LazyCell::new(|| attached(proc));
+        let look = |device: &Connected| {
+            let mapper = match mapper(proc, device, device.pid) {
+                image @ Mapper::Image { .. } => image,
+                // Its id may be of another process since.
+                other => successor(proc, device, &attached).unwrap_or(other),
+            };
+            (device.number, mapper)
         };
         self.devices.iter().map(look).collect()
     }
 }
 
+/// Processes that say that they have attached a device.
+fn attached(proc: &Proc) -> Vec<(RbdNumber, u32)> {
+    let (mut links, mut text) = (Buffer::default(), Vec::new());
+    let of_device = |pid: u32| {
+        let process = proc.dir(pid).ok()?;
+        named(&process.link(c"exe", &mut links).ok()?, &[PROGRAM])?;
+        let number = attached_by_nbd(process.text(c"cmdline", &mut text).ok()?.as_bytes())?;
+        Some((number, pid))
+    };
+    proc.pids().unwrap_or_default().into_iter().filter_map(of_device).collect()
+}
+
+/// What serves a device in place of what has connected it.
+fn successor(proc: &Proc, device: &Connected, attached: &[(RbdNumber, u32)]) -> Option<Mapper> {
+    let all = attached.iter().filter(|(number, _)| *number == device.number);
+    let all = all.map(|(_, pid)| mapper(proc, device, *pid));
+    let mut all = all.filter(|mapper| matches!(mapper, Mapper::Image { .. }));
+    let first = all.next()?;
+    Some(if all.all(|other| other == first) { first } else { Mapper::Unclear })
+}
+
 /// A command name is anybody's to choose; who connects a device is root.
-fn mapper(proc: &Proc, number: RbdNumber, pid: u32) -> Mapper {
+fn mapper(proc: &Proc, device: &Connected, pid: u32) -> Mapper {
     let (mut links, mut text) = (Buffer::default(), Vec::new());
     let unread = |error: io::Error| if is_gone(&error) { Mapper::Gone } else { Mapper::Unclear };
     let process = match proc.dir(pid) {
@@ -164,10 +199,12 @@ fn mapper(proc: &Proc, number: RbdNumber, pid: u32) -> Mapper {
         return if process.is_there(&mut text) { Mapper::Other } else { Mapper::Gone };
     }
     match process.text(c"cmdline", &mut text) {
-        Ok(arguments) => match mapped_by_nbd(arguments.as_bytes(), number) {
-            Some((name, snapshot)) => Mapper::Image { name, snapshot },
-            None => Mapper::Unclear,
-        },
+        Ok(arguments) => {
+            match mapped_by_nbd(arguments.as_bytes(), device.number, device.backend.as_deref()) {
+                Some((name, snapshot)) => Mapper::Image { name, snapshot },
+                None => Mapper::Unclear,
+            }
+        }
         Err(error) => unread(error),
     }
 }

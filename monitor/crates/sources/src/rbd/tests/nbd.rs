@@ -140,6 +140,46 @@ fn where_its_process_is_gone_an_image_is_unknown_and_what_was_none_is_none() {
 }
 
 #[test]
+fn an_image_that_is_attached_again_is_known_though_the_kernel_names_the_process_before() {
+    let tree = sysfs(&[(0, Some("70\n")), (1, Some("71\n"))]);
+    fs::write(tree.path().join("block/nbd0/backend"), "vol-1\n").unwrap();
+    fs::write(tree.path().join("block/nbd1/backend"), "\n").unwrap();
+    let processes = Processes::in_namespace(INITIAL)
+        .with(71, "/usr/bin/sleep", STATUS, "sleep 9")
+        .with(80, "/usr/bin/rbd-nbd", STATUS, "rbd-nbd attach kube/index --device /dev/nbd0 --cookie vol-1")
+        .with(81, "/usr/bin/rbd-nbd", STATUS, "rbd-nbd attach kube/data --device=/dev/nbd1");
+    let found = found(&tree, &processes, false);
+    assert_eq!(found.images.images, [by_nbd(0, "index"), by_nbd(1, "data")]);
+    assert_eq!((found.images.unread.len(), found.problems.len()), (0, 0));
+}
+
+#[test]
+fn what_cannot_have_attached_a_device_does_not_serve_it() {
+    let tree = sysfs(&[(0, Some("70\n"))]);
+    fs::write(tree.path().join("block/nbd0/backend"), "vol-1\n").unwrap();
+    let users = STATUS.replace("Uid:\t0", "Uid:\t1000");
+    let attach = "rbd-nbd attach kube/index --device /dev/nbd0 --cookie vol-1";
+    for (exe, status, arguments) in [
+        ("/home/rbd-nbd", users.as_str(), attach),
+        ("/usr/bin/sleep", STATUS, attach),
+        ("/usr/bin/rbd-nbd", STATUS, "rbd-nbd attach kube/index --device /dev/nbd0 --cookie vol-2"),
+        ("/usr/bin/rbd-nbd", STATUS, "rbd-nbd attach kube/index --device /dev/nbd7 --cookie vol-1"),
+        ("/usr/bin/rbd-nbd", STATUS, "rbd-nbd map kube/index --device /dev/nbd0 --cookie vol-1"),
+    ] {
+        let processes = Processes::in_namespace(INITIAL).with(80, exe, status, arguments);
+        assert_eq!(found(&tree, &processes, false), Found::default(), "{exe} {arguments}");
+    }
+    let processes = Processes::in_namespace(INITIAL).with(80, "/usr/bin/rbd-nbd", STATUS, attach).with(
+        81,
+        "/usr/bin/rbd-nbd",
+        STATUS,
+        &attach.replace("index", "data"),
+    );
+    let of_two = found(&tree, &processes, false).images;
+    assert_eq!((of_two.images, of_two.unread), (vec![], vec![RbdNumber::Nbd(0)]));
+}
+
+#[test]
 fn where_processes_cannot_be_looked_at_nothing_is_known_of_what_is_connected() {
     let tree = sysfs(&[(0, Some("70\n"))]);
     let (connected, mut found) = look(&tree);
