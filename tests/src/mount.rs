@@ -16,7 +16,8 @@ use crate::process::{Finished, attempt, finish};
 use crate::reaper::Cleanup;
 use crate::unique;
 
-const SETTLED: Duration = Duration::from_millis(1_500);
+/// The second by which the daemon takes the clock of file systems to be late, and what a clock may be set meanwhile.
+const SETTLED: Duration = Duration::from_millis(1_200);
 
 /// A directory that is removed with all mounts in it.
 #[derive(Debug)]
