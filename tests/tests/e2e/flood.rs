@@ -417,39 +417,20 @@ mod alone {
     }
 
     #[test]
-    fn what_a_user_fills_of_the_ring_leaves_room_for_cni_calls() {
+    fn what_a_user_fills_of_the_ring_leaves_room_for_cni_calls_and_unmounts() {
         let _exclusive = Exclusive::take();
         let scratch = Scratch::new();
         let own = UserNetwork::of(USER);
+        let mount = Mount::new();
+        let holder = hold_by_cwd(mount.point());
         let (mut daemon, plugin) = with_plugin(&scratch, WITHOUT_BUDGETS);
         daemon.signal(Signal::SIGSTOP);
         own.netns().churn((0..2 * FLOOD).map(ipv4));
         let id = unique::container_id();
         cni_call(&plugin, &id);
-        daemon.signal(Signal::SIGCONT);
-        wait_for_calls(&mut daemon, &[id]);
-        let balance = balance(&daemon);
-        assert!(balance.lost > 0.0, "the user has no room left: {balance:?}");
-        let of_others = [("reason", "neighbor-ring-full")];
-        assert_eq!(
-            daemon.metrics().count("kevtmon_events_lost_total", &of_others),
-            0.0,
-            "nobody else lost any"
-        );
-        stop_and_account_for_refusals(daemon);
-    }
-
-    #[test]
-    fn what_a_user_fills_of_the_ring_leaves_room_for_unmounts() {
-        let _exclusive = Exclusive::take();
-        let own = UserNetwork::of(USER);
-        let mount = Mount::new();
-        let holder = hold_by_cwd(mount.point());
-        let mut daemon = launch().config(WITHOUT_BUDGETS).start();
-        daemon.signal(Signal::SIGSTOP);
-        own.netns().churn((0..2 * FLOOD).map(ipv4));
         mount.umount_refused();
         daemon.signal(Signal::SIGCONT);
+        wait_for_calls(&mut daemon, &[id]);
         daemon.wait_for("the refused unmount", |event| {
             event.kind() == "mount.busy" && event.text("/mount/path") == mount.point().to_string_lossy()
         });
