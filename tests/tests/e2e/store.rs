@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use kevtmon_tests::balance::stop_and_account;
-use kevtmon_tests::daemon::{Daemon, Launch, WITHOUT_BUDGETS, launch, program};
+use kevtmon_tests::daemon::{Daemon, Launch, POLL_EACH_SECOND, WITHOUT_BUDGETS, launch, program};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
@@ -323,6 +323,34 @@ fn files_of_the_store_that_others_truncate_do_not_end_the_daemon() {
     stop_and_account(daemon);
 }
 
+#[test]
+fn a_store_that_is_unusable_from_the_start_is_made_anew_once_it_can_be() {
+    let launch = launch().config(POLL_EACH_SECOND);
+    let state = launch.directory().join("state");
+    std::fs::write(&state, "").expect("a file can be made");
+    let pod = Pod::new();
+    let sandbox = PodSandbox::of(&pod);
+    let mut daemon = launch.start();
+    let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    assert!(ready.has("/daemon/degraded/store"), "{ready}");
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    pod.delete_gateway();
+    let opened = daemon.wait_for_incident(sandbox.id());
+    std::fs::remove_file(&state).expect("a file can be removed");
+    daemon.wait_for("daemon.recovered", |event| {
+        event.kind() == "daemon.recovered" && event.has("/daemon/sources/store")
+    });
+    assert_eq!(daemon.metrics().sum("kevtmon_source_up", &[("source", "store")]), Some(1.0));
+    pod.set_gateway();
+    let ip = pod.delete_gateway();
+    let after = daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
+    stop_and_account(&mut daemon);
+    assert!(is_kept(&kept(&daemon), &after), "{after}");
+    // What opened while there was none is in it, too.
+    let incidents = daemon.find(&["incidents", "--all"]);
+    assert!(incidents.iter().any(|incident| incident.text("/id") == opened.text("/incident/id")));
+}
+
 /// What counts all that the kernel does, or needs a quiet machine.
 mod alone {
     use super::*;
@@ -411,42 +439,5 @@ mod alone {
         assert!(daemon.metrics().sum("kevtmon_store_bytes", &[]).is_some_and(|bytes| bytes > 0.0));
         assert_eq!(daemon.metrics().count("kevtmon_store_errors_total", &[]), 0.0);
         stop_and_account(daemon);
-    }
-
-    #[test]
-    fn a_store_that_is_unusable_from_the_start_is_made_anew_once_it_can_be() {
-        // It counts everything, in a minute in which others would do much.
-        let _exclusive = Exclusive::take();
-        let launch = launch();
-        let state = launch.directory().join("state");
-        std::fs::write(&state, "").expect("a file can be made");
-        let pod = Pod::new();
-        let sandbox = PodSandbox::of(&pod);
-        let mut daemon = launch.start();
-        let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
-        assert!(ready.has("/daemon/degraded/store"), "{ready}");
-        daemon.wait_for_gateway(pod.inum(), GATEWAY);
-        pod.delete_gateway();
-        let opened = daemon.wait_for_incident(sandbox.id());
-        std::fs::remove_file(&state).expect("a file can be removed");
-        // It is tried again every minute, as long as the usual patience: half of that first.
-        let age = || {
-            let metrics = daemon.metrics();
-            let now = metrics.count("kevtmon_core_last_tick_timestamp_seconds", &[]);
-            now - metrics.count("process_start_time_seconds", &[])
-        };
-        eventually!(age() > 30.0, "it has run for half a minute");
-        daemon.wait_for("daemon.recovered", |event| {
-            event.kind() == "daemon.recovered" && event.has("/daemon/sources/store")
-        });
-        assert_eq!(daemon.metrics().sum("kevtmon_source_up", &[("source", "store")]), Some(1.0));
-        pod.set_gateway();
-        let ip = pod.delete_gateway();
-        let after = daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
-        stop_and_account(&mut daemon);
-        assert!(is_kept(&kept(&daemon), &after), "{after}");
-        // What opened while there was none is in it, too.
-        let incidents = daemon.find(&["incidents", "--all"]);
-        assert!(incidents.iter().any(|incident| incident.text("/id") == opened.text("/incident/id")));
     }
 }

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 
 /// Names of tests, or of modules with all in them, and what takes long. What a module is the only one to prove of an incident kind,
 /// of attribution, losses, privileges or hostile input stays in the gate.
-const ONLY_IN_FULL: [(&str, &str); 18] = [
+const ONLY_IN_FULL: [(&str, &str); 17] = [
     ("covers::", "each of its tests waits for mounts to settle, one after the other"),
     ("file_servers::", "servers that answer late"),
     ("glusterfs::", "a volume server of its own"),
@@ -19,7 +19,6 @@ const ONLY_IN_FULL: [(&str, &str); 18] = [
     ("propagation::", "every way in which mounts propagate, five minutes"),
     ("restless_holders::", "processes that never rest, two minutes"),
     ("scans::", "scans among thousands of descriptors, two minutes"),
-    ("store::alone::a_store_that_is_unusable_from_the_start", "what is tried again every minute"),
     ("swapped::", "waits for mounts to settle"),
     ("ui::in_a_browser", "a browser: its package takes minutes to install"),
     ("unseen_holders::", "holders that only the kernel knows, a minute"),

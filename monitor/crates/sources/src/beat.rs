@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use kevtmon_types::settings::{Valid, settings};
 
 settings! { "polling":
-    /// Longest time between two looks at what the kernel does not announce, such as mounts in other namespaces and RBD images: it
-    /// shortens the intervals that are longer. Shorter ones find more quickly what has changed, and take more processor time.
+    /// Longest time between two looks at what the kernel does not announce, such as mounts in other namespaces, RBD images, and
+    /// whether a store that failed can be opened again: it shortens the intervals that are longer. Shorter ones find more quickly
+    /// what has changed, and take more processor time.
     MAX_INTERVAL: u64 = "max_interval_seconds", default 300, valid Valid::Range(1, 300);
 }
 

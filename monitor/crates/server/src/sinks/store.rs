@@ -2,7 +2,8 @@
 //!
 //! A commit is only brought forward when an incident opened or closed, because the other sinks wait for it, or when
 //! a storm fills the log. If the file fails, the daemon keeps running: events are counted as discarded,
-//! incidents are kept in memory, and the file is opened again every minute.
+//! incidents are kept in memory, and the file is opened again every minute, or as often as the configuration has the daemon look at
+//! what the kernel does not announce.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,6 +18,7 @@ use kevtmon_history::store::{Limits, Log, PreviousRun, Quarantined, StoreError, 
 use kevtmon_metrics::Metrics;
 use kevtmon_observation::SourceStatus;
 use kevtmon_sources::Sender;
+use kevtmon_sources::beat::limited;
 use kevtmon_types::error_chain::chain;
 use nix::sys::statvfs::statvfs;
 
@@ -70,7 +72,7 @@ pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<Start
 /// # Errors
 /// When no thread can be started.
 pub fn start(config: StoreConfig, metrics: Arc<Metrics>, core: Sender) -> io::Result<Started> {
-    let (sink, previous_run, status) = open(config, Arc::clone(&metrics), core, RETRY)?;
+    let (sink, previous_run, status) = open(config, Arc::clone(&metrics), core, limited(RETRY))?;
     let store = (Arc::clone(&sink.destination.barrier), Arc::clone(&sink.destination.kept));
     let liveness = sink.liveness();
     let queue = EventQueue::start(NAME, Severity::Debug, metrics, sink)?;
