@@ -1,7 +1,9 @@
-//! A client of the daemon's HTTP endpoints, over a plain connection.
+//! A client of the daemon's HTTP endpoints, over a plain connection or its socket.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use crate::patience::patience;
 
@@ -21,9 +23,22 @@ pub struct Answer {
 /// # Errors
 /// Without a response.
 pub fn try_get(address: SocketAddr, path: &str) -> io::Result<Answer> {
-    let mut stream = connect(address)?;
+    exchange(connect(address)?, &address.to_string(), path)
+}
+
+/// The same over a unix socket.
+///
+/// # Errors
+/// Without a response.
+pub fn try_get_local(socket: &Path, path: &str) -> io::Result<Answer> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(patience()))?;
+    exchange(stream, "kevtmon", path)
+}
+
+fn exchange(mut stream: impl Read + Write, host: &str, path: &str) -> io::Result<Answer> {
     // At once: who is answered before he has sent all of it may not read the answer any more.
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;

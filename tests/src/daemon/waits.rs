@@ -7,6 +7,7 @@ use nix::mount::{MsFlags, mount, umount};
 use super::Daemon;
 use crate::event::Event;
 use crate::eventually;
+use crate::http;
 use crate::mount::Mount;
 use crate::patience::wait_until;
 use crate::pod::Pod;
@@ -60,8 +61,7 @@ impl Daemon {
     /// Waits until the model has the server of the FUSE file system at a path.
     pub fn wait_for_fuse_server(&self, path: &Path) {
         let is_known = || {
-            let model: serde_json::Value =
-                serde_json::from_str(&self.ask(&["state", "--json"]).stdout).ok()?;
+            let model = self.model()?;
             let is_it = |mount: &serde_json::Value| {
                 let is_at = |at: &serde_json::Value| at.as_str().is_some_and(|at| Path::new(at) == path);
                 mount["paths"].as_array()?.iter().any(is_at).then(|| mount["servers"].is_array())
@@ -74,17 +74,22 @@ impl Daemon {
     /// Whether the model has a kubelet or runtime with this process id.
     #[must_use]
     pub fn knows_component(&self, pid: u32) -> bool {
-        let model: serde_json::Value =
-            serde_json::from_str(&self.ask(&["state", "--json"]).stdout).unwrap_or_default();
+        let model = self.model().unwrap_or_default();
         let components = model["components"].as_array();
         components
             .is_some_and(|all| all.iter().any(|component| component["pid"].as_u64() == Some(pid.into())))
     }
 
-    /// The model of a namespace, as `kevtmon state --json` shows it.
+    /// What `kevtmon state --json` shows, without a process for each look: every daemon would see it start.
+    fn model(&self) -> Option<serde_json::Value> {
+        let answer = http::try_get_local(&self.socket(), "/v1/state").ok()?;
+        serde_json::from_str(&answer.body).ok()
+    }
+
+    /// The model of a namespace.
     #[must_use]
     pub fn model_of(&self, netns: u64) -> Option<serde_json::Value> {
-        let model: serde_json::Value = serde_json::from_str(&self.ask(&["state", "--json"]).stdout).ok()?;
+        let model = self.model()?;
         let mut namespaces = model["namespaces"].as_array()?.iter();
         namespaces.find(|namespace| namespace["netns"].as_u64() == Some(netns)).cloned()
     }
