@@ -301,9 +301,10 @@ fn a_thousand_mounts_of_a_stranger_displace_no_count_and_no_incident() {
     mount.umount_refused();
     wait_for(&mut daemon, "incident.opened", mount.point());
     let scratch = Scratch::new();
-    let script = "mount -t tmpfs strange \"$1\" && cd \"$1\" && i=0\n\
-         while [ $i -lt 1100 ]; do mkdir -p $i && mount -t tmpfs s $i && mkdir $i/in && mount -t tmpfs s $i/in\n\
-         umount \"$1/$i\" 2>/dev/null; i=$((i + 1)); done";
+    // Each with another one in it, so that its unmount is refused.
+    let script = "mount -t tmpfs strange \"$1\" && cd \"$1\" && mkdir of $(seq 1100) && mount -t tmpfs s of\n\
+         mkdir of/in && mount -t tmpfs s of/in\n\
+         for i in $(seq 1100); do mount --rbind of $i && umount \"$1/$i\" 2>/dev/null; done";
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).arg(scratch.path());
     // What comes later is told later; most of these have no event of their own.
