@@ -312,22 +312,24 @@ fn a_docker_daemon_that_is_killed_and_comes_back_is_joined_again() {
 }
 
 #[test]
-fn a_restart_of_docker_is_nothing_to_twenty_containers() {
+fn a_restart_of_docker_is_nothing_to_ten_containers() {
+    /// More than are inspected at a time.
+    const NUMBER: u8 = 10;
     let dockerd = Dockerd::start();
     let all: Vec<Container<'_>> =
-        std::iter::repeat_with(|| Container::idle(&dockerd, &["--network", "none"])).take(20).collect();
+        (0..NUMBER).map(|_| Container::idle(&dockerd, &["--network", "none"])).collect();
     let daemon = daemon_of(&dockerd);
     let running = || daemon.metrics().count("kevtmon_containers", &[("state", "running")]);
     let up = || daemon.metrics().count("kevtmon_source_up", &[("source", "docker")]);
-    eventually!(running() == 20.0, "all are known");
+    eventually!(running() == f64::from(NUMBER), "all are known");
     for _ in 0..2 {
         dockerd.kill();
         eventually!(up() == 0.0, "the loss of docker is counted");
-        assert_eq!(running(), 20.0, "what is known stays");
+        assert_eq!(running(), f64::from(NUMBER), "what is known stays");
         dockerd.launch();
         eventually!(up() == 1.0, "docker is back");
     }
-    assert_eq!(running(), 20.0);
+    assert_eq!(running(), f64::from(NUMBER));
     let is_told = |event: &&Event| event.kind().starts_with("container.") || event.alarms();
     let events = daemon.events();
     let told: Vec<&Event> = events
