@@ -1,5 +1,7 @@
 //! Numbers that the kernel gives again, of network namespaces and of processes: what happens in the next namespace of a number, and
 //! what the next process of a number does, is not of the container that had the former one.
+//!
+//! `KEVTMON_TEST_SEED` is another seed, `KEVTMON_TEST_ROUNDS` makes it longer.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -12,7 +14,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::Running;
-use kevtmon_tests::random::Random;
+use kevtmon_tests::random::{Random, rounds};
 
 /// What the next one does in its namespace, and the event of it.
 const ACTS: [(&str, &str); 2] =
@@ -56,19 +58,10 @@ mod alone {
 
     #[test]
     fn nothing_in_the_next_namespace_of_a_number_is_of_the_container_that_had_the_former_one() {
-        reuse(10);
-    }
-
-    #[test]
-    fn fifty_reuses_mislead_no_more_than_ten() {
-        reuse(50);
-    }
-
-    fn reuse(rounds: usize) {
         let mut random = Random::new();
         let dockerd = Dockerd::shared();
         let daemon = launch().joining(dockerd.runtime()).start();
-        for round in 0..rounds {
+        for round in 0..rounds(10) {
             let mut former = Container::idle(dockerd, &[]);
             former.set_gateway(GATEWAY_LLADDR);
             let (number, pid, gateway) = (former.netns().inum(), former.pid(), former.gateway());

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 
 /// Names of tests, or of modules with all in them, and what takes long. What a module is the only one to prove of an incident kind,
 /// of attribution, losses, privileges or hostile input stays in the gate.
-const ONLY_IN_FULL: [(&str, &str); 17] = [
+const ONLY_IN_FULL: [(&str, &str); 16] = [
     ("covers::", "each of its tests waits for mounts to settle, one after the other"),
     ("file_servers::", "servers that answer late"),
     ("glusterfs::", "a volume server of its own"),
@@ -12,7 +12,6 @@ const ONLY_IN_FULL: [(&str, &str); 17] = [
     ("holders_random::", "random situations, a minute"),
     ("lineage::the_details_of_a_process_are_known_again", "thousands of processes"),
     ("mount_order::", "waits for mounts to settle"),
-    ("netns_reuse::alone::fifty_reuses", "fifty containers, two minutes; the gate has ten"),
     ("nfs::", "a server that stops answering, for a minute"),
     ("package::", "installs, updates and removes the package in a Debian of its own"),
     ("paths::", "every path of a tree, a minute"),
