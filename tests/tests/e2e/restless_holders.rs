@@ -82,24 +82,21 @@ impl Restless {
     }
 }
 
-/// What `kevtmon holders` tells.
-fn ask(what: &str, how: &'static str) {
-    let mount = Mount::new();
-    let restless = Restless::start(what, how, &mount);
-    let named = (0..TIMES).filter(|_| restless.is_not_denied(&held(mount.point()))).count();
-    assert!(named > 0, "it is named");
-    restless.end(&mount);
-}
-
-/// What the daemon tells of a refused unmount.
-fn refuse(what: &str, how: &'static str, iterators: bool) {
-    let mount = Mount::new();
-    let restless = Restless::start(what, how, &mount);
-    let mut daemon = launch().config(&format!("[hooks]\niterators = {iterators}\n")).start();
-    mount.umount_refused();
-    let busy = wait_for(&mut daemon, "mount.busy", mount.point());
-    restless.is_not_denied(busy.get("").expect("an event"));
-    restless.end(&mount);
+/// What `kevtmon holders` tells, and a daemon of a refused unmount, with the kernel's own lists and without.
+fn find(what: &str) {
+    for how in WAYS {
+        let mount = Mount::new();
+        let restless = Restless::start(what, how, &mount);
+        let named = (0..TIMES).filter(|_| restless.is_not_denied(&held(mount.point()))).count();
+        assert!(named > 0, "it is named");
+        for iterators in [true, false] {
+            let mut daemon = launch().config(&format!("[hooks]\niterators = {iterators}\n")).start();
+            mount.umount_refused();
+            let busy = wait_for(&mut daemon, "mount.busy", mount.point());
+            restless.is_not_denied(busy.get("").expect("an event"));
+        }
+        restless.end(&mount);
+    }
 }
 
 /// Where other daemons have files in flight, each of them may hold the mount.
@@ -108,17 +105,11 @@ mod alone {
 
     #[test]
     fn a_process_that_executes_one_program_after_the_other_is_found() {
-        for how in WAYS {
-            ask("exec", how);
-            [true, false].into_iter().for_each(|iterators| refuse("exec", how, iterators));
-        }
+        find("exec");
     }
 
     #[test]
     fn processes_that_each_hand_a_mount_on_to_the_next_one_are_found_or_it_is_told_that_not_all_was_seen() {
-        for how in WAYS {
-            ask("fork", how);
-            [true, false].into_iter().for_each(|iterators| refuse("fork", how, iterators));
-        }
+        find("fork");
     }
 }
