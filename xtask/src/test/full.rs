@@ -14,13 +14,13 @@ const ONLY_IN_FULL: [(&str, &str); 16] = [
     ("mount_order::", "waits for mounts to settle"),
     ("nfs::", "a server that stops answering, for a minute"),
     ("package::", "installs, updates and removes the package in a Debian of its own"),
-    ("paths::", "every path of a tree, a minute"),
-    ("propagation::", "every way in which mounts propagate, five minutes"),
-    ("restless_holders::", "processes that never rest, two minutes"),
-    ("scans::", "scans among thousands of descriptors, two minutes"),
+    ("paths::", "every path of a tree"),
+    ("propagation::", "every way in which mounts propagate, a minute"),
+    ("restless_holders::", "processes that never rest, while no other test runs"),
+    ("scans::", "scans among thousands of descriptors, half a minute"),
     ("swapped::", "waits for mounts to settle"),
     ("ui::in_a_browser", "a browser: its package takes minutes to install"),
-    ("unseen_holders::", "holders that only the kernel knows, a minute"),
+    ("unseen_holders::", "holders that only the kernel knows"),
 ];
 
 /// Whether a test is only in `full`.
