@@ -33,10 +33,13 @@ fn stop_in_time(daemon: &mut Daemon) {
     assert_accounted_for(&daemon.wait_for_end_of_output());
 }
 
-/// The processes that the daemon has started.
+/// The processes that the daemon has started: with arguments of their own, and no copies of it that are about to get those.
 fn readers(daemon: u32) -> Vec<Pid> {
     let children = fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).expect("a daemon");
-    children.split_whitespace().map(|pid| Pid::from_raw(pid.parse().expect("an id"))).collect()
+    let arguments = |pid: &str| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let own = arguments(&daemon.to_string());
+    let started = children.split_whitespace().filter(|pid| arguments(pid) != own);
+    started.map(|pid| Pid::from_raw(pid.parse().expect("an id"))).collect()
 }
 
 #[test]
