@@ -142,10 +142,12 @@ pub fn mapped_by_nbd(
 ) -> Option<(ImageName, Option<String>)> {
     let words = words(arguments, RBD_NBD)?;
     let given = given(&words).ok()?;
-    let ["map" | "attach", ref rest @ ..] = given.words[..] else { return None };
+    let [verb @ ("map" | "attach"), ref rest @ ..] = given.words[..] else { return None };
     let call = call_of(RbdCommand::Map, &given, rest, true).filter(Call::is_named)?;
     let is_it = |path: &str| *path == format!("/dev/{device}");
-    if !given.device.is_none_or(is_it) || backend.is_some() && given.cookie != backend {
+    // `map` makes a cookie of its own where it is given none.
+    let is_same = given.cookie == backend || verb == "map" && given.cookie.is_none();
+    if !given.device.is_none_or(is_it) || backend.is_some() && !is_same {
         return None;
     }
     let Spec { pool, namespace, image, snapshot } = call.spec;
@@ -385,7 +387,8 @@ mod tests {
         let line = "rbd-nbd map kube/index --cookie vol-1";
         assert!(tells(line, None) && tells(line, Some("vol-1")));
         assert!(!tells(line, Some("vol-2")));
-        assert!(!tells("rbd-nbd map kube/index", Some("vol-1")));
+        assert!(tells("rbd-nbd map kube/index", Some("made-by-rbd-nbd")));
+        assert!(!tells("rbd-nbd attach kube/index --device /dev/nbd3", Some("vol-1")));
     }
 
     #[test]
