@@ -74,13 +74,14 @@ fn a_device_that_is_mounted_cannot_be_mounted_with_other_flags() {
 fn of_a_file_system_that_needs_no_device_the_source_is_not_the_reason() {
     let scratch = Scratch::new();
     let device = LoopDevice::on(&scratch.path().join("disk"), 8);
-    let (first, point) = (scratch.path().join("first"), scratch.path().join("proc"));
+    let (first, point) = (scratch.path().join("first"), scratch.path().join("sys"));
     device.mount(&first);
     std::fs::create_dir_all(&point).expect("a mount point can be made");
-    let proc = || mount(Some(device.name()), &point, Some("proc"), MsFlags::empty(), None::<&str>);
-    assert_eq!(proc(), Ok(()));
+    // One for all mounts in a network namespace, unlike `proc`.
+    let sysfs = || mount(Some(device.name()), &point, Some("sysfs"), MsFlags::empty(), None::<&str>);
+    assert_eq!(sysfs(), Ok(()));
     let mut daemon = launch().start();
-    assert_eq!(proc(), Err(Errno::EBUSY));
+    assert_eq!(sysfs(), Err(Errno::EBUSY));
     let event = wait_for(&mut daemon, "mount.refused", &point);
     event.expect_none("/mount/block_device");
     assert!(event.text("/message").ends_with(" refused: the kernel does not say why"), "{event}");

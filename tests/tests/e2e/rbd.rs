@@ -201,8 +201,10 @@ fn an_image_that_rbd_nbd_has_attached_again_is_known() {
     let arguments = "attach kube/index-api-image --device /dev/nbd1 --cookie pvc-1";
     let _mapper = program_called("rbd-nbd", scratch.path(), arguments);
     let mut daemon = launch().config(&config(&root, &sysfs)).start();
-    let id = opened(&mut daemon, KIND, |event| event.text("/rbd/device") == "/dev/nbd1");
-    incident(&daemon, &id).expect("/rbd/image", "index-api-image");
+    let is_its = |event: &Event| {
+        event.text("/rbd/device") == "/dev/nbd1" && event.text("/rbd/image") == "index-api-image"
+    };
+    let _ = opened(&mut daemon, KIND, is_its);
 }
 
 #[test]
