@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use kevtmon_tests::mount::{Scratch, settle};
 
 use self::daemon::Daemon;
 use self::fixtures::{Fixtures, GATEWAY, Pod};
@@ -102,8 +103,9 @@ fn show(program: &Path) -> Result<()> {
     narrator.step("Start the daemon: kevtmon run --output pretty --runtime none")?;
     let mut daemon = Daemon::start(program);
     daemon.expect("daemon.ready", &[])?;
-    // Dropped before the daemon, with which the directory goes.
-    let fixtures = Fixtures::create(daemon.directory())?;
+    // Dropped before the directory.
+    let scratch = Scratch::without_mounts();
+    let fixtures = Fixtures::create(scratch.path())?;
     let pod = gateway_is_lost(&narrator, &mut daemon, &fixtures)?;
     volume_is_busy(&narrator, &mut daemon, &fixtures)?;
 
@@ -119,9 +121,9 @@ fn show(program: &Path) -> Result<()> {
 
     narrator.step("Stop the daemon:")?;
     daemon.stop()?;
-    let emitted = daemon.count("neighbor.", &in_netns(&pod));
+    let emitted = daemon.count("neighbor.deleted", &in_netns(&pod));
     if emitted != 2 {
-        bail!("two neighbor events were due, and the daemon emitted {emitted}");
+        bail!("two deletions were due, and the daemon emitted {emitted}");
     }
     drop((pod, fixtures, daemon));
     print("")?;
@@ -177,6 +179,8 @@ fn volume_is_busy(narrator: &Narrator, daemon: &mut Daemon, fixtures: &Fixtures)
     let log = volume.join("access.log").display().to_string();
     let holders =
         (fixtures.start("glusterfs", &[], &volume)?, fixtures.start("nginx", &[&log], Path::new("/"))?);
+    // Unlike a volume of a real pod it has just been made, and would only likely be the same one.
+    settle(volume.parent().context("a volume is below a directory")?);
     narrator.step(
         "A pod hangs in Terminating, since its volume does not unmount. All that kubelet gets to log is",
     )?;

@@ -39,11 +39,6 @@ impl Daemon {
         Self { daemon, lines, transcript: Transcript::default(), next: 0 }
     }
 
-    /// A directory that lives as long as the daemon.
-    pub(super) fn directory(&self) -> &Path {
-        self.daemon.directory()
-    }
-
     /// Its metrics, as it writes them.
     pub(super) fn metrics(&self) -> String {
         self.daemon.metrics().text
