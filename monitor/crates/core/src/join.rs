@@ -12,7 +12,7 @@ use kevtmon_observation::{
 use super::{Core, held};
 use crate::node::view::{NodeView, RuntimeAvailability};
 
-/// A view of the node that borrows only its own fields of a core, so that the others can be changed meanwhile.
+/// A view of the node that borrows only its own fields of a core, so that the others can be changed while it lives.
 macro_rules! node_view {
     ($core:ident) => {
         $crate::node::view::NodeView {

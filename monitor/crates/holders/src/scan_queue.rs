@@ -66,7 +66,7 @@ impl<T> ScanQueue<T> {
             let (count, newest) = taken.entry(waiting.share.account.as_str()).or_default();
             (*count, *newest) = (*count + 1, index);
         }
-        // Of equals, whoever came last.
+        // Of equals, the one that came last.
         taken.into_values().max().map(|(_, newest)| newest)
     }
 

@@ -196,7 +196,7 @@ impl Conditions for DuplicatePodIp {
     }
 
     fn conditions(&mut self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<Vec<Condition<()>>> {
-        // Before the runtimes have told their containers nobody knows who lives.
+        // Which pods live is not known before the runtimes have reported their containers.
         seen.context.ready?;
         let found = conflicts(seen.context.node).into_iter();
         let report = |(subject, (address, holders))| report(seen.context, subject, address, holders);

@@ -274,7 +274,7 @@ impl Conditions for IpamDrift {
 
     fn conditions(&mut self, seen: &Seen<'_, Last>, _: &mut Findings) -> Option<Vec<Condition<Last>>> {
         let context = seen.context;
-        // Before the runtimes have told their containers nobody knows who lives; of what cannot be read nothing is known.
+        // Which pods live is not known before the runtimes have reported their containers, nor what cannot be read.
         context.ready.filter(|_| context.node.ipam.is_complete())?;
         let mut told: BTreeMap<IpAddr, Vec<&Reservation>> = BTreeMap::new();
         for reservation in seen.memories().flatten() {

@@ -21,7 +21,7 @@ use crate::node::mounts::BusyMount;
 use crate::node::rbd_locks::LockCall;
 use crate::node::view::NodeView;
 
-/// What diagnoses with thresholds have in common whose other fields are their complete state.
+/// The same in all diagnoses that have thresholds, and otherwise only fields that are saved.
 macro_rules! with_thresholds {
     () => {
         fn kind(&self) -> &'static str {

@@ -312,7 +312,7 @@ impl Conditions for OrphanVeth {
     fn conditions(&mut self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<Vec<Condition<()>>> {
         let ends = std::mem::take(&mut self.ends);
         let (context, node) = (seen.context, seen.context.node);
-        // Before the runtimes have told their containers nobody knows who lives.
+        // Which pods live is not known before the runtimes have reported their containers.
         let (ready, host) = context.ready.zip(node.host())?;
         self.former.retain(|ifindex, _| host.links.contains_key(ifindex));
         self.orphans.retain(|ifindex, _| host.links.contains_key(ifindex));

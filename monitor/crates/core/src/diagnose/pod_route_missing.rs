@@ -149,7 +149,7 @@ impl PodRouteMissing {
     /// Has the kernel asked for the routes to all pods.
     fn look(&mut self, context: &Context<'_>, findings: &mut Findings) {
         self.next = None;
-        // Before the runtimes have told their containers nobody knows who lives.
+        // Which pods live is not known before the runtimes have reported their containers.
         if context.ready.is_none() {
             return;
         }

@@ -64,7 +64,7 @@ pub fn described(
     let (cgroup, uid, served) =
         (proc.cgroup(tgid), proc.uid(tgid), file_server::served(proc, (tgid, process)));
     let Some((stat, mut program)) = read() else { return Described::default() };
-    // Who starts another program meanwhile is called by none; the name alone any process changes.
+    // A process that executes another program in between gets none. Its comm alone it may change at will (PR_SET_NAME).
     if program.exe != before.exe {
         (program.exe, program.cmdline) = (None, None);
     }
