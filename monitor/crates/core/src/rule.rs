@@ -35,12 +35,12 @@ impl Core {
     }
 
     /// The pod or container that a rule selects by: that of the namespace, or on the host the one that has the address or is behind
-    /// the interface.
+    /// the interface. An inverted rule of the host selects all others.
     fn selected_by(&self, rule: &PolicyRule) -> Option<Target> {
         if rule.netns != self.settings.host_netns {
             return Some(self.target(rule.netns, false)).filter(is_owned);
         }
-        let host = self.namespaces.get(rule.netns)?;
+        let host = self.namespaces.get(rule.netns).filter(|_| !rule.is_inverse)?;
         let is_single = |(address, prefix_len): &(IpAddr, u8)| *prefix_len == bits(*address);
         let mut addresses = [rule.from, rule.to].into_iter().flatten().filter(is_single);
         let of_link = |ifname: &str| {

@@ -403,10 +403,10 @@ fn report(context: &Context<'_>, missing: &Missing, pod: &RoutedPod, subject: St
     }
 }
 
-/// The address that a rule has a table looked in for, if it does so for all packets to it alone.
+/// The address that a rule of the host has a table looked in for, if it does so for all packets to it alone. No event is of one that
+/// is inverted.
 fn looked_up(rule: &Rule) -> Option<IpAddr> {
-    let is_for_all =
-        !rule.inverse && !rule.more && [&rule.from, &rule.iif, &rule.oif].into_iter().all(Option::is_none);
+    let is_for_all = !rule.more && [&rule.from, &rule.iif, &rule.oif].into_iter().all(Option::is_none);
     let to = rule.to.as_deref().filter(|_| is_for_all && rule.action == "lookup")?;
     Rule::single_address(to)
 }

@@ -66,7 +66,7 @@ fn a_rule_selects_a_pod_by_its_host_end_and_in_its_own_network_and_others_are_no
     let mut core = with_address();
     let by_end = PolicyRule { from: None, iif: Some("cali91".into()), ..from("192.168.252.66") };
     let to = PolicyRule { from: None, to: Some(("192.168.252.66".parse().unwrap(), 32)), ..by_end.clone() };
-    let within = PolicyRule { netns: POD, ..from("10.9.9.9") };
+    let within = PolicyRule { netns: POD, is_inverse: true, ..from("10.9.9.9") };
     let mut times = 3..;
     for rule in [by_end, to, within] {
         core.observe(at(times.next().unwrap(), added(&rule)));
@@ -76,7 +76,8 @@ fn a_rule_selects_a_pod_by_its_host_end_and_in_its_own_network_and_others_are_no
     }
     let subnet = PolicyRule { from: Some(("192.168.252.0".parse().unwrap(), 24)), ..from("10.0.0.1") };
     let uplink = PolicyRule { from: None, iif: Some("ens3".into()), ..from("10.0.0.1") };
-    for rule in [subnet, uplink, from("10.7.7.7")] {
+    let all_others = PolicyRule { is_inverse: true, ..from("192.168.252.66") };
+    for rule in [subnet, uplink, from("10.7.7.7"), all_others] {
         core.observe(at(times.next().unwrap(), added(&rule)));
         assert!(events(&mut core).is_empty(), "{rule:?}");
     }

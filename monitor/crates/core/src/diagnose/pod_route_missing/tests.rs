@@ -238,10 +238,9 @@ fn where_rules_tell_packets_apart_it_is_only_likely() {
 fn the_deletion_of_a_rule_for_the_address_is_evidence_if_the_route_was_there_until_then() {
     let rule = PolicyRule { netns: HOST, to: Some((ip(), 32)), table: 101, ..PolicyRule::default() };
     let refuses = PolicyRule { action: RuleAction::Refuse, ..rule.clone() };
-    let inverse = PolicyRule { is_inverse: true, ..rule.clone() };
     let by_mark = PolicyRule { has_more: true, ..rule.clone() };
     let of_one = PolicyRule { from: Some((ip(), 32)), ..rule.clone() };
-    let others = [refuses, inverse, by_mark, of_one].map(|rule| (rule, false, false));
+    let others = [refuses, by_mark, of_one].map(|rule| (rule, false, false));
     let plain = [(rule.clone(), true, false), (rule, false, true)];
     for (rule, is_before, is_evidence) in plain.into_iter().chain(others) {
         let mut node = started(node());
