@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::advice::is_offered;
 use super::finding::{Finding, Findings, IncidentObjects, Report};
-use super::flapping::{Flapping, QuietPeriod, is_own_doing};
+use super::flapping::{Flapping, QuietPeriod, flaps};
 use super::identity::{IdGenerator, IncidentId};
 use super::incidents::{Incidents, OpenIncident, Recount};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
@@ -353,8 +353,8 @@ impl Engine {
         if let Some(open) = self.incidents.open.get_mut(&id) {
             let mut notable = false;
             if self.flapping.resume(id) {
-                // What somebody else did is not lost among what the container does again and again.
-                notable = !is_own_doing(&report.objects);
+                // What somebody else did is not lost among what happens again and again.
+                notable = !flaps(&report.objects);
                 open.begin_again(&report);
             }
             notable |= open.report(report, self.clock);

@@ -1,8 +1,9 @@
-//! Incidents that a container opens and closes again and again by what it does to itself.
+//! Incidents that a container opens and closes again and again by what it does to itself, or a server by responding now and then.
 //!
 //! Each opening and each end is an event that no budget limits, that is stored before others are told, and that has a
 //! recording made. So beyond a few a minute the end of such an incident is told once it has lasted.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use kevtmon_event::WallClock;
@@ -20,6 +21,10 @@ const INTERVAL: BootNs = 5 * SECOND;
 const OF_ONE_END: Price = Price { of_one: INTERVAL, of_all: 8 * INTERVAL };
 /// How long an end beyond that must last.
 const CALM: BootNs = 10 * SECOND;
+/// That a server of NFS responds again is told at once for the first time in a day.
+const DAY: BootNs = 24 * 3600 * SECOND;
+const OF_A_SERVER: Price = Price { of_one: DAY, of_all: DAY };
+const CALM_OF_A_SERVER: BootNs = 300 * SECOND;
 
 /// An open incident that is over for the moment; its end counts once it has lasted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,18 +38,22 @@ pub struct QuietPeriod {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Flapping {
     accounts: Buckets,
-    /// When the end of an incident will have lasted.
-    held: BTreeMap<IncidentId, BootNs>,
+    /// Since when an incident is over, and when that will have lasted.
+    held: BTreeMap<IncidentId, (BootNs, BootNs)>,
 }
 
 impl Flapping {
     /// Whether the end of an incident is not to be told yet.
     pub(super) fn holds(&mut self, id: IncidentId, objects: &IncidentObjects, now: BootNs) -> bool {
-        let Some(target) = objects.target.as_deref().filter(|_| is_own_doing(objects)) else { return false };
-        if self.accounts.take(&of_target(target), now, OF_ONE_END) {
+        let (account, price, calm) = match objects.target.as_deref() {
+            _ if objects.nfs_server.is_some() => (Cow::Owned(id.text()), OF_A_SERVER, CALM_OF_A_SERVER),
+            Some(target) if is_own_doing(objects) => (of_target(target), OF_ONE_END, CALM),
+            _ => return false,
+        };
+        if self.accounts.take(&account, now, price) {
             return false;
         }
-        self.held.insert(id, now.saturating_add(CALM));
+        self.held.insert(id, (now, now.saturating_add(calm)));
         true
     }
 
@@ -54,7 +63,7 @@ impl Flapping {
     }
 
     pub(super) fn take_due(&mut self, now: BootNs) -> Option<IncidentId> {
-        let id = self.held.iter().find(|(_, due)| **due <= now).map(|(id, _)| *id)?;
+        let id = self.held.iter().find(|(_, (_, due))| *due <= now).map(|(id, _)| *id)?;
         self.held.remove(&id);
         Some(id)
     }
@@ -64,16 +73,18 @@ impl Flapping {
     }
 
     pub(super) fn quiet_periods(&self, clock: WallClock) -> Vec<QuietPeriod> {
-        let quiet_period = |(id, due): (&IncidentId, &BootNs)| QuietPeriod {
-            id: id.text(),
-            since: clock.text(due.saturating_sub(CALM)),
-        };
-        self.held.iter().map(quiet_period).collect()
+        let held = self.held.iter();
+        held.map(|(id, (since, _))| QuietPeriod { id: id.text(), since: clock.text(*since) }).collect()
     }
 
     pub(super) fn deadline(&self) -> Option<BootNs> {
-        self.held.values().min().copied()
+        self.held.values().map(|(_, due)| *due).min()
     }
+}
+
+/// Whether it may open and close again and again.
+pub(super) fn flaps(objects: &IncidentObjects) -> bool {
+    objects.nfs_server.is_some() || is_own_doing(objects)
 }
 
 /// Whether it is what a container did to itself.
@@ -84,6 +95,7 @@ pub(super) fn is_own_doing(objects: &IncidentObjects) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kevtmon_event::NfsServer;
     use kevtmon_testing::sample;
 
     use super::*;
@@ -115,6 +127,18 @@ mod tests {
         // One of each five seconds is told at once.
         assert!(!flapping.holds(id(1), &objects, INTERVAL + 1));
         assert!(flapping.holds(id(2), &objects, INTERVAL + 2));
+    }
+
+    #[test]
+    fn that_a_server_responds_is_told_once_a_day_and_then_once_it_lasts() {
+        let server = NfsServer { name: "nas1".into(), waits: true, mounts: Vec::new(), mounts_omitted: 0 };
+        let objects = IncidentObjects { nfs_server: Some(Box::new(server)), ..IncidentObjects::default() };
+        let mut flapping = Flapping::default();
+        assert!(flaps(&objects) && !flapping.holds(id(1), &objects, 1));
+        assert!(!flapping.holds(id(2), &objects, 1), "another server");
+        assert!(flapping.holds(id(1), &objects, DAY));
+        assert_eq!(flapping.deadline(), Some(DAY + CALM_OF_A_SERVER));
+        assert!(flapping.resume(id(1)) && !flapping.holds(id(1), &objects, DAY + 1));
     }
 
     #[test]

@@ -188,8 +188,12 @@ fn step() -> Advice {
 /// The open incident of the server that a mount is from.
 pub(super) fn cause(context: &Context<'_>, fstype: &str, source: &str) -> Option<IncidentKey> {
     let server = nfs_server(source).filter(|_| is_nfs(fstype))?;
-    let is_open = context.incidents.iter().any(|open| open.kind() == KIND && open.subject() == server);
-    is_open.then(|| key(server))
+    is_open(context, server).then(|| key(server))
+}
+
+/// Also if that is over for the moment.
+fn is_open(context: &Context<'_>, server: &str) -> bool {
+    context.incidents.iter().any(|open| open.kind() == KIND && open.subject() == server)
 }
 
 fn is_nfs(fstype: &str) -> bool {
@@ -309,7 +313,12 @@ impl Conditions for NfsServerUnresponsive {
         let condition = |(server, silent): (&String, &Silent)| match &silent.mounts {
             // What an earlier run has told names them.
             None if seen.is_open(server) => Condition::unknown(server.clone()),
-            _ => Condition { since: Some(silent.since), ..Condition::new(silent.report(seen, server)) },
+            _ => Condition {
+                since: Some(silent.since),
+                // An incident that is over for the moment is not closed while the server is silent.
+                hold: is_open(seen.context, server).then_some(0),
+                ..Condition::new(silent.report(seen, server))
+            },
         };
         Some(self.silent.iter().map(condition).collect())
     }

@@ -123,6 +123,33 @@ fn a_server_that_responds_in_time_and_one_of_locks_are_none() {
 }
 
 #[test]
+fn a_server_that_responds_now_and_then_is_one_incident_until_it_does_for_some_time() {
+    let mut node = silent();
+    node.says("nas1", NfsSays::Answers);
+    for _ in 0..20 {
+        node.says("nas1", NfsSays::Waiting);
+        node.run_for(60 * S);
+        node.says("nas1", NfsSays::Answers);
+        node.run_for(60 * S);
+    }
+    let count = |kind: Kind| node.incidents().iter().filter(|(of, _)| *of == kind).count();
+    assert_eq!((count(Kind::IncidentOpened), count(Kind::IncidentClosed)), (2, 1));
+    // For 16 other summaries, and for a line that is quoted in each ten minutes.
+    assert!(count(Kind::IncidentUpdated) <= 16 + 4, "{:?}", node.kinds());
+    let state = |node: &TestNode| (node.open().len(), node.core.state(node.now).quiet_periods.len());
+    node.run_for(239 * S);
+    assert_eq!(state(&node), (1, 1));
+    node.says("nas1", NfsSays::Waiting);
+    node.run_for(20 * S);
+    assert_eq!(state(&node), (1, 0), "it does not respond");
+    node.says("nas1", NfsSays::Answers);
+    node.run_for(299 * S);
+    assert_eq!(state(&node), (1, 1));
+    node.run_for(2 * S);
+    assert_eq!(node.nfs_closed_for(), Some(CloseReason::Resolved));
+}
+
+#[test]
 fn a_reply_after_the_silence_shows_that_it_responds_though_the_kernel_does_not_say_so() {
     let mut node = silent();
     // It came before the kernel said it again.
