@@ -1,7 +1,9 @@
 //! FUSE servers that end while pods and containers have their file systems. Real clients of GlusterFS.
 
 use std::path::Path;
+use std::process::Command;
 
+use kevtmon_tests::actor::{self, Actor};
 use kevtmon_tests::advice::{carry_out, incident, is_understood, offered, opened, resolved};
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, POLL_EACH_SECOND, kubelet_roots, launch};
@@ -128,4 +130,32 @@ fn a_container_keeps_the_dead_mount_of_a_server_that_was_started_again() {
     let _ = resolved(&mut daemon, &id);
     let _ = app.exec(&[], &["sh", "-c", "cd /data"]).succeeded("its mount is served");
     drop(after);
+}
+
+#[test]
+fn a_server_whose_connection_is_aborted_while_it_runs_is_named() {
+    let dockerd = Dockerd::shared();
+    let scratch = Scratch::new();
+    let point = scratch.path().join("cut");
+    // Older kernels show no connections: there an argument tells what is served.
+    let mut server = Actor::spawn(Command::new(actor::program()).arg(&point));
+    server.act(&format!("serve {}", point.display()));
+    let config = format!("{POLL_EACH_SECOND}{SOON}");
+    let mut daemon = launch().config(&config).runtime(dockerd.runtime()).start();
+    let bind = format!("{}:/data", point.display());
+    let mut app = Container::idle(dockerd, &["-v", &bind]);
+    daemon.wait_for_fuse_server(&point);
+    // The container still has it, and the server closes what was aborted.
+    let _ = attempt(&["umount".as_ref(), "-f".as_ref(), point.as_os_str()]).succeeded("umount");
+    let id = opened(&mut daemon, KIND, |event| event.text("/target/container/id") == app.id());
+    let found = incident(&daemon, &id);
+    found.expect("/severity", "critical");
+    found.expect("/confidence", "likely");
+    let summary = found.text("/summary");
+    let words = format!("(pid {}) was aborted or closed while it ran, which ", server.pid());
+    assert!(summary.contains(&words), "{words} in {summary}");
+    let failed = app.exec(&[], &["sh", "-c", "ls /data 2>&1 || true"]);
+    assert!(failed.stdout.contains("not connected"), "{failed:?}");
+    app.end(&["rm", "-f"]);
+    let _ = resolved(&mut daemon, &id);
 }

@@ -1,4 +1,4 @@
-//! FUSE file systems of the host whose servers have ended.
+//! FUSE file systems of the host that nobody serves any more.
 
 use kevtmon_event::{MountServer, Shared};
 use kevtmon_observation::{BootNs, FileServer, FuseMount, FuseServer, Holder, ServerState, SignalSent};
@@ -47,8 +47,10 @@ impl Core {
             path: mount.paths.first().cloned().unwrap_or_default(),
             mntns: mount.mntns,
             volumes: mount.paths.iter().filter_map(volume).collect(),
-            servers: mount.servers.iter().map(|server| self.ended_server(server)).collect(),
-            end: self.fuse_mounts.end_of(&mount.servers).cloned(),
+            servers: mount.servers.iter().map(|server| self.former_server(mount, server)).collect(),
+            // That the servers end later is not why.
+            end: self.fuse_mounts.end_of(&mount.servers).filter(|_| !mount.cut_off).cloned(),
+            cut_off: mount.cut_off,
             holders: holders
                 .map(|holder| self.mount_holder(at, holder.clone()))
                 .filter(|holder| holder.container.is_some())
@@ -57,10 +59,10 @@ impl Core {
         }
     }
 
-    fn ended_server(&self, server: &FuseServer) -> MountServer {
+    fn former_server(&self, mount: &FuseMount, server: &FuseServer) -> MountServer {
         let owner = self.node().owner(server.cgroup.as_deref());
         let FuseServer { tgid, comm, uid, cgroup, is_certain, .. } = server.clone();
-        let state = ServerState::Ended;
+        let state = if mount.cut_off { ServerState::Running } else { ServerState::Ended };
         mount_server(FileServer { tgid, comm, state, waits_for: None, is_certain, uid, cgroup }, owner)
     }
 }

@@ -4,11 +4,14 @@
 //! file system is mounted there, and not for certain.
 
 use std::io;
+use std::os::fd::AsFd as _;
 
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, device_numbers, is_fuse};
+use kevtmon_sources::procfs::pidfd::PidFd;
 use kevtmon_sources::procfs::root::is_root_of_node;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 pub(super) use serving::{Serving, server_of, serving, serving_each};
 
 use super::mntns_index::{MAX_THREADS, survivor, task_dir, threads};
@@ -73,6 +76,50 @@ fn named<'c>(cmdline: &'c str, table: &MountTable) -> Option<&'c str> {
     paths.filter(is_served).last()
 }
 
+/// What a server has of the connection of its file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Connection {
+    /// It has it open, or may have.
+    Open,
+    /// Each that it has open was aborted, or never mounted. The kernel does not show which is the one.
+    LikelyAborted,
+    Aborted,
+    /// It has it open no more.
+    Closed,
+}
+
+/// By the descriptors of the server; neither it nor the file system is asked. The directory of a connection below
+/// /sys/fs/fuse/connections stays until the last unmount (`fuse_conn_destroy`), so what was aborted is there, too.
+pub(super) fn connection_of(proc: &Proc, tgid: u32, mount: &Mount) -> Option<Connection> {
+    let process = proc.dir(tgid).ok()?;
+    let found = devices(proc, (tgid, &process), &mut Buffer::default(), Extent::First).ok()?;
+    let may_be_it = |shown: Option<u32>| shown.is_none_or(|number| is_of(number, mount));
+    if !found.open.iter().copied().any(may_be_it) {
+        // A process that exits has closed all before it has ended.
+        return (found.is_whole && found.looked > 0).then_some(Connection::Closed);
+    }
+    own_directory(proc)?;
+    let server = PidFd::open(tgid).ok().filter(|_| process.is_there(&mut Vec::new()))?;
+    let own: Vec<(u32, Option<u32>)> =
+        found.fds.into_iter().zip(found.open).filter(|(_, shown)| may_be_it(*shown)).collect();
+    let is_shown = own.iter().any(|(_, shown)| shown.is_some());
+    let mut of_it = own.iter().filter(|(_, shown)| shown.is_some() == is_shown).peekable();
+    of_it.peek()?;
+    of_it.all(|(fd, _)| is_aborted(&server, *fd)).then_some(match is_shown {
+        true => Connection::Aborted,
+        false => Connection::LikelyAborted,
+    })
+}
+
+/// Whether the connection that a process has open by this descriptor is aborted, or none: `fuse_dev_poll` tells that at once.
+fn is_aborted(process: &PidFd, fd: u32) -> bool {
+    let Ok(device) = process.copy_of(fd) else { return false };
+    let mut polled = [PollFd::new(device.as_fd(), PollFlags::empty())];
+    let is_error =
+        |polled: &PollFd<'_>| polled.revents().is_some_and(|events| events.contains(PollFlags::POLLERR));
+    poll(&mut polled, PollTimeout::ZERO).is_ok() && polled.iter().any(is_error)
+}
+
 /// The connections that a process has open, as far as the kernel shows them; `None` without the device.
 fn connections(proc: &Proc, process: (u32, &Dir), links: &mut Buffer) -> Option<Vec<u32>> {
     let Devices { open, .. } = devices(proc, process, links, Extent::First).ok()?;
@@ -83,6 +130,8 @@ fn connections(proc: &Proc, process: (u32, &Dir), links: &mut Buffer) -> Option<
 struct Devices {
     /// Each with its connection where the kernel shows it (`fuse_connection` in fdinfo). One that is not mounted yet has none.
     open: Vec<Option<u32>>,
+    /// The descriptors of the first ones, which are in the table of the first thread.
+    fds: Vec<u32>,
     is_whole: bool,
     looked: usize,
 }
@@ -97,6 +146,7 @@ fn devices(
 ) -> io::Result<Devices> {
     let mut found = Devices { is_whole: true, ..Devices::default() };
     found.add_table(process, links, extent)?;
+    let own = found.fds.len();
     // Nearly all processes have one thread, or one table.
     let mut tables: Option<Tables> = None;
     let others = threads(tgid, process, links).into_iter().filter(|tid| *tid != tgid);
@@ -119,6 +169,7 @@ fn devices(
             }
         }
     }
+    found.fds.truncate(own);
     Ok(found)
 }
 
@@ -142,7 +193,10 @@ impl Devices {
                 }
                 let is_called_so = CALLED.contains(&&*link);
                 let shown = info.text(name.as_c_str(), &mut text).ok().and_then(|shown| connection(&shown));
-                self.open.extend((shown.is_some() || is_called_so).then_some(shown));
+                if shown.is_some() || is_called_so {
+                    self.open.push(shown);
+                    self.fds.push(*fd);
+                }
             }
             if !goes_on {
                 return Ok(());

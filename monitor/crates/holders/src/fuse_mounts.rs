@@ -2,6 +2,8 @@
 //! connection of one open, it is served. Once they have ended, others that have it open are looked for; where nobody has,
 //! every access fails (`ENOTCONN`), and all its mounts are listed, in all mount namespaces.
 //!
+//! A server that lives may serve no more: its connection was aborted, or it has closed it. Its descriptors tell that.
+//!
 //! A file system is asked nothing while a server of it may live: who asks one that hangs waits, and pins it meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +27,7 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, sleep_until};
 
 use super::Deadline;
-use super::file_server::{Serving, serving_each};
+use super::file_server::{Connection, Serving, connection_of, serving_each};
 use super::mntns_index::{MntnsIndex, mounts};
 use super::pins::{Pin, describe};
 use super::rbd::{MEMBERS_LOOKED_AT, alone, oldest, sorted};
@@ -147,23 +149,39 @@ impl Look {
     }
 
     fn review(&self, proc: &Proc, table: &MountTable, found: &mut [Followed], deadline: &Deadline) {
-        let mut searched: Vec<&mut Followed> =
-            found.iter_mut().filter(|followed| followed.is_to_be_searched(proc)).collect();
+        let is_cut_off =
+            |fuse: &FuseMount| !fuse.unserved && self.is_cut_off(proc, &mount_of(table, fuse), &fuse.servers);
+        let mut searched: Vec<&mut Followed> = found
+            .iter_mut()
+            .filter(|followed| followed.is_to_be_searched(proc) || is_cut_off(&followed.mount))
+            .collect();
         if searched.is_empty() {
             return;
         }
-        let on_host = |fuse: &FuseMount| table.iter().find(|mount| is_of(fuse, mount)).cloned();
-        let mounts: Vec<Mount> = searched
-            .iter()
-            .map(|followed| on_host(&followed.mount).unwrap_or_else(|| not_on_host(&followed.mount)))
-            .collect();
+        let mounts: Vec<Mount> = searched.iter().map(|followed| mount_of(table, &followed.mount)).collect();
         let all: Vec<&Mount> = mounts.iter().collect();
         let serving = serving_each(proc, &all, deadline);
         for ((followed, mount), serving) in searched.iter_mut().zip(&mounts).zip(serving) {
+            let servers: Vec<FuseServer> =
+                serving.servers.iter().filter_map(|server| with_start(proc, server)).collect();
             // What is dead is not asked again: it may be another file system by now.
             let was_served = !followed.mount.unserved && !followed.mount.servers.is_empty();
-            let is_dead = serving.is_unserved || was_served && self.is_dead(proc, table, mount, &serving);
-            followed.set(proc, &serving, is_dead);
+            let is_dead = serving.is_unserved
+                || self.is_cut_off(proc, mount, &servers)
+                || was_served && self.is_dead(proc, table, mount, &serving);
+            followed.set(proc, servers, is_dead, serving.is_whole);
+        }
+    }
+
+    /// Whether servers of it live that serve it no more.
+    fn is_cut_off(&self, proc: &Proc, mount: &Mount, servers: &[FuseServer]) -> bool {
+        let living = servers.iter().filter(|server| lives(proc, server));
+        let connections =
+            living.map(|server| connection_of(proc, server.tgid, mount).unwrap_or(Connection::Open));
+        match connections.min() {
+            Some(Connection::Aborted | Connection::Closed) => true,
+            Some(Connection::LikelyAborted) => self.may_ask && is_disconnected(proc, mount),
+            Some(Connection::Open) | None => false,
         }
     }
 
@@ -193,20 +211,28 @@ impl Followed {
         self.looks < TRIES || self.looks.is_multiple_of(TRIES)
     }
 
-    fn set(&mut self, proc: &Proc, serving: &Serving, is_dead: bool) {
-        let servers: Vec<FuseServer> =
-            serving.servers.iter().filter_map(|server| with_start(proc, server)).collect();
-        let was_unserved = self.mount.unserved;
+    fn set(&mut self, proc: &Proc, servers: Vec<FuseServer>, is_dead: bool, is_whole: bool) {
         let fuse = &mut self.mount;
-        if !servers.is_empty() {
-            (fuse.servers, fuse.mounts, fuse.omitted) = (servers, Vec::new(), 0);
-            (fuse.unserved, fuse.remounted, self.looks) = (false, false, 0);
-        } else if is_dead && !was_unserved {
-            // Of what is dead it stays who served it last.
-            (fuse.unserved, self.looks) = (true, 0);
-        } else if !was_unserved {
-            fuse.servers.clear();
-            self.looks = if serving.is_whole { TRIES } else { self.looks };
+        match (fuse.unserved, is_dead) {
+            (_, false) if !servers.is_empty() => {
+                (fuse.servers, fuse.mounts, fuse.omitted) = (servers, Vec::new(), 0);
+                (fuse.unserved, fuse.cut_off, fuse.remounted, self.looks) = (false, false, false, 0);
+            }
+            (true, _) => {}
+            (false, true) => {
+                // Of what is dead it stays who served it last.
+                if fuse.servers.is_empty() {
+                    fuse.servers = servers;
+                }
+                // Where one has ended, that is why.
+                let all_live = fuse.servers.iter().all(|server| lives(proc, server));
+                fuse.cut_off = all_live && !fuse.servers.is_empty();
+                (fuse.unserved, self.looks) = (true, 0);
+            }
+            (false, false) => {
+                fuse.servers.clear();
+                self.looks = if is_whole { TRIES } else { self.looks };
+            }
         }
     }
 }
@@ -220,6 +246,12 @@ fn is_of(fuse: &FuseMount, mount: &Mount) -> bool {
 
 fn is_on_host(table: &MountTable, fuse: &FuseMount) -> bool {
     table.iter().any(|mount| is_of(fuse, mount))
+}
+
+/// Its mount on the host, or at least what tells its connection.
+fn mount_of(table: &MountTable, fuse: &FuseMount) -> Mount {
+    let on_host = table.iter().find(|mount| is_of(fuse, mount)).cloned();
+    on_host.unwrap_or_else(|| not_on_host(fuse))
 }
 
 /// What tells the connection of a file system that the host has nowhere.

@@ -61,6 +61,9 @@ pub struct FuseMount {
     /// Nobody serves it any more: every access fails with `ENOTCONN`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unserved: bool,
+    /// Its connection was aborted, or its servers have closed it: when nobody served it first, they all lived.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cut_off: bool,
     /// Once nobody serves it: where it is mounted, in all mount namespaces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Holder>,

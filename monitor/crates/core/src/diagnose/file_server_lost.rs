@@ -1,4 +1,5 @@
-//! The server of a FUSE file system has ended, and pods or containers still have it mounted: every access fails with `ENOTCONN`.
+//! The server of a FUSE file system has ended, and pods or containers still have it mounted: every access fails with `ENOTCONN`. The
+//! same where the server lives, but its connection was aborted or closed.
 //!
 //! A server that is started again makes another file system. What a container has of the old one stays dead until it is
 //! restarted, whatever the host has mounted by then.
@@ -28,10 +29,11 @@ pub const KIND: &str = "file-server-lost";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "The server of a FUSE volume ended while it was mounted",
+    title: "A FUSE volume lost its server while it was mounted",
     symptom: "`Transport endpoint is not connected`",
     names: "the process that killed the FUSE server, and who has the dead mount",
-    opens: "The server of a FUSE file system ended, and 10 s later pods or containers still have it mounted.",
+    opens: "The server of a FUSE file system ended, or lost the connection to it, and 10 s later pods or containers still have it \
+            mounted.",
     alert: Alert::Open { severity: Severity::Critical, minutes: 0 },
     meaning: "No process serves the file system any more. Every access to it fails: \"Transport endpoint is not connected\". A server \
               that is started again does not help containers that run: they have the mount of the old one.",
@@ -67,6 +69,9 @@ pub struct UnservedMount {
     pub servers: Vec<MountServer>,
     /// How the last of them ended, if that was seen.
     pub end: Option<ServerEnd>,
+    /// The connection was aborted or closed while they lived.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cut_off: bool,
     /// Who has it in other mount namespaces.
     pub holders: Vec<MountHolder>,
     /// The host has mounted another file system in its place.
@@ -152,6 +157,9 @@ impl UnservedMount {
         let server_pid = server.pid;
         let likely = if server.confidence == Confidence::Certain { "" } else { "likely " };
         let (server, serving) = (server.label(), format!("which {likely}served"));
+        if self.cut_off {
+            return format!("the connection of {server} was aborted or closed while it ran, {serving}");
+        }
         let Some(end) = &self.end else { return format!("{server} has ended, {serving}") };
         let signal = end.signal.map(signal_name).unwrap_or_default();
         match &end.sender {

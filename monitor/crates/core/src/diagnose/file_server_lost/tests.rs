@@ -123,6 +123,7 @@ fn how_a_server_has_ended_is_told_as_far_as_it_was_seen() {
         }
     };
     let (certain, likely) = (Confidence::Certain, Confidence::Likely);
+    let cut_off = "the connection of glusterfs (pid 40311) was aborted or closed while it ran, which served";
     let term: &dyn Fn(&mut TestNode) = &|node| killed(node, 15, 15 << 8);
     for (act, mount, expected) in [
         (
@@ -134,6 +135,8 @@ fn how_a_server_has_ended_is_told_as_far_as_it_was_seen() {
         (&exit(3 << 8), unserved(), ("glusterfs (pid 40311) exited with status 3, which served", certain)),
         (&|_| {}, unserved(), ("glusterfs (pid 40311) has ended, which served", likely)),
         (&|_| {}, FuseMount { servers: vec![], ..unserved() }, ("no process serves", likely)),
+        (&|_| {}, FuseMount { cut_off: true, ..unserved() }, (cut_off, likely)),
+        (&exit(9), FuseMount { cut_off: true, ..unserved() }, (cut_off, likely)),
     ] {
         assert_eq!(told(act, mount), (expected.0.to_owned(), expected.1));
     }
