@@ -133,7 +133,7 @@ fn a_container_keeps_the_dead_mount_of_a_server_that_was_started_again() {
 }
 
 #[test]
-fn a_server_whose_connection_is_aborted_while_it_runs_is_named() {
+fn a_server_that_runs_on_after_its_connection_was_aborted_is_named() {
     let dockerd = Dockerd::shared();
     let scratch = Scratch::new();
     let point = scratch.path().join("cut");

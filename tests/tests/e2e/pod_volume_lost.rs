@@ -44,10 +44,9 @@ impl<'d> App<'d> {
     }
 
     /// Mounts a file system where the volume is, or was.
-    fn mount(&self) {
+    fn mount(&self, source: &str) {
         let point: PathBuf = self.volume.point().to_owned();
-        let words =
-            ["mount".as_ref(), "-t".as_ref(), "tmpfs".as_ref(), "kevtmon".as_ref(), point.as_os_str()];
+        let words = ["mount".as_ref(), "-t".as_ref(), "tmpfs".as_ref(), source.as_ref(), point.as_os_str()];
         let _ = attempt(&words).succeeded("mount");
     }
 
@@ -73,7 +72,7 @@ fn a_volume_that_is_unmounted_under_a_running_pod_is_reported_until_it_is_mounte
     });
     let _ = volume.umount().succeeded("umount");
     // What was mounted on it is not the volume.
-    covered.mount();
+    covered.mount("kevtmon");
     covered.umount();
     lost.umount();
     let id = opened(&mut daemon, KIND, |event| lost.is_its(event));
@@ -95,10 +94,37 @@ fn a_volume_that_is_unmounted_under_a_running_pod_is_reported_until_it_is_mounte
     let delete = "kubectl -n lijiaob delete pod etcd-0".to_owned();
     assert_eq!(offered(&found, "pod-volume-lost/delete-pod"), Some(delete));
     let _ = is_understood(&daemon, &id, "pod-volume-lost/delete-pod", &["127.0.0.1:1 was refused"]);
-    lost.mount();
+    lost.mount("kevtmon");
     let _ = resolved(&mut daemon, &id);
     let of_others = |event: &&Event| event.is_incident("incident.opened", KIND) && !lost.is_its(event);
     assert_eq!(daemon.events().iter().find(of_others).map(ToString::to_string), None);
     covered.umount();
     let _ = opened(&mut daemon, KIND, |event| covered.is_its(event));
+}
+
+#[test]
+fn a_volume_that_is_covered_under_a_running_pod_is_reported_until_the_cover_is_gone() {
+    let dockerd = Dockerd::shared();
+    let scratch = Scratch::new();
+    let kubelet = scratch.path().join("kubelet");
+    let [app, other] = ["etcd-2", "etcd-3"].map(|pod| App::start(dockerd, &kubelet, pod));
+    let config = format!("{}[incidents]\npod_volume_lost_seconds = 1\n", kubelet_roots(&kubelet));
+    let mut daemon = launch().config(&config).runtime(dockerd.runtime()).start();
+    // What is mounted over itself is the volume.
+    other.mount("kevtmon");
+    app.mount("cover");
+    let id = opened(&mut daemon, KIND, |event| app.is_its(event));
+    let found = incident(&daemon, &id);
+    found.expect("/severity", "critical");
+    found.expect("/confidence", "likely");
+    let summary = found.text("/summary");
+    let what = "volume data (kubernetes.io/local-volume) of pod lijiaob/etcd-2, which runs, is covered by cover (tmpfs, ";
+    let at = format!(") at {}: containers", app.volume.point().display());
+    assert!(summary.starts_with(what) && summary.contains(&at), "{summary}");
+    let file = app.container.exec(&[], &["cat", "/data/file"]).succeeded("cat");
+    assert_eq!(file.stdout, "held\n", "its container still has the volume");
+    app.umount();
+    let _ = resolved(&mut daemon, &id);
+    let of_others = |event: &&Event| event.is_incident("incident.opened", KIND) && !app.is_its(event);
+    assert_eq!(daemon.events().iter().find(of_others).map(ToString::to_string), None);
 }

@@ -61,7 +61,7 @@ pub struct FuseMount {
     /// Nobody serves it any more: every access fails with `ENOTCONN`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unserved: bool,
-    /// Its connection was aborted, or its servers have closed it: when nobody served it first, they all lived.
+    /// Its connection was aborted, or closed by its servers: when it was first found unserved, they all lived.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cut_off: bool,
     /// Once nobody serves it: where it is mounted, in all mount namespaces.

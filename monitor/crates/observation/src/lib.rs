@@ -61,7 +61,7 @@ pub use net::{
     RouteAct, RouteFacts, RouteOp, RuleAction, RuleFacts, TABLE_LOCAL, TABLE_MAIN, iff,
 };
 pub use nfs::{NfsMount, NfsMounts, NfsSays, NfsServerLine, nfs_server};
-pub use pod_remains::{MountStack, PodCgroup, PodProcess, PodRemains, STACKED_MIN};
+pub use pod_remains::{CoveredVolume, MountStack, PodCgroup, PodProcess, PodRemains, STACKED_MIN};
 pub use pod_route::{FoundRoute, PodAddress, PodRoute};
 pub use process::{
     Ancestor, ProcessState, RESEND_AFTER, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef,

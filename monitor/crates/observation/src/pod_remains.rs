@@ -52,6 +52,9 @@ pub struct PodRemains {
     /// Its volumes that are mounted over themselves, [`STACKED_MIN`] times and more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stacked: Vec<MountStack>,
+    /// Its volumes that are mounted and that another file system hides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub covered: Vec<CoveredVolume>,
     /// Directories of its volumes that are not empty though nothing is mounted there; not looked for as long as there are processes,
     /// or volumes that are mounted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -75,6 +78,16 @@ pub struct MountStack {
     pub mount: MountFacts,
     /// How many there are.
     pub layers: u32,
+}
+
+/// A volume that is mounted, and what its path leads to instead.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoveredVolume {
+    pub mount: MountFacts,
+    /// Mounted at the same path, or at one above.
+    pub cover: MountFacts,
+    /// Whether a container of the pod has the volume, and no part of what covers it.
+    pub held: bool,
 }
 
 /// A process in a control group of a pod.

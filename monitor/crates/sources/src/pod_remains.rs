@@ -101,8 +101,9 @@ async fn follow(readers: Readers, kubelets: KubeletFinder, mut wanted: watch::Re
             told = Some(pods.clone());
             tell(&tx, Fact::PodRemains { pods }).await;
         }
-        let is_often =
-            is_asked || told.iter().flatten().any(|pod| is_unfinished(pod) || !pod.stacked.is_empty());
+        let is_hidden = |pod: &PodRemains| pod.covered.iter().any(|volume| volume.held);
+        let is_often = |pod: &PodRemains| is_unfinished(pod) || !pod.stacked.is_empty() || is_hidden(pod);
+        let is_often = is_asked || told.iter().flatten().any(is_often);
         tokio::select! {
             () = sleep_until(at_look(if is_often { OFTEN } else { INTERVAL })) => {}
             Ok(()) = wanted.changed() => {}
@@ -145,6 +146,7 @@ impl Job for Look {
                 continue;
             };
             let mut stacked = place.stacked();
+            let mut covered = place.covered();
             for (directory, uid) in place.pods()? {
                 // Of two mount namespaces that show one directory, the kubelet's or the host's counts.
                 if pods.len() >= PODS_MAX || pods.iter().any(|known| known.uid == uid) {
@@ -154,6 +156,8 @@ impl Job for Look {
                 let found = groups.of(&uid);
                 let is_wanted = self.wanted.processes.contains(&uid);
                 let processes = processes::of(proc, &found.processes, is_wanted);
+                let mut covered = covered.remove(&uid).unwrap_or_default();
+                directories::look_inside(proc, &found.processes, &mut covered);
                 let mut pod = PodRemains {
                     directory,
                     mntns: namespace.mntns,
@@ -161,6 +165,7 @@ impl Job for Look {
                     containers: found.containers.into_iter().collect(),
                     processes,
                     stacked: stacked.remove(&uid).unwrap_or_default(),
+                    covered,
                     uid,
                     ..PodRemains::default()
                 };

@@ -1,13 +1,15 @@
-//! A pod runs, and a volume of it was unmounted: not by its kubelet, which waits until the containers have ended.
+//! A pod runs, and a volume of it was unmounted: not by its kubelet, which waits until the containers have ended. Or something else is
+//! mounted over the volume, which the kernel's table of mounts tells, and those of the containers.
 //!
 //! The event of an unmount raises the suspicion; whether the volume is gone, the kernel's table of mounts tells. What was unmounted
 //! may have covered the volume, and a kubelet mounts some volumes again by itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kevtmon_event::volume;
 use kevtmon_event::wording::{actor_subject, target_label};
 use kevtmon_event::{Actor, CloseReason, Confidence, Event, Kind, Mount, Severity, Shared, Volume};
-use kevtmon_observation::{BootNs, ContainerFacts, PodCgroup, Request};
+use kevtmon_observation::{BootNs, ContainerFacts, CoveredVolume, PodCgroup, Request};
 use kevtmon_types::escape::name;
 use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
@@ -26,15 +28,17 @@ pub(super) const KIND: &str = "pod-volume-lost";
 
 pub(super) const SPEC: IncidentKind = IncidentKind {
     name: KIND,
-    title: "A volume of a running pod was unmounted on the node",
+    title: "A volume of a running pod was unmounted or covered on the node",
     symptom: "data on the wrong disk",
     names: "the process that unmounted the volume of a running pod",
-    opens: "A volume of a running pod was unmounted, and is not mounted 15 s later.",
+    opens: "A volume of a running pod was unmounted, and is not mounted 15 s later, or something else is mounted over it for \
+            15 s.",
     alert: Alert::Open { severity: Severity::Critical, minutes: 0 },
-    meaning: "The volume is no longer mounted where the kubelet put it, and containers of the pod run. Those may still have it. \
-             Containers that start from now on get the directory below it, on the disk of the node.",
-    remedy: "Delete the pod, so that the kubelet mounts the volume again. Look in the directory of the volume on the node for data \
-             that was written there since.",
+    meaning: "The volume is no longer mounted where the kubelet put it, or something else is mounted over it, and containers of the \
+             pod run. Those may still have it. Containers that start from now on get what is there instead: the directory on the disk of \
+             the node, or the other file system.",
+    remedy: "Delete the pod, so that the kubelet mounts the volume again. Look at the path of the volume on the node for data that was \
+             written there since.",
     severities: &[Severity::Critical],
     counted: "unmounts",
     thresholds: THRESHOLDS,
@@ -44,7 +48,7 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
 };
 
 thresholds! {
-    /// A volume of a running pod that was unmounted is reported after this time.
+    /// A volume of a running pod that was unmounted or covered is reported after this time.
     AFTER = "pod_volume_lost_seconds", default 15, Unit::Seconds;
 }
 
@@ -124,32 +128,83 @@ fn subject(volume: &Volume) -> String {
     format!("{}/{}/{}", volume.pod_uid, volume.plugin, volume.name)
 }
 
-fn report(context: &Context<'_>, subject: &str, suspect: &Suspect) -> Report {
+fn pod_of(subject: &str) -> &str {
+    subject.split('/').next().unwrap_or_default()
+}
+
+fn unmounted(context: &Context<'_>, suspect: &Suspect) -> Report {
     let Suspect { volume, path, actor, .. } = suspect;
-    let target = context.node.target_of_pod(&volume.pod_uid);
-    let pod = target_label(&target).unwrap_or_else(|| format!("pod {}", volume.pod_uid));
-    let what = format!("volume {} ({}) of {pod}", name(&volume.name), name(&volume.plugin));
     let is_next = "containers that start in it now write to the disk of the node";
-    let summary = match actor {
+    let summary = |what: &str| match actor {
         Some(actor) => {
             format!("{} has likely unmounted {what}, which runs: {is_next}", actor_subject(actor))
         }
         None => format!("{what}, which runs, was unmounted: {is_next}"),
     };
+    let mut found = report(context, volume, path, summary);
+    found.objects.actor = actor.clone().map(Actor::at_most_likely);
+    found.evidence = Some(suspect.seq).filter(|seq| *seq != 0).into_iter().collect();
+    found
+}
+
+/// Who mounted the cover was not seen.
+fn covered(context: &Context<'_>, volume: &Volume, found: &CoveredVolume) -> Report {
+    let cover = &found.cover;
+    let (fstype, source, path) = (name(&cover.fstype), name(&cover.source), name(&cover.mountpoint));
+    let summary = |what: &str| {
+        let cover = format!("{source} ({fstype}, {}) at {path}", cover.device);
+        format!("{what}, which runs, is covered by {cover}: containers that start in it now get that instead")
+    };
+    report(context, volume, &found.mount.mountpoint, summary)
+}
+
+/// `summary`: of the words for the volume.
+fn report(
+    context: &Context<'_>,
+    volume: &Volume,
+    path: &str,
+    summary: impl FnOnce(&str) -> String,
+) -> Report {
+    let target = context.node.target_of_pod(&volume.pod_uid);
+    let pod = target_label(&target).unwrap_or_else(|| format!("pod {}", volume.pod_uid));
+    let summary = summary(&format!("volume {} ({}) of {pod}", name(&volume.name), name(&volume.plugin)));
     let text =
         "delete the pod; its controller makes a new one, for which the kubelet mounts the volume again";
-    let mount = Mount { path: path.clone(), volume: Some(volume.clone()), ..Mount::default() };
+    let mount = Mount { path: path.to_owned(), volume: Some(volume.clone()), ..Mount::default() };
     Report {
         advice: target.confirmed_pod().map(|pod| delete_pod(context, pod, text)),
         objects: IncidentObjects {
-            actor: actor.clone().map(Actor::at_most_likely),
             target: Some(Shared::new(target)),
             mount: Some(Box::new(mount)),
             ..IncidentObjects::default()
         },
-        evidence: Some(suspect.seq).filter(|seq| *seq != 0).into_iter().collect(),
-        ..Report::new(subject.to_owned(), Severity::Critical, Confidence::Likely, summary, context.now)
+        ..Report::new(subject(volume), Severity::Critical, Confidence::Likely, summary, context.now)
     }
+}
+
+/// The volumes of running pods that are covered. Some drivers mount a volume over something of their own before a container starts: it
+/// counts where a container was seen that has what is covered.
+fn conditions_of_covers(seen: &Seen<'_, ()>) -> Vec<Condition<()>> {
+    let context = seen.context;
+    let pods = context.node.pods_on_node;
+    if !pods.is_read() {
+        let unknown = |subject: &str| Condition::unknown(subject.to_owned());
+        return seen.open().filter(|subject| runs(context, pod_of(subject))).map(unknown).collect();
+    }
+    let of = |found: &CoveredVolume| {
+        let path = &found.mount.mountpoint;
+        let volume = volume::of_path(path).filter(|volume| is_followed(context, volume, path))?;
+        let counts = found.held || seen.is_open(&subject(&volume));
+        counts.then(|| Condition::new(covered(context, &volume, found)))
+    };
+    pods.iter().flat_map(|(_, pod)| &pod.seen.covered).filter_map(of).collect()
+}
+
+/// Whether a path is where a volume of a running pod is mounted that its kubelet does not mount again.
+fn is_followed(context: &Context<'_>, volume: &Volume, path: &str) -> bool {
+    is_mount_point(volume, path)
+        && !MOUNTED_AGAIN.contains(&volume.plugin.as_str())
+        && runs(context, &volume.pod_uid)
 }
 
 impl Conditions for PodVolumeLost {
@@ -160,11 +215,7 @@ impl Conditions for PodVolumeLost {
     fn event(&mut self, seen: &Seen<'_, ()>, event: &Event, findings: &mut Findings) -> Look {
         let is_unmount = matches!(event.kind, Kind::MountReleased | Kind::MountDetached);
         let Some(mount) = event.mount.as_deref().filter(|_| is_unmount) else { return Look::No };
-        let is_followed = |volume: &Volume| {
-            is_mount_point(volume, &mount.path)
-                && !MOUNTED_AGAIN.contains(&volume.plugin.as_str())
-                && runs(seen.context, &volume.pod_uid)
-        };
+        let is_followed = |volume: &Volume| is_followed(seen.context, volume, &mount.path);
         let Some(volume) = mount.volume.clone().filter(is_followed) else { return Look::No };
         let subject = subject(&volume);
         // The unmounts that follow took no volume.
@@ -180,12 +231,15 @@ impl Conditions for PodVolumeLost {
         Look::Now
     }
 
-    fn change(&mut self, _: &Seen<'_, ()>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
+    fn change(&mut self, seen: &Seen<'_, ()>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
         let matters = matches!(
             change,
             ModelChange::PodRemains | ModelChange::Container(_) | ModelChange::Runtime | ModelChange::Ready
         );
-        Look::soon_if(matters && !self.suspects.is_empty())
+        let mut pods = seen.context.node.pods_on_node.iter();
+        let mut has_cover = || pods.any(|(_, pod)| !pod.seen.covered.is_empty());
+        let has_any = !self.suspects.is_empty() || seen.open().next().is_some();
+        Look::soon_if(matters && (has_any || has_cover()))
     }
 
     fn conditions(&mut self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<Vec<Condition<()>>> {
@@ -203,11 +257,12 @@ impl Conditions for PodVolumeLost {
             None => Some(Condition::unknown(subject.clone())),
             Some(true) => None,
             Some(false) => {
-                let report = report(context, subject, suspect);
+                let report = unmounted(context, suspect);
                 Some(Condition { since: Some(suspect.at), ..Condition::new(report) })
             }
         };
-        Some(self.suspects.iter().filter_map(of).collect())
+        // Of two of one volume the last counts.
+        Some(self.suspects.iter().filter_map(of).chain(conditions_of_covers(seen)).collect())
     }
 
     fn settle(&self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<BootNs> {
@@ -215,8 +270,7 @@ impl Conditions for PodVolumeLost {
     }
 
     fn ended(&self, context: &Context<'_>, subject: &str, _: &()) -> Option<CloseReason> {
-        let uid = subject.split('/').next().unwrap_or_default();
-        Some(if runs(context, uid) { CloseReason::Resolved } else { CloseReason::SubjectGone })
+        Some(if runs(context, pod_of(subject)) { CloseReason::Resolved } else { CloseReason::SubjectGone })
     }
 
     fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, ())> {

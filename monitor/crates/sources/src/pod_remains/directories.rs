@@ -7,12 +7,12 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use kevtmon_event::volume;
-use kevtmon_observation::{KubeletNamespace, MountFacts, MountStack, STACKED_MIN};
+use kevtmon_observation::{CoveredVolume, KubeletNamespace, MountFacts, MountStack, NsInum, STACKED_MIN};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
 use crate::kubelet::below;
 use crate::procfs::Proc;
-use crate::procfs::mountinfo::{Mount, MountTable};
+use crate::procfs::mountinfo::{Mount, MountTable, is_below};
 use crate::procfs::readers::reading_none;
 use crate::procfs::statmount::MountNamespace;
 
@@ -20,6 +20,8 @@ const MOUNTS_MAX: usize = 32;
 /// Directories of volumes of one pod that are looked into, and that are told.
 const VOLUMES_MAX: usize = 64;
 const FILLED_MAX: usize = 8;
+/// Mount namespaces of a pod that are looked at: most containers have one of their own.
+const NAMESPACES_MAX: usize = 16;
 /// Processes whose mount namespace may be the host's, and that nobody but root started there: init and kthreadd.
 const NODE: [u32; 2] = [1, 2];
 
@@ -93,6 +95,11 @@ impl<'n> Place<'n> {
     /// The volumes of pods that are mounted over themselves, by uid.
     pub(super) fn stacked(&self) -> BTreeMap<String, Vec<MountStack>> {
         stacked(&self.table, self.namespace)
+    }
+
+    /// The volumes of pods that other file systems hide, by uid.
+    pub(super) fn covered(&self) -> BTreeMap<String, Vec<CoveredVolume>> {
+        covered(&self.table, self.namespace)
     }
 
     /// Whether the kubelet has made a directory for a container of the pod, which it does when it starts one.
@@ -186,6 +193,58 @@ pub(super) fn stacked(table: &MountTable, namespace: &KubeletNamespace) -> BTree
         }
     }
     stacked
+}
+
+/// Of each volume that its path does not lead to, what it leads to; not where that is of the same file system and source, as that of
+/// a volume that is mounted over itself or again.
+pub(super) fn covered(
+    table: &MountTable,
+    namespace: &KubeletNamespace,
+) -> BTreeMap<String, Vec<CoveredVolume>> {
+    let mut covered: BTreeMap<String, Vec<CoveredVolume>> = BTreeMap::new();
+    for mount in table.iter() {
+        let path = &mount.mountpoint;
+        let Some(volume) = namespace.roots.iter().find_map(|root| volume::below(root, path)) else {
+            continue;
+        };
+        let is_other = |cover: &&Mount| {
+            let is_it = cover.is_copy_of(mount) || cover.mountpoint == *path && are_alike(&[mount, *cover]);
+            !is_it && cover.mountpoint != "/"
+        };
+        let Some(cover) = table.reached(path).filter(is_other) else { continue };
+        let of_pod = covered.entry(volume.pod_uid).or_default();
+        if of_pod.len() < MOUNTS_MAX {
+            let facts = |mount: &Mount| mount.facts(namespace.mntns, None);
+            of_pod.push(CoveredVolume { mount: facts(mount), cover: facts(cover), held: false });
+        }
+    }
+    covered
+}
+
+/// Finds out which of them containers of the pod have. `pids`: the processes of the pod.
+pub(super) fn look_inside(proc: &Proc, pids: &[u32], covered: &mut [CoveredVolume]) {
+    if covered.is_empty() {
+        return;
+    }
+    let mut known: BTreeSet<NsInum> = BTreeSet::new();
+    let firsts = pids.iter().filter(|pid| proc.ns(**pid, "mnt").is_some_and(|ns| known.insert(ns)));
+    for pid in firsts.take(NAMESPACES_MAX) {
+        let Some(table) = proc.dir(*pid).ok().and_then(|task| task.mount_table("/", |_| true).ok()) else {
+            continue;
+        };
+        covered.iter_mut().for_each(|volume| volume.held |= is_held(&table, volume));
+    }
+}
+
+/// Whether a container has a volume, and not what its path leads to. It may have a part of a volume alone (`subPath`).
+pub(super) fn is_held(table: &MountTable, volume: &CoveredVolume) -> bool {
+    let CoveredVolume { mount, cover, .. } = volume;
+    let has = |device: &str, root: &str| {
+        table.iter().any(|mount| mount.device == device && is_below(&mount.root, root))
+    };
+    let below = mount.mountpoint.strip_prefix(cover.mountpoint.trim_end_matches('/')).unwrap_or_default();
+    let instead = format!("{}{below}", cover.root.trim_end_matches('/'));
+    has(&mount.device, &mount.root) && !has(&cover.device, &instead)
 }
 
 fn are_alike(mounts: &[&Mount]) -> bool {

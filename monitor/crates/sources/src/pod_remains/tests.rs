@@ -62,6 +62,36 @@ fn a_volume_is_stacked_if_each_of_its_mounts_is_on_the_one_before() {
 }
 
 #[test]
+fn a_volume_is_covered_by_what_its_path_leads_to_instead() {
+    let at = |volume: &str| format!("/k/pods/{UID}/volumes/kubernetes.io~rbd/{volume}");
+    let line = |id: u32, parent: u32, device: &str, path: &str, what: &str| {
+        format!("{id} {parent} {device} / {path} rw - {what} rw\n")
+    };
+    let [plain, over, again, above] = ["a", "b", "c", "d/e"].map(at);
+    let text = [
+        line(1, 1, "8:1", "/", "ext4 /dev/sda1"),
+        line(10, 1, "252:0", &plain, "ext4 /dev/rbd0"),
+        line(20, 1, "252:1", &over, "ext4 /dev/rbd1"),
+        line(21, 20, "0:60", &over, "tmpfs none"),
+        line(30, 1, "0:70", &again, "fuse.x bucket"),
+        line(31, 30, "0:71", &again, "fuse.x bucket"),
+        line(40, 1, "252:2", &above, "ext4 /dev/rbd2"),
+        line(41, 1, "0:61", &at("d"), "tmpfs none"),
+    ];
+    let table = MountTable::parse(&text.concat(), "/");
+    let namespace = KubeletNamespace { mntns: 7, roots: vec!["/k".into()], of_kubelet: true, pid: None };
+    let found = directories::covered(&table, &namespace).remove(UID).unwrap();
+    let covers: Vec<_> = found.iter().map(|volume| (volume.mount.id, volume.cover.id)).collect();
+    assert_eq!(covers, [(20, 21), (40, 41)]);
+    let inside = |text: &str| directories::is_held(&MountTable::parse(text, "/"), &found[0]);
+    let volume = line(90, 80, "252:1", "/data", "ext4 /dev/rbd1");
+    let cover = line(91, 90, "0:60", "/data", "tmpfs none");
+    assert!(inside(&volume));
+    assert!(!inside(&format!("{volume}{cover}")), "it was propagated");
+    assert!(!inside(&cover), "it started later");
+}
+
+#[test]
 fn a_pod_was_started_once_a_container_has_a_directory() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("pods").join(UID);

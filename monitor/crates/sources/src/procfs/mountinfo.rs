@@ -183,6 +183,21 @@ impl MountTable {
             .max_by_key(|mount| mount.mountpoint.len())
     }
 
+    /// The mount that a path leads to from the root directory: each step goes to what is mounted there first. Others at the path,
+    /// or above it, are hidden.
+    #[must_use]
+    pub fn reached(&self, path: &str) -> Option<&Mount> {
+        let is_own = |mount: &Mount| mount.parent == mount.id || self.by_id(mount.parent).is_none();
+        let is_root = |mount: &&Mount| mount.mountpoint == "/" && is_own(mount);
+        let mut reached = self.mounts.iter().find(is_root)?;
+        for _ in 0..self.mounts.len() {
+            let on_the_way = self.children(reached.id).filter(|mount| is_below(path, &mount.mountpoint));
+            let Some(next) = on_the_way.min_by_key(|mount| mount.mountpoint.len()) else { break };
+            reached = next;
+        }
+        Some(reached)
+    }
+
     pub fn children(&self, id: u64) -> impl Iterator<Item = &Mount> {
         self.mounts.iter().filter(move |mount| mount.parent == id && mount.id != id)
     }
@@ -400,6 +415,20 @@ mod tests {
         assert_eq!(table.topmost("/srv/x", 27).unwrap().id, 43);
         assert_eq!(table.topmost("/srv/x", 40), None);
         assert_eq!(table.topmost("/srv/a b\\c/in", 40).unwrap().id, 41);
+    }
+
+    #[test]
+    fn a_path_leads_to_what_is_mounted_first_on_its_way() {
+        let table = MountTable::parse(HOST, "/");
+        let reached = |table: &MountTable, path: &str| table.reached(path).map(|mount| mount.id);
+        assert_eq!(reached(&table, "/srv/x/file"), Some(43));
+        assert_eq!(reached(&table, "/srv/a b\\c/in"), Some(41));
+        assert_eq!(reached(&table, "/etc"), Some(27));
+        let over = format!("{HOST}51 41 0:61 / /srv/a\\040b\\134c/in rw - tmpfs u rw\n");
+        assert_eq!(reached(&MountTable::parse(&over, "/"), "/srv/a b\\c/in"), Some(51));
+        let above = format!("{over}50 27 0:60 / /srv rw - tmpfs t rw\n");
+        assert_eq!(reached(&MountTable::parse(&above, "/"), "/srv/a b\\c/in"), Some(50));
+        assert_eq!(MountTable::default().reached("/srv"), None);
     }
 
     #[test]

@@ -76,6 +76,43 @@ fn a_volume_that_somebody_unmounts_is_lost_until_it_is_mounted_again() {
     assert_eq!(listed(&node), Some(Vec::new()));
 }
 
+/// A look that finds something mounted over the volume; whether a container has the volume.
+fn cover(node: &mut TestNode, held: Option<bool>) {
+    node.run_for(S);
+    let mount = holders(0, &volume_path()).mount.unwrap();
+    let (fstype, source, device) = ("tmpfs".into(), "none".into(), "0:90".into());
+    let cover = MountFacts { fstype, source, device, ..mount.clone() };
+    let covered = held.map(|held| CoveredVolume { mount, cover, held }).into_iter().collect();
+    node.observe(pods_seen(vec![PodRemains { covered, ..cam_running() }]));
+}
+
+#[test]
+fn a_volume_that_a_container_has_is_covered_until_the_cover_is_gone() {
+    let mut node = node();
+    cover(&mut node, Some(false));
+    node.run_for(60 * S);
+    assert!(found(&node).is_empty(), "a driver may have mounted it so");
+    cover(&mut node, Some(true));
+    node.run_for(13 * S);
+    assert!(found(&node).is_empty(), "it may be over in a moment");
+    node.run_for(4 * S);
+    let [incident] = &found(&node)[..] else { panic!("{:?}", node.kinds()) };
+    assert_eq!((incident.severity, incident.confidence), (Severity::Critical, Confidence::Likely));
+    let what = "volume cam-pv-50g (kubernetes.io/glusterfs) of pod cam/cam1-78b6fc6bc8-cjsw5, which runs,";
+    let by = format!("is covered by none (tmpfs, 0:90) at {}", volume_path());
+    assert_eq!(incident.summary, format!("{what} {by}: containers that start in it now get that instead"));
+    // Its container has started again, and has the other one.
+    cover(&mut node, Some(false));
+    node.run_for(30 * S);
+    node.observe(Fact::PodRemainsUnread);
+    node.observe(app(ContainerState::Running));
+    node.run_for(30 * S);
+    assert_eq!(found(&node).len(), 1);
+    cover(&mut node, None);
+    node.run_for(S);
+    expect_closed(&node, CloseReason::Resolved);
+}
+
 #[test]
 fn what_is_mounted_after_all_is_not_lost() {
     for is_seen_without in [false, true] {
