@@ -218,8 +218,8 @@ impl Conditions for PodVolumeLost {
         let is_followed = |volume: &Volume| is_followed(seen.context, volume, &mount.path);
         let Some(volume) = mount.volume.clone().filter(is_followed) else { return Look::No };
         let subject = subject(&volume);
-        // The unmounts that follow took no volume.
-        if seen.is_open(&subject) {
+        // Once it is lost, what is unmounted is no volume. Of one that is covered it may be the cover.
+        if seen.is_open(&subject) && self.suspects.contains_key(&subject) {
             return Look::No;
         }
         if self.suspects.len() >= CAPACITY && !self.suspects.contains_key(&subject) {

@@ -114,6 +114,21 @@ fn a_volume_that_a_container_has_is_covered_until_the_cover_is_gone() {
 }
 
 #[test]
+fn a_volume_that_is_unmounted_after_what_covers_it_stays_lost() {
+    let mut node = node();
+    cover(&mut node, Some(true));
+    node.run_for(17 * S);
+    let before = found(&node)[0].id.clone();
+    node.observe(umount(None));
+    node.run_for(S);
+    node.observe(umount(None));
+    look(&mut node, false);
+    node.run_for(17 * S);
+    let [incident] = &found(&node)[..] else { panic!("{:?}", node.kinds()) };
+    assert_eq!((&incident.id, incident.summary.as_str()), (&before, SUMMARY));
+}
+
+#[test]
 fn what_is_mounted_after_all_is_not_lost() {
     for is_seen_without in [false, true] {
         let mut node = node();
