@@ -62,7 +62,8 @@ impl Core {
     fn former_server(&self, mount: &FuseMount, server: &FuseServer) -> MountServer {
         let owner = self.node().owner(server.cgroup.as_deref());
         let FuseServer { tgid, comm, uid, cgroup, is_certain, .. } = server.clone();
-        let state = if mount.cut_off { ServerState::Running } else { ServerState::Ended };
+        let has_ended = || self.fuse_mounts.end_of(std::slice::from_ref(server)).is_some();
+        let state = if mount.cut_off && !has_ended() { ServerState::Running } else { ServerState::Ended };
         mount_server(FileServer { tgid, comm, state, waits_for: None, is_certain, uid, cgroup }, owner)
     }
 }

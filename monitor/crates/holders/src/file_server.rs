@@ -12,6 +12,7 @@ use kevtmon_sources::procfs::mountinfo::{Mount, MountTable, device_numbers, is_f
 use kevtmon_sources::procfs::pidfd::PidFd;
 use kevtmon_sources::procfs::root::is_root_of_node;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serving::SHOWN_SINCE;
 pub(super) use serving::{Serving, server_of, serving, serving_each};
 
 use super::mntns_index::{MAX_THREADS, survivor, task_dir, threads};
@@ -88,27 +89,48 @@ pub(super) enum Connection {
     Closed,
 }
 
-/// By the descriptors of the server; neither it nor the file system is asked. The directory of a connection below
-/// /sys/fs/fuse/connections stays until the last unmount (`fuse_conn_destroy`), so what was aborted is there, too.
-pub(super) fn connection_of(proc: &Proc, tgid: u32, mount: &Mount) -> Option<Connection> {
-    let process = proc.dir(tgid).ok()?;
-    let found = devices(proc, (tgid, &process), &mut Buffer::default(), Extent::First).ok()?;
-    let may_be_it = |shown: Option<u32>| shown.is_none_or(|number| is_of(number, mount));
-    if !found.open.iter().copied().any(may_be_it) {
+/// What a server has open of the device, by its descriptors; neither it nor a file system is asked. The directory of a connection
+/// below /sys/fs/fuse/connections stays until the last unmount (`fuse_conn_destroy`), so what was aborted is there, too.
+#[derive(Debug)]
+pub(super) struct Connections {
+    /// Each with the number that the kernel shows, and whether it was found aborted.
+    open: Vec<(Option<u32>, bool)>,
+    /// Whether the kernel shows the connection of each that has one.
+    shows: bool,
+    is_whole: bool,
+}
+
+impl Connections {
+    pub(super) fn of(proc: &Proc, tgid: u32) -> Option<Self> {
+        let process = proc.dir(tgid).ok()?;
+        let found = devices(proc, (tgid, &process), &mut Buffer::default(), Extent::First).ok()?;
+        let shows = SHOWN_SINCE.is_running() || found.open.iter().any(Option::is_some);
+        let server = own_directory(proc).and_then(|_| PidFd::open(tgid).ok());
+        let server = server.filter(|_| process.is_there(&mut Vec::new()));
+        // Poll of one without a connection may wait for that (`FUSE_DEV_IOC_SYNC_INIT`).
+        let is_polled = |shown: Option<u32>| shown.is_some() || !shows;
+        let ask = |(at, shown): (usize, Option<u32>)| {
+            let fd = found.fds.get(at).filter(|_| is_polled(shown));
+            (shown, server.as_ref().zip(fd).is_some_and(|(server, fd)| is_aborted(server, *fd)))
+        };
+        let open = found.open.iter().copied().enumerate().map(ask).collect();
         // A process that exits has closed all before it has ended.
-        return (found.is_whole && found.looked > 0).then_some(Connection::Closed);
+        Some(Self { open, shows, is_whole: found.is_whole && found.looked > 0 })
     }
-    own_directory(proc)?;
-    let server = PidFd::open(tgid).ok().filter(|_| process.is_there(&mut Vec::new()))?;
-    let own: Vec<(u32, Option<u32>)> =
-        found.fds.into_iter().zip(found.open).filter(|(_, shown)| may_be_it(*shown)).collect();
-    let is_shown = own.iter().any(|(_, shown)| shown.is_some());
-    let mut of_it = own.iter().filter(|(_, shown)| shown.is_some() == is_shown).peekable();
-    of_it.peek()?;
-    of_it.all(|(fd, _)| is_aborted(&server, *fd)).then_some(match is_shown {
-        true => Connection::Aborted,
-        false => Connection::LikelyAborted,
-    })
+
+    /// The one that is that of this mount.
+    pub(super) fn to(&self, mount: &Mount) -> Connection {
+        let may_be_it = |shown: Option<u32>| shown.map_or(!self.shows, |number| is_of(number, mount));
+        let of_it = self.open.iter().filter(|(shown, _)| may_be_it(*shown));
+        let are_aborted: Vec<bool> = of_it.map(|(_, is_aborted)| *is_aborted).collect();
+        match (&are_aborted[..], self.shows) {
+            ([], _) if self.is_whole => Connection::Closed,
+            ([], _) => Connection::Open,
+            (all, _) if all.contains(&false) => Connection::Open,
+            (_, true) => Connection::Aborted,
+            (_, false) => Connection::LikelyAborted,
+        }
+    }
 }
 
 /// Whether the connection that a process has open by this descriptor is aborted, or none: `fuse_dev_poll` tells that at once.
@@ -277,6 +299,25 @@ mod tests {
         ] {
             assert_eq!(may_be_device(link), expected, "{link}");
         }
+    }
+
+    #[test]
+    fn a_descriptor_without_a_connection_counts_only_where_the_kernel_shows_none() {
+        let table = MountTable::parse("1 0 0:39 / /v rw - fuse x rw", "/");
+        let to = |open: &[(Option<u32>, bool)], shows: bool, is_whole: bool| {
+            Connections { open: open.to_vec(), shows, is_whole }.to(table.at("/v").unwrap())
+        };
+        for (open, shows, expected) in [
+            (&[(None, true)][..], true, Connection::Closed),
+            (&[(None, true)], false, Connection::LikelyAborted),
+            (&[(None, false), (Some(39), true), (Some(40), false)], true, Connection::Aborted),
+            (&[(Some(39), true), (Some(39), false)], true, Connection::Open),
+            (&[(None, true), (None, false)], false, Connection::Open),
+            (&[], false, Connection::Closed),
+        ] {
+            assert_eq!(to(open, shows, true), expected, "{open:?} {shows}");
+        }
+        assert_eq!(to(&[(Some(40), true)], true, false), Connection::Open, "there are more");
     }
 
     #[test]

@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, sleep_until};
 
 use super::Deadline;
-use super::file_server::{Connection, Serving, connection_of, serving_each};
+use super::file_server::{Connection, Connections, Serving, serving_each};
 use super::mntns_index::{MntnsIndex, mounts};
 use super::pins::{Pin, describe};
 use super::rbd::{MEMBERS_LOOKED_AT, alone, oldest, sorted};
@@ -42,6 +42,8 @@ const PATHS_MAX: usize = 64;
 const MOUNTS_MAX: usize = 64;
 /// How often the servers of one are searched that are not found, and how often it is looked first at one that nobody serves.
 const TRIES: u32 = 6;
+/// A server that ends may close the connection seconds before: how many looks in turn find that it lives on without.
+pub(super) const LIVES_ON: u32 = 3;
 
 pub fn look_soon(wanted: Option<&mpsc::Sender<()>>) {
     // Where there is no room, a look is due.
@@ -51,16 +53,16 @@ pub fn look_soon(wanted: Option<&mpsc::Sender<()>>) {
 /// Follows them until the receiver of observations is gone. `unserved`: what an earlier run found that nobody serves.
 pub fn start(readers: Readers, unserved: Vec<FuseMount>, tx: Sender) -> mpsc::Sender<()> {
     let (wanted, requests) = mpsc::channel(1);
-    let known = unserved.into_iter().map(|mount| Followed { mount, looks: 0 }).collect();
+    let known = unserved.into_iter().map(|mount| Followed { mount, looks: 0, cut_off_looks: 0 }).collect();
     spawn_until_closed(tx.clone(), follow(readers, known, requests, tx));
     wanted
 }
 
 async fn follow(readers: Readers, mut known: Vec<Followed>, mut requests: mpsc::Receiver<()>, tx: Sender) {
     let mut told: Option<Vec<FuseMount>> = None;
-    let mut may_ask = true;
+    let (mut may_ask, mut in_turn) = (true, true);
     loop {
-        let look = Look { known: known.clone(), budget: BUDGET, may_ask };
+        let look = Look { known: known.clone(), budget: BUDGET, may_ask, in_turn };
         let found = readers.reply(look, PATIENCE, "cannot look for FUSE servers").await;
         // A file system that was asked may not answer.
         may_ask &= found.is_some();
@@ -73,8 +75,11 @@ async fn follow(readers: Readers, mut known: Vec<Followed>, mut requests: mpsc::
             }
         }
         tokio::select! {
-            () = sleep_until(at_look(INTERVAL)) => {}
-            Some(()) = requests.recv() => sleep(SETTLE).await,
+            () = sleep_until(at_look(INTERVAL)) => in_turn = true,
+            Some(()) = requests.recv() => {
+                sleep(SETTLE).await;
+                in_turn = false;
+            }
         }
     }
 }
@@ -84,6 +89,8 @@ pub(super) struct Followed {
     pub(super) mount: FuseMount,
     /// How often it was looked at since it was mounted, its servers were found, or nobody serves it.
     pub(super) looks: u32,
+    /// How many looks have found since then that it is cut off, and its servers live.
+    pub(super) cut_off_looks: u32,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -92,6 +99,8 @@ pub(super) struct Look {
     pub(super) budget: Duration,
     /// Whether a file system may be asked whether it is served, where nothing else tells it.
     pub(super) may_ask: bool,
+    /// Those that are asked for come close together.
+    pub(super) in_turn: bool,
 }
 
 impl Job for Look {
@@ -102,13 +111,12 @@ impl Job for Look {
     const IN_BACKGROUND: bool = true;
 
     fn run(&self, proc: &Proc) -> Self::Reply {
-        let deadline = Deadline::after(self.budget);
         let mntns = proc.init_mntns()?;
         // Most hosts have none.
         let is_wanted = |line: &str| !self.known.is_empty() || line.contains(" fuse");
         let table = proc.init_dir().ok()?.mount_table("/", is_wanted).ok().filter(|table| !table.is_cut())?;
         let mut found = self.followed(&table, mntns);
-        self.review(proc, &table, &mut found, &deadline);
+        self.review(proc, &table, &mut found);
         let is_mounted = |followed: &Followed| is_on_host(&table, &followed.mount);
         let lives = |followed: &Followed| !followed.mount.servers.is_empty();
         found.retain(|followed| followed.mount.unserved || is_mounted(followed) || lives(followed));
@@ -138,7 +146,7 @@ impl Look {
                 let (device, fstype) = (device.to_owned(), first.fstype.clone());
                 let source = redact::mount_source(&first.source);
                 let mount = FuseMount { device, fstype, source, mntns, paths, ..FuseMount::default() };
-                found.push(Followed { mount, looks: 0 });
+                found.push(Followed { mount, looks: 0, cut_off_looks: 0 });
             }
         }
         // Users can mount many; what a kubelet and its drivers mount comes first.
@@ -148,39 +156,50 @@ impl Look {
         found
     }
 
-    fn review(&self, proc: &Proc, table: &MountTable, found: &mut [Followed], deadline: &Deadline) {
-        let is_cut_off =
-            |fuse: &FuseMount| !fuse.unserved && self.is_cut_off(proc, &mount_of(table, fuse), &fuse.servers);
-        let mut searched: Vec<&mut Followed> = found
-            .iter_mut()
-            .filter(|followed| followed.is_to_be_searched(proc) || is_cut_off(&followed.mount))
-            .collect();
+    fn review(&self, proc: &Proc, table: &MountTable, found: &mut [Followed]) {
+        let mut opened = Opened { proc, deadline: Deadline::after(self.budget), known: BTreeMap::new() };
+        let mut searched: Vec<&mut Followed> = Vec::new();
+        for followed in found {
+            let fuse = &followed.mount;
+            if followed.is_to_be_searched(proc)
+                || !fuse.unserved && self.is_cut_off(table, fuse, &fuse.servers, &mut opened)
+            {
+                searched.push(followed);
+            } else {
+                followed.cut_off_looks = 0;
+            }
+        }
         if searched.is_empty() {
             return;
         }
         let mounts: Vec<Mount> = searched.iter().map(|followed| mount_of(table, &followed.mount)).collect();
         let all: Vec<&Mount> = mounts.iter().collect();
-        let serving = serving_each(proc, &all, deadline);
+        let serving = serving_each(proc, &all, &Deadline::after(self.budget));
         for ((followed, mount), serving) in searched.iter_mut().zip(&mounts).zip(serving) {
             let servers: Vec<FuseServer> =
                 serving.servers.iter().filter_map(|server| with_start(proc, server)).collect();
             // What is dead is not asked again: it may be another file system by now.
             let was_served = !followed.mount.unserved && !followed.mount.servers.is_empty();
             let is_dead = serving.is_unserved
-                || self.is_cut_off(proc, mount, &servers)
+                || self.is_cut_off(table, &followed.mount, &servers, &mut opened)
                 || was_served && self.is_dead(proc, table, mount, &serving);
-            followed.set(proc, servers, is_dead, serving.is_whole);
+            followed.set(proc, servers, is_dead, serving.is_whole, self.in_turn);
         }
     }
 
     /// Whether servers of it live that serve it no more.
-    fn is_cut_off(&self, proc: &Proc, mount: &Mount, servers: &[FuseServer]) -> bool {
+    fn is_cut_off(
+        &self,
+        table: &MountTable,
+        fuse: &FuseMount,
+        servers: &[FuseServer],
+        opened: &mut Opened<'_>,
+    ) -> bool {
+        let (proc, device) = (opened.proc, not_on_host(fuse));
         let living = servers.iter().filter(|server| lives(proc, server));
-        let connections =
-            living.map(|server| connection_of(proc, server.tgid, mount).unwrap_or(Connection::Open));
-        match connections.min() {
+        match living.map(|server| opened.connection(server, &device)).min() {
             Some(Connection::Aborted | Connection::Closed) => true,
-            Some(Connection::LikelyAborted) => self.may_ask && is_disconnected(proc, mount),
+            Some(Connection::LikelyAborted) => self.may_ask && is_disconnected(proc, &mount_of(table, fuse)),
             Some(Connection::Open) | None => false,
         }
     }
@@ -211,12 +230,13 @@ impl Followed {
         self.looks < TRIES || self.looks.is_multiple_of(TRIES)
     }
 
-    fn set(&mut self, proc: &Proc, servers: Vec<FuseServer>, is_dead: bool, is_whole: bool) {
+    fn set(&mut self, proc: &Proc, servers: Vec<FuseServer>, is_dead: bool, is_whole: bool, in_turn: bool) {
         let fuse = &mut self.mount;
         match (fuse.unserved, is_dead) {
             (_, false) if !servers.is_empty() => {
                 (fuse.servers, fuse.mounts, fuse.omitted) = (servers, Vec::new(), 0);
                 (fuse.unserved, fuse.cut_off, fuse.remounted, self.looks) = (false, false, false, 0);
+                self.cut_off_looks = 0;
             }
             (true, _) => {}
             (false, true) => {
@@ -226,14 +246,37 @@ impl Followed {
                 }
                 // Where one has ended, that is why.
                 let all_live = fuse.servers.iter().all(|server| lives(proc, server));
-                fuse.cut_off = all_live && !fuse.servers.is_empty();
-                (fuse.unserved, self.looks) = (true, 0);
+                let lives_on = all_live && !fuse.servers.is_empty();
+                self.cut_off_looks += u32::from(lives_on && in_turn);
+                if lives_on && self.cut_off_looks < LIVES_ON {
+                    return;
+                }
+                if !lives_on && self.cut_off_looks > 0 {
+                    // It had no connection before, so its end may not be why.
+                    fuse.servers.iter_mut().for_each(|server| server.is_certain = false);
+                }
+                (fuse.unserved, fuse.cut_off, self.looks) = (true, lives_on, 0);
             }
             (false, false) => {
                 fuse.servers.clear();
-                self.looks = if is_whole { TRIES } else { self.looks };
+                (self.looks, self.cut_off_looks) = (if is_whole { TRIES } else { self.looks }, 0);
             }
         }
+    }
+}
+
+/// What servers have open of the device, each read once in a look. Once the time is over, it is taken to be open.
+struct Opened<'p> {
+    proc: &'p Proc,
+    deadline: Deadline,
+    known: BTreeMap<u32, Option<Connections>>,
+}
+
+impl Opened<'_> {
+    fn connection(&mut self, server: &FuseServer, mount: &Mount) -> Connection {
+        let read = || (!self.deadline.is_over()).then(|| Connections::of(self.proc, server.tgid)).flatten();
+        let known = self.known.entry(server.tgid).or_insert_with(read);
+        known.as_ref().map_or(Connection::Open, |connections| connections.to(mount))
     }
 }
 

@@ -10,7 +10,7 @@ use kevtmon_event::wording::{actor_subject, container_label, target_label};
 use kevtmon_event::{
     Actor, Advice, Confidence, Event, Mount, MountHolder, MountServer, Pod, Severity, Shared, Target, Volume,
 };
-use kevtmon_observation::NsInum;
+use kevtmon_observation::{NsInum, ServerState};
 use kevtmon_types::escape::name;
 use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
@@ -154,11 +154,12 @@ impl UnservedMount {
     /// Who ended the server, or how it ended; then what it served follows.
     fn cause(&self) -> String {
         let Some(server) = self.server() else { return "no process serves".to_owned() };
-        let server_pid = server.pid;
+        let (server_pid, has_ended) = (server.pid, server.state == ServerState::Ended);
         let likely = if server.confidence == Confidence::Certain { "" } else { "likely " };
         let (server, serving) = (server.label(), format!("which {likely}served"));
         if self.cut_off {
-            return format!("the connection of {server} was aborted or closed while it ran, {serving}");
+            let then = if has_ended { "before it ended" } else { "while it ran" };
+            return format!("the connection of {server} was aborted or closed {then}, {serving}");
         }
         let Some(end) = &self.end else { return format!("{server} has ended, {serving}") };
         let signal = end.signal.map(signal_name).unwrap_or_default();

@@ -18,7 +18,7 @@ use crate::pins::Extent;
 
 const MOST: usize = 8;
 /// A release that shows the connection of a descriptor. Whether an earlier one does, a descriptor tells that has one.
-const SHOWN_SINCE: KernelRelease = KernelRelease(6, 18);
+pub(super) const SHOWN_SINCE: KernelRelease = KernelRelease(6, 18);
 /// Time for all descriptors of one process at first, and how many times more it has whenever that was too short.
 const SLICE: Duration = Duration::from_millis(5);
 const SLICE_GROWTH: u32 = 4;

@@ -18,7 +18,7 @@ fn table(lines: &[&str]) -> MountTable {
 
 #[test]
 fn the_file_systems_of_the_host_are_followed_with_all_their_places() {
-    let look = Look { known: Vec::new(), budget: BUDGET, may_ask: true };
+    let look = Look { known: Vec::new(), budget: BUDGET, may_ask: true, in_turn: true };
     let table = table(&[
         "30 1 0:61 / /v rw - fuse.s3 bucket rw",
         "31 1 0:61 /a /w rw - fuse.s3 bucket rw",
@@ -32,8 +32,8 @@ fn the_file_systems_of_the_host_are_followed_with_all_their_places() {
 
 #[test]
 fn the_number_of_a_device_alone_is_no_file_system() {
-    let known = vec![Followed { mount: fuse(&["/v"]), looks: 0 }];
-    let look = Look { known, budget: BUDGET, may_ask: true };
+    let known = vec![Followed { mount: fuse(&["/v"]), looks: 0, cut_off_looks: 0 }];
+    let look = Look { known, budget: BUDGET, may_ask: true, in_turn: true };
     let found = look.followed(&table(&["30 1 0:61 / /v rw - fuse.s3 other rw"]), 9);
     let sources: Vec<_> = found.iter().map(|followed| followed.mount.source.as_str()).collect();
     assert_eq!(sources, ["bucket", "other"]);
