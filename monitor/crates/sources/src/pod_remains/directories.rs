@@ -22,6 +22,8 @@ const VOLUMES_MAX: usize = 64;
 const FILLED_MAX: usize = 8;
 /// Mount namespaces of a pod that are looked at: most containers have one of their own.
 const NAMESPACES_MAX: usize = 16;
+/// File systems that are made anew by each mount(2).
+const IN_MEMORY: [&str; 3] = ["hugetlbfs", "ramfs", "tmpfs"];
 /// Processes whose mount namespace may be the host's, and that nobody but root started there: init and kthreadd.
 const NODE: [u32; 2] = [1, 2];
 
@@ -173,12 +175,8 @@ impl<'n> Place<'n> {
 /// All mounts at the path of a volume, if each is on the one before and they are of one file system and source. Where others are at the
 /// same path, as below a directory that is bound to itself, not all of them can be reached.
 pub(super) fn stacked(table: &MountTable, namespace: &KubeletNamespace) -> BTreeMap<String, Vec<MountStack>> {
-    let mut at: BTreeMap<&str, Vec<&Mount>> = BTreeMap::new();
-    for mount in table.iter() {
-        at.entry(&mount.mountpoint).or_default().push(mount);
-    }
     let mut stacked: BTreeMap<String, Vec<MountStack>> = BTreeMap::new();
-    for (path, mounts) in at {
+    for (path, mounts) in by_path(table) {
         let layers = u32::try_from(mounts.len()).unwrap_or(u32::MAX);
         if layers < STACKED_MIN || !are_alike(&mounts) {
             continue;
@@ -195,30 +193,48 @@ pub(super) fn stacked(table: &MountTable, namespace: &KubeletNamespace) -> BTree
     stacked
 }
 
-/// Of each volume that its path does not lead to, what it leads to; not where that is of the same file system and source, as that of
-/// a volume that is mounted over itself or again.
+/// The mounts of a table, by the path that they are at.
+fn by_path(table: &MountTable) -> BTreeMap<&str, Vec<&Mount>> {
+    let mut at: BTreeMap<&str, Vec<&Mount>> = BTreeMap::new();
+    for mount in table.iter() {
+        at.entry(&mount.mountpoint).or_default().push(mount);
+    }
+    at
+}
+
+/// Of each volume that its path does not lead to, what it leads to; not where that may be what one below it is, as a volume that is
+/// mounted over itself, or once more over what covers it.
 pub(super) fn covered(
     table: &MountTable,
     namespace: &KubeletNamespace,
 ) -> BTreeMap<String, Vec<CoveredVolume>> {
     let mut covered: BTreeMap<String, Vec<CoveredVolume>> = BTreeMap::new();
-    for mount in table.iter() {
-        let path = &mount.mountpoint;
+    let paths = table.paths();
+    for (path, mounts) in by_path(table) {
         let Some(volume) = namespace.roots.iter().find_map(|root| volume::below(root, path)) else {
             continue;
         };
-        let is_other = |cover: &&Mount| {
-            let is_it = cover.is_copy_of(mount) || cover.mountpoint == *path && are_alike(&[mount, *cover]);
-            !is_it && cover.mountpoint != "/"
+        let Some(cover) = paths.reached(path).filter(|cover| cover.mountpoint != "/") else { continue };
+        let below: Vec<&Mount> = mounts.into_iter().filter(|mount| mount.id != cover.id).collect();
+        let is_it = |mount: &&Mount| {
+            cover.is_copy_of(mount) || cover.mountpoint == path && is_once_more(&[*mount, cover])
         };
-        let Some(cover) = table.reached(path).filter(is_other) else { continue };
+        if below.is_empty() || below.iter().any(is_it) {
+            continue;
+        }
         let of_pod = covered.entry(volume.pod_uid).or_default();
-        if of_pod.len() < MOUNTS_MAX {
-            let facts = |mount: &Mount| mount.facts(namespace.mntns, None);
+        let facts = |mount: &Mount| mount.facts(namespace.mntns, None);
+        for mount in below.into_iter().take(MOUNTS_MAX.saturating_sub(of_pod.len())) {
             of_pod.push(CoveredVolume { mount: facts(mount), cover: facts(cover), held: false });
         }
     }
     covered
+}
+
+/// Whether of two mounts one may be what the other is. File systems in memory are others each time, whatever their source.
+fn is_once_more(mounts: &[&Mount; 2]) -> bool {
+    let [one, other] = mounts;
+    are_alike(mounts) && (!IN_MEMORY.contains(&one.fstype.as_str()) || one.device == other.device)
 }
 
 /// Finds out which of them containers of the pod have. `pids`: the processes of the pod.
@@ -232,7 +248,7 @@ pub(super) fn look_inside(proc: &Proc, pids: &[u32], covered: &mut [CoveredVolum
         let Some(table) = proc.dir(*pid).ok().and_then(|task| task.mount_table("/", |_| true).ok()) else {
             continue;
         };
-        covered.iter_mut().for_each(|volume| volume.held |= is_held(&table, volume));
+        covered.iter_mut().for_each(|volume| volume.held = volume.held || is_held(&table, volume));
     }
 }
 

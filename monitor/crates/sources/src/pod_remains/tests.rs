@@ -67,7 +67,7 @@ fn a_volume_is_covered_by_what_its_path_leads_to_instead() {
     let line = |id: u32, parent: u32, device: &str, path: &str, what: &str| {
         format!("{id} {parent} {device} / {path} rw - {what} rw\n")
     };
-    let [plain, over, again, above] = ["a", "b", "c", "d/e"].map(at);
+    let [plain, over, again, above, memory, shared, back] = ["a", "b", "c", "d/e", "f", "g", "h"].map(at);
     let text = [
         line(1, 1, "8:1", "/", "ext4 /dev/sda1"),
         line(10, 1, "252:0", &plain, "ext4 /dev/rbd0"),
@@ -77,18 +77,42 @@ fn a_volume_is_covered_by_what_its_path_leads_to_instead() {
         line(31, 30, "0:71", &again, "fuse.x bucket"),
         line(40, 1, "252:2", &above, "ext4 /dev/rbd2"),
         line(41, 1, "0:61", &at("d"), "tmpfs none"),
+        line(50, 1, "0:80", &memory, "tmpfs tmpfs"),
+        line(51, 50, "0:81", &memory, "tmpfs tmpfs"),
+        line(60, 1, "0:82", &shared, "tmpfs tmpfs"),
+        line(61, 60, "0:82", &shared, "tmpfs tmpfs").replace(" / /", " /part /"),
+        line(70, 1, "0:83", &back, "fuse.x bucket"),
+        line(71, 70, "0:84", &back, "tmpfs none"),
+        line(72, 71, "0:85", &back, "fuse.x bucket"),
     ];
     let table = MountTable::parse(&text.concat(), "/");
     let namespace = KubeletNamespace { mntns: 7, roots: vec!["/k".into()], of_kubelet: true, pid: None };
     let found = directories::covered(&table, &namespace).remove(UID).unwrap();
     let covers: Vec<_> = found.iter().map(|volume| (volume.mount.id, volume.cover.id)).collect();
-    assert_eq!(covers, [(20, 21), (40, 41)]);
+    assert_eq!(covers, [(20, 21), (40, 41), (50, 51)]);
     let inside = |text: &str| directories::is_held(&MountTable::parse(text, "/"), &found[0]);
     let volume = line(90, 80, "252:1", "/data", "ext4 /dev/rbd1");
     let cover = line(91, 90, "0:60", "/data", "tmpfs none");
     assert!(inside(&volume));
     assert!(!inside(&format!("{volume}{cover}")), "it was propagated");
     assert!(!inside(&cover), "it started later");
+}
+
+#[test]
+fn thousands_of_layers_and_of_volumes_are_looked_through_once() {
+    let line = |id: u32, parent: u32, volume: &str| {
+        let path = format!("/k/pods/{UID}/volumes/kubernetes.io~empty-dir/{volume}");
+        format!("{id} {parent} 0:{id} / {path} rw - tmpfs tmpfs rw\n")
+    };
+    let root = "1 1 8:1 / / rw - ext4 /dev/sda1 rw\n".to_owned();
+    let layers = (2..20_000).map(|id| line(id, id - 1, "a"));
+    let volumes = (20_000..40_000).map(|id| line(id, 1, &format!("b{id}")));
+    let text: String = std::iter::once(root).chain(layers).chain(volumes).collect();
+    let table = MountTable::parse(&text, "/");
+    let namespace = KubeletNamespace { mntns: 7, roots: vec!["/k".into()], of_kubelet: true, pid: None };
+    let found = directories::covered(&table, &namespace).remove(UID).unwrap();
+    assert!(found.iter().all(|volume| volume.cover.id == 19_999), "the topmost");
+    assert_eq!(found.len(), 32);
 }
 
 #[test]

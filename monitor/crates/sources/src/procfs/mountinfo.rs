@@ -4,6 +4,7 @@
 //! parse (proc_pid_mountinfo(5); `show_mountinfo` in fs/proc_namespace.c).
 
 use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use kevtmon_observation::{MountFacts, NsInum};
@@ -183,19 +184,17 @@ impl MountTable {
             .max_by_key(|mount| mount.mountpoint.len())
     }
 
-    /// The mount that a path leads to from the root directory: each step goes to what is mounted there first. Others at the path,
-    /// or above it, are hidden.
+    /// To follow paths through it.
     #[must_use]
-    pub fn reached(&self, path: &str) -> Option<&Mount> {
-        let is_own = |mount: &Mount| mount.parent == mount.id || self.by_id(mount.parent).is_none();
-        let is_root = |mount: &&Mount| mount.mountpoint == "/" && is_own(mount);
-        let mut reached = self.mounts.iter().find(is_root)?;
-        for _ in 0..self.mounts.len() {
-            let on_the_way = self.children(reached.id).filter(|mount| is_below(path, &mount.mountpoint));
-            let Some(next) = on_the_way.min_by_key(|mount| mount.mountpoint.len()) else { break };
-            reached = next;
+    pub fn paths(&self) -> Paths<'_> {
+        let ids: BTreeSet<u64> = self.mounts.iter().map(|mount| mount.id).collect();
+        let is_own = |mount: &Mount| mount.parent == mount.id || !ids.contains(&mount.parent);
+        let root = self.mounts.iter().find(|mount| mount.mountpoint == "/" && is_own(mount));
+        let mut on = BTreeMap::new();
+        for mount in self.mounts.iter().filter(|mount| mount.parent != mount.id) {
+            on.entry((mount.parent, mount.mountpoint.as_str())).or_insert(mount);
         }
-        Some(reached)
+        Paths { root, on }
     }
 
     pub fn children(&self, id: u64) -> impl Iterator<Item = &Mount> {
@@ -214,6 +213,32 @@ impl MountTable {
 impl FromIterator<Mount> for MountTable {
     fn from_iter<T: IntoIterator<Item = Mount>>(mounts: T) -> Self {
         Self { mounts: mounts.into_iter().collect(), ..Self::default() }
+    }
+}
+
+/// The mounts of a table by the mount and the path that they are on.
+#[derive(Debug)]
+pub struct Paths<'t> {
+    root: Option<&'t Mount>,
+    on: BTreeMap<(u64, &'t str), &'t Mount>,
+}
+
+impl<'t> Paths<'t> {
+    /// The mount that a path leads to from the root directory: each step goes to what is mounted there first. Others at the path,
+    /// or above it, are hidden.
+    #[must_use]
+    pub fn reached(&self, path: &str) -> Option<&'t Mount> {
+        let mut reached = self.root?;
+        // A table that was read while it changed may lead round in a circle.
+        let mut left = 0..self.on.len();
+        let above = path.match_indices('/').filter_map(|(end, _)| path.get(..end.max(1)));
+        for step in above.chain([path]) {
+            let next = |reached: &Mount| self.on.get(&(reached.id, step)).copied();
+            while let Some(mount) = next(reached).filter(|_| left.next().is_some()) {
+                reached = mount;
+            }
+        }
+        Some(reached)
     }
 }
 
@@ -420,7 +445,7 @@ mod tests {
     #[test]
     fn a_path_leads_to_what_is_mounted_first_on_its_way() {
         let table = MountTable::parse(HOST, "/");
-        let reached = |table: &MountTable, path: &str| table.reached(path).map(|mount| mount.id);
+        let reached = |table: &MountTable, path: &str| table.paths().reached(path).map(|mount| mount.id);
         assert_eq!(reached(&table, "/srv/x/file"), Some(43));
         assert_eq!(reached(&table, "/srv/a b\\c/in"), Some(41));
         assert_eq!(reached(&table, "/etc"), Some(27));
@@ -428,7 +453,7 @@ mod tests {
         assert_eq!(reached(&MountTable::parse(&over, "/"), "/srv/a b\\c/in"), Some(51));
         let above = format!("{over}50 27 0:60 / /srv rw - tmpfs t rw\n");
         assert_eq!(reached(&MountTable::parse(&above, "/"), "/srv/a b\\c/in"), Some(50));
-        assert_eq!(MountTable::default().reached("/srv"), None);
+        assert_eq!(reached(&MountTable::default(), "/srv"), None);
     }
 
     #[test]
