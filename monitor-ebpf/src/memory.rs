@@ -29,6 +29,10 @@ pub(crate) trait Structure: Copy {
 
     /// Whether there is no structure.
     fn is_null(self) -> bool;
+
+    /// The same without its type. For each pointer member of an argument or of the current task the verifier searches all of the
+    /// kernel's types by name, several times; where many pointers are followed, that is most of what it does.
+    fn untyped(self) -> Kernel;
 }
 
 /// A structure with a type known to the verifier: an argument of a BTF tracepoint, and what its pointers lead
@@ -57,6 +61,11 @@ impl Structure for Typed {
     fn is_null(self) -> bool {
         self.0 == 0
     }
+
+    #[inline(always)]
+    fn untyped(self) -> Kernel {
+        Kernel(self.0)
+    }
 }
 
 impl Typed {
@@ -76,12 +85,6 @@ impl Typed {
             unsafe { into.cast::<T>().add(index).write_unaligned(item) };
             index += 1;
         }
-    }
-
-    /// The same without its type.
-    #[inline(always)]
-    pub(crate) fn untyped(self) -> Kernel {
-        Kernel(self.0)
     }
 }
 
@@ -108,6 +111,11 @@ impl Structure for Kernel {
     #[inline(always)]
     fn is_null(self) -> bool {
         self.0 == 0
+    }
+
+    #[inline(always)]
+    fn untyped(self) -> Kernel {
+        self
     }
 }
 

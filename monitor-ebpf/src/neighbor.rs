@@ -46,6 +46,36 @@ const LLADDR_ARGUMENT: u32 = 8;
 #[unsafe(export_name = "NEIGHBOR_OFFSETS")]
 static OFFSETS: NeighborOffsets = NeighborOffsets::ZERO;
 
+/// An entry, and where its pointers lead. They are read once: the verifier searches all types of the kernel by name, several times,
+/// for each pointer that is read from an argument, on each way that it walks.
+#[derive(Clone, Copy)]
+struct Neighbor {
+    /// `struct neighbour`.
+    entry: Typed,
+    /// `struct net_device`.
+    device: Typed,
+    /// `struct neigh_table`.
+    table: Typed,
+}
+
+impl Neighbor {
+    #[inline(always)]
+    fn read(entry: Typed) -> Self {
+        let (device, table) = (entry.follow(offset!(neighbour_dev)), entry.follow(offset!(neighbour_tbl)));
+        Self { entry, device, table }
+    }
+
+    #[inline(always)]
+    fn family(&self) -> u32 {
+        self.table.get(offset!(neigh_table_family))
+    }
+
+    #[inline(always)]
+    fn netns(&self) -> Typed {
+        self.device.follow(offset!(net_device_nd_net))
+    }
+}
+
 /// What a program hands to [`send`].
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -87,16 +117,16 @@ const CREATED_MIN: u64 = 64;
 /// `neigh_update(struct neighbour *n, const u8 *lladdr, u8 new, u32 flags, u32 nlmsg_pid)`, since 5.1.
 #[btf_tracepoint(function = "neigh_update")]
 fn neigh_update(ctx: BtfTracePointContext) -> i32 {
-    let neighbour = Typed(ctx.arg::<u64>(0));
+    let entry = Typed(ctx.arg::<u64>(0));
     let new_state = ctx.arg::<u64>(2) as u8;
     let flags = ctx.arg::<u64>(3) as u32;
     let netlink_port = ctx.arg::<u64>(4) as u32;
 
-    let dead: u8 = neighbour.get(offset!(neighbour_dead));
+    let dead: u8 = entry.get(offset!(neighbour_dead));
     if dead != 0 {
         return 0;
     }
-    let old_state: u8 = neighbour.get(offset!(neighbour_nud_state));
+    let old_state: u8 = entry.get(offset!(neighbour_nud_state));
     let is_by_request = flags & offset!(admin_flag) != 0;
     // The way of every answer of a neighbor that is known already ends here.
     if !is_by_request && (old_state & VALID != 0 || new_state & LEARNED == 0) {
@@ -107,6 +137,7 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
     if !is_by_request && new_lladdr.is_null() {
         return 0;
     }
+    let neighbour = Neighbor::read(entry);
     let mut change = Change { operation: operation::CHANGED, old_state, new_state, new_lladdr, netlink_port };
     let is_to_resolve = is_by_request && flags & offset!(resolve_flags) != 0;
     if is_to_resolve {
@@ -118,7 +149,7 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
     }
     // What has no address differs from nothing.
     let has_address = old_state & VALID != 0 && new_lladdr.0 != 0;
-    let other = is_by_request && has_address && differs(neighbour, new_lladdr);
+    let other = is_by_request && has_address && differs(&neighbour, new_lladdr);
     if old_state & PERMANENT == 0 {
         // Without an address the kernel makes no entry, and without OVERRIDE it changes none.
         let is_taken = match old_state & VALID {
@@ -130,7 +161,7 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
         let stays = |states: u8| old_state & states != 0 && new_state & states != 0;
         let is_same = !other && (stays(LEARNED) || stays(NOARP));
         // Of all entries there would be too much.
-        if !is_set || is_same || !lanes::is_gateway(&entry(neighbour)) {
+        if !is_set || is_same || !lanes::is_gateway(&key_of(&neighbour)) {
             return 0;
         }
         change.operation = if is_by_request { operation::SET } else { operation::RESOLVED };
@@ -143,16 +174,17 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
         }
     }
     debug!(&ctx, "neigh_update {:x} -> {:x}", old_state, change.new_state);
-    report(neighbour, Program::NeighUpdate, &change);
+    report(&neighbour, Program::NeighUpdate, &change);
     0
 }
 
 /// `neigh_cleanup_and_release(struct neighbour *n, int rc)`, since 5.1.
 #[btf_tracepoint(function = "neigh_cleanup_and_release")]
 fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
-    let neighbour = Typed(ctx.arg::<u64>(0));
-    let state: u8 = neighbour.get(offset!(neighbour_nud_state));
-    let is_stray = state == NOARP && is_blackhole(neighbour) && lanes::is_gateway(&entry(neighbour));
+    let entry = Typed(ctx.arg::<u64>(0));
+    let state: u8 = entry.get(offset!(neighbour_nud_state));
+    let neighbour = Neighbor::read(entry);
+    let is_stray = state == NOARP && is_blackhole(entry) && lanes::is_gateway(&key_of(&neighbour));
     if is_stray {
         emit::count(counter::UNKNOWN_COLLATERAL);
     } else {
@@ -174,7 +206,7 @@ fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
         netlink_port: 0,
     };
     debug!(&ctx, "cleanup in state {:x}", state);
-    report(neighbour, Program::NeighCleanup, &change);
+    report(&neighbour, Program::NeighCleanup, &change);
     0
 }
 
@@ -182,8 +214,8 @@ fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
 /// whatever task the timer interrupted: there is no actor.
 #[btf_tracepoint(function = "neigh_timer_handler")]
 fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
-    let neighbour = Typed(ctx.arg::<u64>(0));
-    let state: u8 = neighbour.get(offset!(neighbour_nud_state));
+    let entry = Typed(ctx.arg::<u64>(0));
+    let state: u8 = entry.get(offset!(neighbour_nud_state));
     if state & FAILED != 0 {
         let change = Change {
             operation: operation::FAILED,
@@ -192,7 +224,7 @@ fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
             new_lladdr: Kernel(0),
             netlink_port: 0,
         };
-        report_without_task(neighbour, &change);
+        report_without_task(&Neighbor::read(entry), &change);
     }
     0
 }
@@ -276,7 +308,7 @@ fn send_created(task: &Task, family: u32, made: u64, room: RingReserve) {
 }
 
 #[inline(always)]
-fn report(neighbour: Typed, program: Program, change: &Change) {
+fn report(neighbour: &Neighbor, program: Program, change: &Change) {
     let slot = if change.operation == operation::RESOLVED { RESOLVED_SLOT } else { program as u32 };
     let Some(slot) = CHANGES.get_ptr_mut(slot) else { return };
     // SAFETY: a slot of the map, which no other run on this processor uses meanwhile. Since 6.1 the kernel sees to that. Before it
@@ -297,7 +329,7 @@ fn report(neighbour: Typed, program: Program, change: &Change) {
 }
 
 #[inline(always)]
-fn report_without_task(neighbour: Typed, change: &Change) {
+fn report_without_task(neighbour: &Neighbor, change: &Change) {
     if let Some(room) = room_for(neighbour, &task::NO_TASK, change) {
         send(neighbour, &task::NO_TASK, 0, change, room);
     }
@@ -305,37 +337,34 @@ fn report_without_task(neighbour: Typed, change: &Change) {
 
 /// `None` if it is over the budget of its source, and counted.
 #[inline(always)]
-fn room_for(neighbour: Typed, id: &TaskId, change: &Change) -> Option<RingReserve> {
+fn room_for(neighbour: &Neighbor, id: &TaskId, change: &Change) -> Option<RingReserve> {
     match change.operation {
-        operation::SET => return lanes::gateway_set(&entry(neighbour), id, counter::GATEWAY_SET),
-        operation::RESOLVED => return lanes::gateway_set(&entry(neighbour), id, counter::GATEWAY_RESOLVED),
+        operation::SET => return lanes::gateway_set(&key_of(neighbour), id, counter::GATEWAY_SET),
+        operation::RESOLVED => return lanes::gateway_set(&key_of(neighbour), id, counter::GATEWAY_RESOLVED),
         _ => {}
     }
-    let netns = neighbour.follow(offset!(neighbour_dev)).follow(offset!(net_device_nd_net));
-    lanes::neighbor(&entry(neighbour), netns.follow(offset!(net_user_ns)), id)
+    lanes::neighbor(&key_of(neighbour), neighbour.netns().follow(offset!(net_user_ns)), id)
 }
 
 #[inline(always)]
-fn entry(neighbour: Typed) -> GatewayKey {
-    let device = neighbour.follow(offset!(neighbour_dev));
-    let netns = device.follow(offset!(net_device_nd_net));
-    let mut entry = GatewayKey {
-        netns: netns.get(offset!(net_ns_inum)),
-        ifindex: device.get(offset!(net_device_ifindex)),
+fn key_of(neighbour: &Neighbor) -> GatewayKey {
+    let mut key = GatewayKey {
+        netns: neighbour.netns().get(offset!(net_ns_inum)),
+        ifindex: neighbour.device.get(offset!(net_device_ifindex)),
         address: [0; 16],
     };
     // SAFETY: the whole key is written.
-    unsafe { put_address(neighbour, &raw mut entry.address) };
-    entry
+    unsafe { put_address(neighbour, &raw mut key.address) };
+    key
 }
 
 /// Whether packets to an entry that ends are discarded: so `neigh_flush_dev` (net/core/neighbour.c) leaves one that something
 /// still uses. One that had no use for a link-layer address has an output function of its kind.
 #[inline(always)]
-fn is_blackhole(neighbour: Typed) -> bool {
-    let dead: u8 = neighbour.get(offset!(neighbour_dead));
-    let output: u64 = neighbour.get(offset!(neighbour_output));
-    let kind = neighbour.follow(offset!(neighbour_ops));
+fn is_blackhole(entry: Typed) -> bool {
+    let dead: u8 = entry.get(offset!(neighbour_dead));
+    let output: u64 = entry.get(offset!(neighbour_output));
+    let kind = entry.follow(offset!(neighbour_ops));
     let outputs: [u64; 2] =
         [kind.get(offset!(neigh_ops_output)), kind.get(offset!(neigh_ops_connected_output))];
     dead != 0 && output != outputs[0] && output != outputs[1]
@@ -346,10 +375,10 @@ fn is_blackhole(neighbour: Typed) -> bool {
 /// # Safety
 /// `into` must be valid for writes.
 #[inline(always)]
-unsafe fn put_address(neighbour: Typed, into: *mut [u8; 16]) {
-    let family: u32 = neighbour.follow(offset!(neighbour_tbl)).get(offset!(neigh_table_family));
+unsafe fn put_address(neighbour: &Neighbor, into: *mut [u8; 16]) {
+    let family = neighbour.family();
     // An array without a size, at the end: not within the structure that the verifier knows.
-    let key = neighbour.untyped();
+    let key = neighbour.entry.untyped();
     // SAFETY: by the caller's promise.
     unsafe {
         if family == AF_INET {
@@ -374,16 +403,15 @@ fn count_deletion(old_state: u8, permanent: Counter, learned: Counter, noarp: Co
 
 /// Whether the entry has another link-layer address than the one given.
 #[inline(always)]
-fn differs(neighbour: Typed, lladdr: Kernel) -> bool {
-    let device = neighbour.follow(offset!(neighbour_dev));
-    let len: u8 = device.get(offset!(net_device_addr_len));
+fn differs(neighbour: &Neighbor, lladdr: Kernel) -> bool {
+    let len: u8 = neighbour.device.get(offset!(net_device_addr_len));
     let new: [u8; LLADDR_CAPACITY] = lladdr.get(0);
     let mut index = 0;
     let mut differs = 0;
     while index < LLADDR_CAPACITY {
         // All ones for the bytes that count: arithmetic, because a branch here doubles the verifier's paths.
         let counts = (index as i32 - i32::from(len)) >> 31;
-        let old: u8 = neighbour.get(offset!(neighbour_ha) + index as u32);
+        let old: u8 = neighbour.entry.get(offset!(neighbour_ha) + index as u32);
         differs |= i32::from(old ^ new[index]) & counts;
         index += 1;
     }
@@ -391,15 +419,15 @@ fn differs(neighbour: Typed, lladdr: Kernel) -> bool {
 }
 
 #[inline(always)]
-fn send(neighbour: Typed, id: &TaskId, root: u32, change: &Change, room: RingReserve) {
-    let device = neighbour.follow(offset!(neighbour_dev));
-    let family: u32 = neighbour.follow(offset!(neighbour_tbl)).get(offset!(neigh_table_family));
+fn send(neighbour: &Neighbor, id: &TaskId, root: u32, change: &Change, room: RingReserve) {
+    let device = neighbour.device;
+    let family = neighbour.family();
     let list = offset!(net_device_unreg_list);
     let queued: u64 = device.get(list);
     let unregistering = queued != 0 && queued != device.0 + u64::from(list);
     let first_address = device.follow(offset!(net_device_ip_ptr)).follow(offset!(in_device_ifa_list));
 
-    let netns = device.follow(offset!(net_device_nd_net));
+    let netns = neighbour.netns();
 
     let mut marks = 0;
     if unregistering {
@@ -438,7 +466,7 @@ fn send(neighbour: Typed, id: &TaskId, root: u32, change: &Change, room: RingRes
             (*record).device_marks = marks;
             (*record).has_new_lladdr = u8::from(change.new_lladdr.0 != 0);
             put_address(neighbour, &raw mut (*record).address);
-            neighbour.copy::<u32, 5>(offset!(neighbour_ha), (&raw mut (*record).lladdr).cast());
+            neighbour.entry.copy::<u32, 5>(offset!(neighbour_ha), (&raw mut (*record).lladdr).cast());
             change.new_lladdr.put(0, &raw mut (*record).new_lladdr);
             let address: u64 = device.get(offset!(net_device_dev_addr));
             Kernel(address).put(0, &raw mut (*record).device_lladdr);

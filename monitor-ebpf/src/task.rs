@@ -14,7 +14,7 @@ use kevtmon_ebpf::task::{
 use kevtmon_ebpf::{Header, MISSING};
 
 use crate::emit::{self, RingReserve};
-use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset, volatile};
+use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset};
 use crate::path::Place;
 
 /// `PF_KTHREAD` of `include/linux/sched.h`.
@@ -61,8 +61,6 @@ const RESEND_AFTER_BYTES: u64 = RESEND_AFTER * size_of::<TaskRecord>() as u64;
 struct Current {
     id: TaskId,
     identity: Identity,
-    /// Of the group leader: a mount and a dentry.
-    root: [u64; 2],
     /// A value on its way through [`Task::unseen`].
     room: RingReserve,
 }
@@ -222,8 +220,8 @@ fn identify(task: impl Structure, program: Program) -> Option<*mut Current> {
         (*id).userns = cred.follow(offset!(cred_user_ns)).get(offset!(user_namespace_inum));
         (*id).netns = namespaces.follow(offset!(nsproxy_net_ns)).get(offset!(net_ns_inum));
         (*id).mntns = namespaces.follow(offset!(nsproxy_mnt_ns)).get(offset!(mnt_namespace_inum));
-        (*id).cgroup_v1 = cgroup_v1(task).map_or(0, |node| node.get(offset!(kernfs_id)));
-        (*id).cgroup_v2 = cgroup_v2(task).map_or(0, |node| node.get(offset!(kernfs_id)));
+        (*id).cgroup_v1 = cgroup_v1(task.untyped()).map_or(0, |node| node.get(offset!(kernfs_id)));
+        (*id).cgroup_v2 = cgroup_v2(task.untyped()).map_or(0, |node| node.get(offset!(kernfs_id)));
         let comm = (&raw mut (*id).comm).cast::<[u64; COMM_LEN / 8]>();
         let name = offset!(task_comm);
         (*comm)[0] = leader.get(name);
@@ -235,33 +233,15 @@ fn identify(task: impl Structure, program: Program) -> Option<*mut Current> {
         (*identity).mntns = (*id).mntns;
         (*identity).cgroup_v1 = (*id).cgroup_v1;
         (*identity).cgroup_v2 = (*id).cgroup_v2;
-        (*identity).root = fold_root(leader, &raw mut (*current).root);
+        // chroot(2) and pivot_root(2) replace it without an exec.
+        (*identity).root = Place::root_of(leader.untyped()).fold();
     }
     Some(current)
 }
 
-/// The root directory of a process, which chroot(2) and pivot_root(2) replace without an exec, in 32 bits that tell no
-/// address. A later root directory may get both addresses of one that is gone: then the path is still shown as below that.
-///
-/// # Safety
-/// `slot` must be a value of a map: the verifier forgets there that these are pointers, with which it lets nobody reckon.
-#[inline(always)]
-unsafe fn fold_root(leader: impl Structure, slot: *mut [u64; 2]) -> u32 {
-    const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
-    // A `struct path` that is embedded in it.
-    let (fs, root) = (leader.follow(offset!(task_fs)), offset!(fs_root));
-    // SAFETY: by the caller's promise.
-    let [mnt, dentry] = unsafe {
-        (*slot)[0] = fs.get(root + offset!(path_mnt));
-        (*slot)[1] = fs.get(root + offset!(path_dentry));
-        [volatile(&raw const (*slot)[0]), volatile(&raw const (*slot)[1])]
-    };
-    ((mnt ^ dentry.rotate_left(32)).wrapping_mul(ODD) >> 32) as u32
-}
-
 /// The kernfs node of the control group of a v1 controller. The verifier knows the offsets, so the branch costs nothing.
 #[inline(always)]
-fn cgroup_v1<S: Structure>(task: S) -> Option<S> {
+fn cgroup_v1(task: Kernel) -> Option<Kernel> {
     if offset!(task_cgroups) == MISSING || offset!(css_set_subsys) == MISSING {
         return None;
     }
@@ -271,7 +251,7 @@ fn cgroup_v1<S: Structure>(task: S) -> Option<S> {
 
 /// The kernfs node of the control group in the v2 hierarchy.
 #[inline(always)]
-fn cgroup_v2<S: Structure>(task: S) -> Option<S> {
+fn cgroup_v2(task: Kernel) -> Option<Kernel> {
     if offset!(task_cgroups) == MISSING || offset!(css_set_dfl_cgrp) == MISSING {
         return None;
     }
