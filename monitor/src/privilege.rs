@@ -13,10 +13,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-pub use kevtmon_sources::capabilities::Capability;
 use kevtmon_sources::capabilities::{
-    self, BPF, CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, NET_ADMIN, NET_BIND_SERVICE, NET_BROADCAST, PERFMON,
-    SETPCAP, SYS_ADMIN, SYS_PTRACE, SYS_RESOURCE, SYSLOG,
+    self, BPF, CHOWN, Capability, DAC_OVERRIDE, DAC_READ_SEARCH, NET_ADMIN, NET_BIND_SERVICE, NET_BROADCAST,
+    PERFMON, SETPCAP, SYS_ADMIN, SYS_PTRACE, SYS_RESOURCE, SYSLOG,
 };
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::own::Own;
@@ -32,7 +31,7 @@ mod take_over;
 
 /// What a running daemon has, and SECURITY.md tells which call needs each. With SYS_ADMIN the kernel lets it use the maps of its
 /// programs where it lets nobody else, before 5.19.
-pub const RUNNING: [Capability; 4] = [DAC_READ_SEARCH, NET_ADMIN, SYS_PTRACE, SYS_ADMIN];
+const RUNNING: [Capability; 4] = [DAC_READ_SEARCH, NET_ADMIN, SYS_PTRACE, SYS_ADMIN];
 /// What only the start needs: programs are loaded and attached, before 5.11 against a limit of locked memory; metrics may be
 /// served on any port. Of a socket that hears of all namespaces the kernel looks at what its opener had
 /// (net/netlink/af_netlink.c, do_one_broadcast), and it is opened once. So is /dev/kmsg, of which reads are not checked

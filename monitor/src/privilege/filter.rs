@@ -23,8 +23,11 @@ pub(super) enum FilterError {
     Apply(io::Error),
 }
 
+/// Since Linux 6.15, by this number on every architecture.
+const SYS_OPEN_TREE_ATTR: libc::c_long = 467;
+
 /// Denied whatever their arguments are.
-const DENIED: [libc::c_long; 54] = [
+const DENIED: [libc::c_long; 56] = [
     // Other kernels and their parts, and the end of this one.
     libc::SYS_init_module,
     libc::SYS_finit_module,
@@ -41,6 +44,7 @@ const DENIED: [libc::c_long; 54] = [
     libc::SYS_chroot,
     libc::SYS_move_mount,
     libc::SYS_open_tree,
+    SYS_OPEN_TREE_ATTR,
     libc::SYS_fsopen,
     libc::SYS_fsconfig,
     libc::SYS_fsmount,
@@ -49,6 +53,7 @@ const DENIED: [libc::c_long; 54] = [
     libc::SYS_swapon,
     libc::SYS_swapoff,
     libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
     libc::SYS_acct,
     // Others' memory, and files by number past all directories. /proc is only read.
     libc::SYS_ptrace,
@@ -95,19 +100,15 @@ const DENIED_HERE: [libc::c_long; 4] =
 const DENIED_HERE: [libc::c_long; 0] = [];
 
 /// Commands of bpf(2), `include/uapi/linux/bpf.h`, that a running daemon or a helper may give: maps are read and
-/// written, a program that is loaded is run, and what it lists is read. All others load, attach, pin, or find what belongs to others.
-const BPF_COMMANDS: [u64; 11] = [
+/// written, a program that is loaded is run, and what it lists is read. All others load, attach, pin, find what belongs to
+/// others, or are not used.
+const BPF_COMMANDS: [u64; 6] = [
     1,  // BPF_MAP_LOOKUP_ELEM
     2,  // BPF_MAP_UPDATE_ELEM
     3,  // BPF_MAP_DELETE_ELEM
     4,  // BPF_MAP_GET_NEXT_KEY
     10, // BPF_PROG_TEST_RUN
-    15, // BPF_OBJ_GET_INFO_BY_FD
-    24, // BPF_MAP_LOOKUP_BATCH
-    26, // BPF_MAP_UPDATE_BATCH
-    27, // BPF_MAP_DELETE_BATCH
     33, // BPF_ITER_CREATE, of a link that is there
-    34, // BPF_LINK_DETACH
 ];
 
 /// Sockets that are opened later: runtimes, queries, the journal; the kernel. None of them leads to another node; what is open already can still be used (SECURITY.md).
