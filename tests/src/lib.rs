@@ -45,6 +45,7 @@ pub mod tree;
 pub mod user_network;
 
 pub mod by_name;
+pub mod call_listener;
 pub mod cluster;
 pub mod cni_call;
 pub mod container;

@@ -1,6 +1,9 @@
 //! Pods of a runtime behind the CRI: containerd with CNI plugins, driven as a kubelet does it.
 
+use std::collections::BTreeSet;
+
 use kevtmon_tests::advice::{is_understood, opened};
+use kevtmon_tests::call_listener::CallListener;
 use kevtmon_tests::containerd::{Containerd, CriPod, NAMESPACE, Plugin};
 use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
@@ -117,6 +120,29 @@ fn the_life_of_a_pod_behind_the_cri_is_reported_as_it_happens() {
         "{of_container:?}"
     );
     assert_eq!(life(&events, early.sandbox()), [""; 0], "it ran all the time");
+}
+
+#[test]
+fn a_runtime_behind_the_cri_is_sent_nothing_but_what_reads() {
+    let containerd = Containerd::start();
+    let listener = CallListener::before(&containerd.socket());
+    let mut daemon = launch().runtime(format!("cri={}", listener.socket().display())).start();
+    let pod = containerd.run_pod();
+    wait_for_life(&mut daemon, "container.started", pod.sandbox());
+    let (id, pid) = pod.start_container("etcd", &["/bin/sleep", "1000000"], &[]);
+    let started = wait_for_life(&mut daemon, "container.started", &id);
+    started.expect("/target/container/pid", pid);
+    expect_pod(&lose_gateway(&mut daemon, &pod), &pod);
+    pod.remove_container(&id);
+    wait_for_life(&mut daemon, "container.removed", &id);
+    daemon.stop();
+    let of_cri =
+        ["ContainerStatus", "ListContainers", "ListPodSandbox", "PodSandboxStatus", "Version"].into_iter();
+    let reads: BTreeSet<String> = of_cri
+        .map(|method| format!("/runtime.v1.RuntimeService/{method}"))
+        .chain(["/containerd.services.events.v1.Events/Subscribe".to_owned()])
+        .collect();
+    assert_eq!(listener.calls(), reads);
 }
 
 /// Makes the entry of the gateway permanent, as some network plugins do, and has it deleted.
