@@ -65,6 +65,7 @@ pub(super) fn of(
         table.given(key)?.ok_or_else(missing)
     };
     let (chain_node, key_node) = (required("cert_file")?, required("key_file")?);
+    let versions = versions(&table)?;
     let authority = authority(&table, directory, files)?;
     let certificates = certificates(chain_node, directory, files)?;
     let (path, bytes) = contents(key_node, directory, files)?;
@@ -75,7 +76,7 @@ pub(super) fn of(
     let provider = Arc::new(crypto::ring::default_provider());
     let refused = |node: &Node, error: &dyn std::error::Error| invalid(node.position.clone(), chain(error));
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_protocol_versions(versions(&table)?)
+        .with_protocol_versions(versions)
         .map_err(|error| refused(node, &error))?;
     table.get("prefer_server_cipher_suites").map(Node::flag).transpose()?;
     let asked = authority.as_ref().map_or(ClientAuth::None, |(auth, _)| *auth);
@@ -104,11 +105,14 @@ fn authority(
     files: &mut Files,
 ) -> Result<Option<(ClientAuth, RootCertStore)>, WebConfigError> {
     let kind = table.given("client_auth_type")?;
+    // The second is what the first was called before.
     if let Some(node) = kind
-        && node.text()? == "RequireAnyClientCert"
+        && let name @ ("RequireAnyClientCert" | "RequireClientCert") = node.text()?
     {
-        let why = "RequireAnyClientCert is not supported, as anybody can make such a certificate: use \
-                   RequireAndVerifyClientCert, with client_ca_file";
+        let why = format!(
+            "{name} is not supported, as anybody can make such a certificate: use \
+             RequireAndVerifyClientCert, with client_ca_file"
+        );
         return Err(invalid(node.position.clone(), why));
     }
     let auth = kind.map(|node| node.choice(&CLIENT_AUTH)).transpose()?.unwrap_or(ClientAuth::None);
