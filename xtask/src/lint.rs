@@ -1,5 +1,6 @@
-//! `cargo xtask lint`: formatting, clippy for host and kernel code, and words that are not used.
+//! `cargo xtask lint`: formatting, clippy for host and kernel code, words that are not used, and dependencies.
 
+mod dependencies;
 mod words;
 
 use std::process::Stdio;
@@ -14,7 +15,7 @@ use crate::workspace;
 
 #[derive(Args, Default)]
 pub(crate) struct Options {
-    /// Which check; all of them when not given
+    /// Which check; all of them but `dependencies` when not given
     check: Option<Check>,
 }
 
@@ -32,6 +33,8 @@ enum Check {
     Words,
     /// Those of them that compile nothing
     Quick,
+    /// Sources, licenses and known weaknesses of dependencies
+    Dependencies,
 }
 
 impl Check {
@@ -43,6 +46,7 @@ impl Check {
             Self::Arm64 => cross::check(cross::CHECKED),
             Self::Words => words::check(),
             Self::Quick => all(&[Self::Format, Self::Words]),
+            Self::Dependencies => dependencies::check(),
         }
     }
 
@@ -54,6 +58,7 @@ impl Check {
             Self::Arm64 => "the daemon for arm64",
             Self::Words => "words",
             Self::Quick => "what compiles nothing",
+            Self::Dependencies => "dependencies",
         }
     }
 }
@@ -64,7 +69,7 @@ const DEFAULT: [Check; 5] = [Check::Format, Check::Clippy, Check::Programs, Chec
 /// Runs the requested checks; an error names those that failed.
 pub(crate) fn lint(options: &Options) -> Result<()> {
     match options.check {
-        Some(check @ Check::Words) => return check.run(),
+        Some(check @ (Check::Words | Check::Dependencies)) => return check.run(),
         Some(check) => {
             ensure_components()?;
             return check.run();

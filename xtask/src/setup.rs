@@ -158,6 +158,15 @@ pub(crate) fn carry_out(why: &str, steps: &[Step], privilege: Privilege) -> Resu
     Ok(())
 }
 
+/// Installs a subcommand of cargo in this version from crates.io, unless there is one already.
+pub(crate) fn ensure_cargo_tool((tool, version): (&str, &str), why: &str) -> Result<()> {
+    if find_program(&search_path(), tool).is_some() {
+        return Ok(());
+    }
+    let step = Step::user(&["cargo", "install", tool, "--version", version, "--locked"]);
+    carry_out(why, &[step], Privilege::of_this_user())
+}
+
 /// Held while something is set up, by one process of this checkout at a time.
 fn lock() -> Result<File> {
     let path = workspace::target().join("setup.lock");

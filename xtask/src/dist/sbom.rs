@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use crate::build::{DAEMON, host_triple};
-use crate::setup::{self, Privilege, Step};
+use crate::setup;
 use crate::workspace;
 
 /// The tool, and the version that is installed where there is none.
@@ -19,11 +19,7 @@ const LIBRARIES: &str = "monitor/crates";
 
 /// Writes that of the daemon into a directory; returns the file.
 pub(super) fn write(into: &Path, time: u64) -> Result<PathBuf> {
-    let (tool, version) = TOOL;
-    if setup::find_program(&setup::search_path(), tool).is_none() {
-        let step = Step::user(&["cargo", "install", tool, "--version", version, "--locked"]);
-        setup::carry_out(&format!("the SBOM is made by {tool}"), &[step], Privilege::of_this_user())?;
-    }
+    setup::ensure_cargo_tool(TOOL, "the SBOM is made by cargo-cyclonedx")?;
     // No file of somebody else is called like that.
     let name = format!("{DAEMON}-sbom-{}", std::process::id());
     let mut cargo = workspace::cargo("cyclonedx");

@@ -51,7 +51,11 @@ pub(super) const GATE: [Stage; 3] = [
 
 pub(super) const FULL: [Stage; 5] = [
     &[&[job("build", &["test", "build"], 45)], &[job("preparation", &["test", "prepare"], 45)]],
-    &[&[job("unit tests", &["test", "unit"], 30), job("lint", &["lint"], 60)]],
+    &[&[
+        job("unit tests", &["test", "unit"], 30),
+        job("lint", &["lint"], 60),
+        job("dependencies", &["lint", "dependencies"], 45),
+    ]],
     &[&[job("end-to-end tests", &["test", "e2e"], 90), job("demo", &["demo"], 20)]],
     &[&[job("tests with a kubelet", &["test", "kubelet", "--if-possible"], 45)]],
     &[&[job("tests on other kernels", &["test", "vm", "--if-possible"], 90)]],
