@@ -7,6 +7,7 @@ pub mod beat;
 pub mod capabilities;
 pub mod cni;
 pub mod components;
+mod grpc;
 pub mod ipam;
 pub mod kernel;
 pub mod kubelet;

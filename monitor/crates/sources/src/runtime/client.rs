@@ -19,7 +19,7 @@ use super::state_files::StateFiles;
 const MAX_REASON: usize = 300;
 
 /// Containers that a list tells at most: a node has some hundred, and some thousand that have ended.
-pub(super) const ENTRIES_MAX: usize = 32 << 10;
+pub(crate) const ENTRIES_MAX: usize = 32 << 10;
 
 type Cause = Box<dyn Error + Send + Sync>;
 

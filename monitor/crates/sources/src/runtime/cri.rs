@@ -10,7 +10,6 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use channel::{Channel, Fault, Method};
 use futures_util::{StreamExt, TryFutureExt, TryStreamExt, future, stream};
 use kevtmon_observation::{ContainerFacts, PodProof};
 use known::Known;
@@ -22,10 +21,10 @@ use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
 use super::kubelet;
 use super::source::Options;
 use super::state_files::StateFiles;
+use crate::grpc::{Channel, Fault, Method};
 use crate::kubelet::PodLabels;
 
 mod api;
-mod channel;
 mod events;
 mod facts;
 mod known;

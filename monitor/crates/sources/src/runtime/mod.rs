@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub(super) use checkpoint::FindCheckpoints;
+pub(super) use client::ENTRIES_MAX;
 pub use client::{Changes, RuntimeClient, RuntimeError};
 use kevtmon_types::names::names;
 pub(super) use process::{Identify, Prove};

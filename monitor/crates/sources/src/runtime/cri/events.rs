@@ -8,8 +8,8 @@ use prost::Message;
 
 use super::EVENTS;
 use super::api;
-use super::channel::Method;
 use super::known::{Known, Run};
+use crate::grpc::Method;
 use crate::runtime::change::{Change, ChangeKind, wall_now};
 use crate::runtime::client::RuntimeError;
 use crate::runtime::is_container_id;

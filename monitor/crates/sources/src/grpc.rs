@@ -23,7 +23,7 @@ use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Code, Status, Streaming};
 
-use crate::runtime::client::{ENTRIES_MAX, RuntimeError};
+use crate::runtime::{ENTRIES_MAX, RuntimeError};
 
 /// Largest list, as the kubelet has it. What announces to be larger is not read.
 const MAX_LIST: usize = 16 << 20;
