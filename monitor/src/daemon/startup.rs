@@ -20,7 +20,7 @@ use kevtmon_server::sinks::api::{self, Identity, Memory, Question, SOCKET};
 use kevtmon_server::sinks::health::Health;
 use kevtmon_server::sinks::listen::LISTEN;
 use kevtmon_server::sinks::prometheus;
-use kevtmon_sources::kubelet::POD_LABELS;
+use kevtmon_sources::kubelet::{POD_LABELS, PODS_API};
 use kevtmon_sources::logs::{self, Logs};
 use kevtmon_sources::netlink::{NetlinkConfig, NetlinkSource, follow_host_neighbors, follow_host_sysctls};
 use kevtmon_sources::procfs::Proc;
@@ -28,7 +28,9 @@ use kevtmon_sources::procfs::own::Own;
 use kevtmon_sources::procfs::readers::Readers;
 use kevtmon_sources::rbd::SYSFS;
 use kevtmon_sources::runtime::{self, RuntimeSocket};
-use kevtmon_sources::{Barrier, Sender, components, ipam, neighbor_tables, observed_now, pod_remains, rbd};
+use kevtmon_sources::{
+    Barrier, Sender, components, ipam, kubelet_pods, neighbor_tables, observed_now, pod_remains, rbd,
+};
 use kevtmon_types::build_info::{VERSION, revision};
 use kevtmon_types::clock::boot_now;
 use tokio::sync::{broadcast, mpsc};
@@ -222,6 +224,7 @@ impl Daemon {
         self.rbd_uses = Some(rbd_uses::start(readers.clone(), sysfs.clone(), observations.clone()));
         rbd::start(readers.clone(), sysfs, observations.clone());
         ipam::start(self.config.get(&ipam::DIRECTORY).0, readers.clone(), observations.clone());
+        kubelet_pods::start(&self.config.get(&PODS_API), readers.clone(), observations.clone());
         let kubelets = self.kubelets.clone();
         self.pods_wanted = Some(pod_remains::start(readers.clone(), kubelets, observations.clone()));
     }

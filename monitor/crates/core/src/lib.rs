@@ -230,13 +230,12 @@ impl Core {
             Fact::RuntimeDirectories { source, directories } => {
                 self.runtime_directories.put(source, directories);
             }
-            Fact::ProcessState(state) => {
-                self.answered(at, &neighbor::Awaited::Process(state.tgid), state.alive);
-            }
+            Fact::ProcessState(it) => self.answered(at, &neighbor::Awaited::Process(it.tgid), it.alive),
             Fact::Components { components } => self.components(at, components),
             Fact::Unmounters { unmounters } => self.unmounters(at, unmounters),
             Fact::PodRemains { pods } => self.pod_remains(at, pods),
             Fact::PodRemainsUnread => self.pods_on_node.note_unread(),
+            Fact::KubeletPods { pods } => self.kubelet_pods(at, pods),
             Fact::Ipam(files) => self.ipam_files(at, files),
             Fact::IpamUnread => self.ipam.note_unread(),
             Fact::RbdImages(found) => self.rbd_images(at, found),

@@ -1,7 +1,7 @@
 //! What there is of pods on the node.
 
 use kevtmon_observation::cgroup;
-use kevtmon_observation::{BootNs, HolderReport, PodRemains};
+use kevtmon_observation::{BootNs, HolderReport, KubeletPod, PodRemains};
 
 use super::Core;
 use super::held::unreadable;
@@ -17,6 +17,19 @@ impl Core {
         }
         self.pods_on_node.replace(at, pods, &self.containers);
         self.diagnose(at, &ModelChange::PodRemains);
+    }
+
+    /// A kubelet tells what its pods are called, and which of them were deleted.
+    pub(super) fn kubelet_pods(&mut self, at: BootNs, pods: Vec<KubeletPod>) {
+        let mut any_deleted = false;
+        for pod in pods {
+            // One that was deleted before this boot is overdue since the boot.
+            let ends = pod.ends_s.map(|seconds| self.boot_time(seconds).unwrap_or(0));
+            any_deleted |= self.pods.put(at, pod, ends);
+        }
+        if any_deleted {
+            self.diagnose(at, &ModelChange::PodsDeleted);
+        }
     }
 
     /// A container was added, changed or removed.

@@ -45,8 +45,12 @@ impl Core {
         if facts.state == ContainerState::Created {
             return None;
         }
-        let wall = facts.incarnation.created_s?.checked_mul(SECOND_NS)?;
-        u64::try_from(wall.checked_sub(self.realtime_offset_ns)?).ok()
+        self.boot_time(facts.incarnation.created_s?)
+    }
+
+    /// A time of the wall clock in this boot, whole seconds, on the boot clock.
+    pub(super) fn boot_time(&self, seconds: i64) -> Option<BootNs> {
+        u64::try_from(seconds.checked_mul(SECOND_NS)?.checked_sub(self.realtime_offset_ns)?).ok()
     }
 
     fn recreation(&self, at: BootNs, facts: &ContainerFacts, found_at_start: bool) -> Option<Event> {

@@ -35,3 +35,14 @@ pub struct KubeletNamespace {
     /// The process id of that kubelet.
     pub pid: Option<u32>,
 }
+
+/// A pod as its kubelet tells it.
+#[serde_with::skip_serializing_none]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KubeletPod {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    /// Of one that was deleted, when its grace period ends: wall clock of the API server, whole seconds.
+    pub ends_s: Option<i64>,
+}

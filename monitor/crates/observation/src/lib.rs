@@ -43,7 +43,7 @@ pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use component::{ComponentExit, ComponentFacts};
 pub use file_server::{FileServer, FuseMount, FuseServer, ServerState, SignalSent};
 pub use ipam::{CniDevice, IpamFile, IpamFiles, IpamRecord};
-pub use kubelet::{KubeletFacts, KubeletNamespace, SandboxCheckpoint};
+pub use kubelet::{KubeletFacts, KubeletNamespace, KubeletPod, SandboxCheckpoint};
 pub use leak::{
     BindMount, CopyHolder, HostPath, KernelMounts, MountCopies, MountCopy, OriginalMount, Propagation,
 };
@@ -230,6 +230,8 @@ pub enum Fact {
     CniNetns(CniNetns),
     /// Reply to [`Request::Kubelet`], and reported once at start.
     Kubelet(KubeletFacts),
+    /// Pods as their kubelet tells them: all, or those of which something has changed.
+    KubeletPods { pods: Vec<KubeletPod> },
     /// The kubelets and runtimes that run. The end of each is a fact of its own.
     Components { components: Vec<ComponentFacts> },
     /// One of those has ended.

@@ -18,6 +18,8 @@ pub enum SourceKind {
     Runtime,
     /// What is read of processes.
     Processes,
+    /// A kubelet: it names pods.
+    Kubelet,
     /// Logs of the kernel and of programs.
     Logs,
     /// A sink that can be down, such as the event store.

@@ -105,12 +105,30 @@ fn text(status: &Status) -> String {
     if shown.is_empty() { status.code().description().to_owned() } else { shown }
 }
 
+async fn reach(socket: &Path) -> Result<UnixStream, RuntimeError> {
+    UnixStream::connect(socket).await.map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => RuntimeError::NoSocket { path: socket.to_owned() },
+        _ => RuntimeError::Connect { source: Box::new(source) },
+    })
+}
+
 impl Channel {
     pub(super) async fn connect(socket: &Path) -> Result<Self, RuntimeError> {
-        let stream = UnixStream::connect(socket).await.map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => RuntimeError::NoSocket { path: socket.to_owned() },
-            _ => RuntimeError::Connect { source: Box::new(source) },
-        })?;
+        Self::over(reach(socket).await?).await
+    }
+
+    /// The same of a socket on which this user listens, and no other.
+    pub(super) async fn connect_to(socket: &Path, user: u32) -> Result<Self, RuntimeError> {
+        let stream = reach(socket).await?;
+        let peer = stream.peer_cred().map_err(|source| RuntimeError::Connect { source: Box::new(source) })?;
+        if peer.uid() != user {
+            let source = format!("uid {} listens there", peer.uid()).into();
+            return Err(RuntimeError::Connect { source });
+        }
+        Self::over(stream).await
+    }
+
+    async fn over(stream: UnixStream) -> Result<Self, RuntimeError> {
         let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
         let (requests, connection) =
             handshake.await.map_err(|source| RuntimeError::Connect { source: Box::new(source) })?;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kevtmon_observation::{Fact, KubeletFacts, KubeletNamespace, NsInum};
-use kevtmon_types::settings::settings;
+use kevtmon_types::settings::{Valid, settings};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::procfs::Proc;
@@ -28,6 +28,10 @@ settings! { "kubelet":
     ROOTS: Roots = "roots", default Roots::default();
     /// Keys of the labels of pods that are shown with them, 16 at most. Others do not leave the answers of the runtimes.
     POD_LABELS: PodLabels = "pod_labels", default PodLabels::default();
+    /// Socket of the Pods API of the kubelet, which names pods where no runtime is watched, and tells which are deleted; empty for
+    /// none. It is `pods-api/pods-api.sock` below the root directory.
+    PODS_API: String = "pods_api", default "/var/lib/kubelet/pods-api/pods-api.sock".into(),
+        valid Valid::Text("an absolute path, or an empty text", is_plain_or_none);
 }
 
 /// The default of `--root-dir`.
@@ -336,6 +340,10 @@ pub(super) fn remote_runtime(arguments: &[String]) -> Option<String> {
 pub(super) fn is_plain(path: &str) -> bool {
     let mut names = path.split('/').filter(|name| !name.is_empty()).peekable();
     path.starts_with('/') && names.peek().is_some() && !names.any(|name| matches!(name, "." | ".."))
+}
+
+fn is_plain_or_none(path: &str) -> bool {
+    path.is_empty() || is_plain(path)
 }
 
 /// A path of the configuration.

@@ -11,6 +11,7 @@ mod grpc;
 pub mod ipam;
 pub mod kernel;
 pub mod kubelet;
+pub mod kubelet_pods;
 pub mod logs;
 pub mod loop_device;
 pub mod neighbor_tables;

@@ -292,6 +292,10 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
             "end what they wait for, such as a dead FUSE or NFS server (fusectl abort, umount --lazy)",
         ),
         SourceKind::Processes => text("", "run kevtmon in the namespaces of the host"),
+        SourceKind::Kubelet => text(
+            "pods that no runtime tells are named later or not at all, and it is not known which were deleted",
+            "check the kubelet, which needs the feature gate PodsAPI, and pods_api in [kubelet] of the configuration",
+        ),
         SourceKind::Logs => text(
             "what this log says is not quoted for incidents",
             "see the reason; where kernel.dmesg_restrict is set, /dev/kmsg takes CAP_SYSLOG at the start (CapabilityBoundingSet= of \

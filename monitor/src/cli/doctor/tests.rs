@@ -142,6 +142,8 @@ fn a_source_that_works_only_in_part_is_degraded_and_one_that_is_not_needed_absen
     let hung = SourceStatus::down(SourceKind::Runtime, "docker:/a", "no answer within 2s");
     assert_eq!(source(&hung, &node()).state, Condition::Failed);
     assert!(source(&hung, &node()).remedy.unwrap().starts_with("check the runtime"));
+    let kubelet = SourceStatus::down(SourceKind::Kubelet, "kubelet:/a", "no answer within 5s");
+    assert!(source(&kubelet, &node()).remedy.unwrap().starts_with("check the kubelet"));
     let denied = "cannot connect to the socket: Permission denied (os error 13)";
     let of_user = SourceStatus::down(SourceKind::Runtime, "docker:/run/user/1000/podman/podman.sock", denied);
     assert!(source(&of_user, &node()).remedy.unwrap().contains("CAP_DAC_OVERRIDE"));

@@ -9,7 +9,8 @@ use kevtmon_history::query::doctor::{Condition, Part};
 use kevtmon_history::store::{FILE, Limits};
 use kevtmon_observation::{SourceKind, SourceStatus};
 use kevtmon_probe::BpfConfig;
-use kevtmon_sources::kubelet::{KubeletFinder, ROOTS};
+use kevtmon_sources::kubelet::{KubeletFinder, PODS_API, ROOTS};
+use kevtmon_sources::kubelet_pods;
 use kevtmon_sources::netlink::{NetlinkConfig, NetlinkSource};
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::readers::Readers;
@@ -103,6 +104,7 @@ async fn sources(config: &Config, node: &Node) -> Vec<Part> {
     for socket in sockets {
         parts.push(runtime(&socket, node).await);
     }
+    parts.extend(kubelet(&config.get(&PODS_API), node).await);
     parts
 }
 
@@ -124,6 +126,19 @@ async fn runtime(socket: &RuntimeSocket, node: &Node) -> Part {
         Err(error) => {
             let down = SourceStatus::down(SourceKind::Runtime, socket.source(), error.reason());
             judge::source(&down, node)
+        }
+    }
+}
+
+/// A kubelet with a Pods API; most have none.
+async fn kubelet(socket: &str, node: &Node) -> Option<Part> {
+    let (socket, proc) = (Path::new(socket), Proc::default());
+    let name = kubelet_pods::source(socket);
+    match kubelet_pods::probe(socket, &proc, ANSWER).await? {
+        Ok(pods) => Some(Part::ok(name, format!("tells {pods} pods"))),
+        Err(error) => {
+            let down = SourceStatus::down(SourceKind::Kubelet, name, error.reason());
+            Some(judge::source(&down, node))
         }
     }
 }

@@ -280,6 +280,8 @@ pub enum ModelChange<'a> {
     Components,
     /// The processes that unmount something and wait in the kernel.
     Unmounters(&'a [Waiting]),
+    /// A kubelet tells pods that were deleted.
+    PodsDeleted,
     /// Pods that have a directory were looked at.
     PodRemains,
     /// Who uses a volume that is mounted though its pod is over, by the id of the request.

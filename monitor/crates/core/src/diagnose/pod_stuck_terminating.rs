@@ -110,6 +110,10 @@ fn summary(
     let label = target_label(target).unwrap_or_else(|| format!("pod {uid}"));
     let (after, shut) = (seen.hold / SECOND, gates.shut());
     match pod.over {
+        Some(_) if seen.context.node.pods.ends(uid).is_some() => {
+            let deleted = "though it was deleted and no container of it runs";
+            format!("{label} is still on this node, {deleted}: {shut}")
+        }
         Some(_) => {
             format!("{label} is still on this node, though no container of it has run for {after} s: {shut}")
         }
@@ -171,6 +175,7 @@ impl Conditions for PodStuckTerminating {
         Look::now_if(matches!(
             change,
             ModelChange::PodRemains
+                | ModelChange::PodsDeleted
                 | ModelChange::Container(_)
                 | ModelChange::Runtime
                 | ModelChange::RuntimeAvailability

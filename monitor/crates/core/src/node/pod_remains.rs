@@ -117,6 +117,11 @@ impl PodsOnNode {
         self.read
     }
 
+    /// Until when a kubelet may still make the containers again that ended with their runtime.
+    fn recovery_end(&self) -> BootNs {
+        self.recovered.map_or(0, |at| at.saturating_add(RECOVERY))
+    }
+
     #[must_use]
     pub fn get(&self, uid: &str) -> Option<&PodOnNode> {
         self.known.get(uid)
@@ -171,8 +176,21 @@ impl PodOnNode {
             return None;
         }
         let pause = if witness.runtime { 0 } else { LONGEST_PAUSE };
-        let recovered = node.pods_on_node.recovered.map_or(0, |at| at.saturating_add(RECOVERY));
-        Some(over.max(self.last_add(node)).saturating_add(pause).max(recovered))
+        Some(over.max(self.last_add(node)).saturating_add(pause).max(node.pods_on_node.recovery_end()))
+    }
+
+    /// Since when nothing of it should be left, as it was deleted and its grace period has ended; `None` of one that was not,
+    /// and as far as for [`Self::over_since`]. Its kubelet starts no container of it again, whether it had any or not.
+    #[must_use]
+    pub fn overdue_since(&self, node: &NodeView<'_>) -> Option<BootNs> {
+        let (over, ends) = (self.over?, node.pods.ends(&self.seen.uid)?);
+        let Witness { runtime, cgroup } = self.witness(node);
+        if !runtime && !cgroup || is_runtime_down(node) {
+            return None;
+        }
+        // One that was not seen to run may have been over long before it was first looked at.
+        let since = if self.ran { over.max(ends) } else { ends };
+        Some(since.max(self.last_add(node)).max(node.pods_on_node.recovery_end()))
     }
 
     pub fn volumes(&self) -> impl Iterator<Item = (Volume, &MountFacts)> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kevtmon_observation::{BootNs, PodIdentity};
+use kevtmon_observation::{BootNs, KubeletPod, PodIdentity};
 use serde::{Deserialize, Serialize};
 
 const RETENTION_NS: u64 = 24 * 3600 * 1_000_000_000;
@@ -13,11 +13,14 @@ pub struct PodNames {
     known: BTreeMap<String, KnownPod>,
 }
 
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct KnownPod {
     namespace: String,
     name: String,
     seen: BootNs,
+    /// When its grace period ends, if it was deleted.
+    ends: Option<BootNs>,
 }
 
 impl PodNames {
@@ -37,12 +40,26 @@ impl PodNames {
         self.insert(pod.uid.clone(), pod.namespace.clone(), pod.name.clone(), at);
     }
 
-    /// Adds the name of a pod that existed at a time.
+    /// Adds the name of a pod that existed at a time, or corrects it.
     pub fn insert(&mut self, uid: String, namespace: String, name: String, seen: BootNs) {
         if self.known.len() >= Self::CAPACITY && !self.known.contains_key(&uid) {
             self.remove_older_half();
         }
-        self.known.insert(uid, KnownPod { namespace, name, seen });
+        let ends = self.ends(&uid);
+        self.known.insert(uid, KnownPod { namespace, name, seen, ends });
+    }
+
+    /// Adds a pod as its kubelet tells it, and when its grace period ends where it was deleted; whether that is news.
+    pub fn put(&mut self, at: BootNs, pod: KubeletPod, ends: Option<BootNs>) -> bool {
+        self.insert(pod.uid.clone(), pod.namespace, pod.name, at);
+        let Some(known) = self.known.get_mut(&pod.uid) else { return false };
+        std::mem::replace(&mut known.ends, ends) != ends
+    }
+
+    /// When the grace period of a pod ends that was deleted.
+    #[must_use]
+    pub fn ends(&self, uid: &str) -> Option<BootNs> {
+        self.known.get(uid)?.ends
     }
 
     #[must_use]
@@ -104,6 +121,18 @@ mod tests {
         let mut pods = PodNames::default();
         pods.note(0, &PodIdentity { proof: PodProof::Claimed, ..pod("a") });
         assert_eq!(pods.get("a"), None);
+    }
+
+    #[test]
+    fn the_end_that_a_kubelet_tells_is_kept_until_it_tells_another_one() {
+        let told = || KubeletPod { uid: "a".into(), namespace: "cam".into(), name: "b".into(), ends_s: None };
+        let mut pods = PodNames::default();
+        pods.note(0, &pod("a"));
+        assert!(!pods.put(1, told(), None), "only its name is another one");
+        assert_eq!(pods.get("a"), Some(("cam", "b")));
+        assert!(pods.put(2, told(), Some(9)) && !pods.put(3, told(), Some(9)));
+        pods.insert("a".into(), "cam".into(), "b".into(), 4);
+        assert_eq!((pods.ends("a"), pods.ends("c")), (Some(9), None));
     }
 
     #[test]

@@ -410,3 +410,20 @@ fn the_pod_of_a_sandbox_is_named_as_its_network_was_asked_for_while_no_runtime_a
     assert_eq!(name(ID, Some("another")), None);
     assert_eq!(name(&"a".repeat(64), None), None, "of another sandbox");
 }
+
+#[test]
+fn a_pod_that_no_runtime_tells_has_the_name_that_its_kubelet_tells() {
+    let mut core = core();
+    core.observe(at(1, status("docker", false)));
+    core.observe(at(2, lived_in(POD, &format!("/kubepods/burstable/pod{UID}/{ID}"))));
+    let name = |core: &Core| core.state(4).pods.remove(0).pod.name;
+    assert_eq!(name(&core), None);
+    let pod = KubeletPod {
+        uid: UID.into(),
+        namespace: "lijiaob".into(),
+        name: "etcd1-0".into(),
+        ends_s: None,
+    };
+    core.observe(at(3, Fact::KubeletPods { pods: vec![pod] }));
+    assert_eq!(name(&core).as_deref(), Some("etcd1-0"));
+}

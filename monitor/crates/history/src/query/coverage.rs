@@ -227,9 +227,8 @@ fn unwatched_by(status: &SourceStatus) -> Option<String> {
         (SourceKind::Hook, _) => format!("what {name} would see"),
         (SourceKind::Netlink, _) => "links, addresses, routes and neighbor entries".to_owned(),
         (SourceKind::Runtime, _) => format!("the containers of {name}"),
-        (SourceKind::Sink | SourceKind::Configuration | SourceKind::Processes | SourceKind::Logs, _) => {
-            return None;
-        }
+        (SourceKind::Sink | SourceKind::Configuration | SourceKind::Processes, _) => return None,
+        (SourceKind::Kubelet | SourceKind::Logs, _) => return None,
     };
     let reason = status.reason.as_deref().unwrap_or("no reason given");
     Some(match status.kind {

@@ -118,7 +118,7 @@ fn names_of(name: &str) -> Option<Names<'_>> {
 }
 
 /// Whether it can be a name of Kubernetes, and is safe to show.
-pub(super) fn is_name(value: &str) -> bool {
+pub(crate) fn is_name(value: &str) -> bool {
     !value.is_empty() && value.len() <= MAX_NAME && value.bytes().all(|byte| byte.is_ascii_graphic())
 }
 

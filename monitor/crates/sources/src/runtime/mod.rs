@@ -10,6 +10,7 @@ pub(super) use checkpoint::FindCheckpoints;
 pub(super) use client::ENTRIES_MAX;
 pub use client::{Changes, RuntimeClient, RuntimeError};
 use kevtmon_types::names::names;
+pub(super) use kubelet::is_name;
 pub(super) use process::{Identify, Prove};
 pub use source::{Options, run};
 pub(super) use state_files::ReadStateFiles;

@@ -84,8 +84,8 @@ impl<'a> Gates<'a> {
             self.killed.iter().any(|process| process.key() == (*tgid, *start_ns))
         };
         let killed = self.pod.killed.iter().filter(is_of).map(|(_, _, first)| *first).min();
-        let over = self.pod.over_since(node).filter(|_| self.is_shut());
-        killed.into_iter().chain(over).min()
+        let over = self.pod.over_since(node).into_iter().chain(self.pod.overdue_since(node));
+        killed.into_iter().chain(over.filter(|_| self.is_shut())).min()
     }
 
     /// Those that are shut, and by whom.

@@ -235,3 +235,61 @@ fn a_daemon_that_starts_afterwards_finds_it_and_the_next_one_goes_on_with_it() {
     last.observe(pods_seen(Vec::new()));
     assert_eq!(stuck(&last).len(), 0);
 }
+
+/// A kubelet tells that the pod was deleted, and when its grace period ends.
+fn deleted(ends: BootNs) -> Fact {
+    let booted_s = 1_520_280_000;
+    let pod = KubeletPod {
+        uid: CAM_UID.into(),
+        namespace: "cam".into(),
+        name: "cam1-78b6fc6bc8-cjsw5".into(),
+        ends_s: Some(booted_s + i64::try_from(ends / S).unwrap()),
+    };
+    Fact::KubeletPods { pods: vec![pod] }
+}
+
+#[test]
+fn a_pod_that_was_deleted_and_was_not_seen_to_run_is_overdue_from_the_end_of_its_grace_period() {
+    let mut node = cam_node(Resume::default(), ContainerState::Exited);
+    node.run_until(100 * S);
+    node.observe(pods_seen(vec![cam_remains(true)]));
+    node.observe(deleted(50 * S));
+    node.run_until(109 * S);
+    assert_eq!(stuck(&node).len(), 0);
+    node.run_until(111 * S);
+    let incidents = stuck(&node);
+    assert_eq!(
+        incidents[0].summary,
+        "pod cam/cam1-78b6fc6bc8-cjsw5 is still on this node, though it was deleted and no container of it runs: volume \
+         cam-pv-50g (kubernetes.io/glusterfs) is mounted"
+    );
+    assert_eq!(incidents[0].confidence, Confidence::Likely);
+    node.observe(pods_seen(vec![cam_remains(false)]));
+    assert_eq!(stuck(&node).len(), 0);
+}
+
+#[test]
+fn a_pod_that_was_seen_to_run_is_not_overdue_before_its_last_container_has_ended() {
+    let mut node = cam_runs();
+    node.observe(deleted(31 * S));
+    node.run_until(200 * S);
+    end_cam(&mut node);
+    node.observe(pods_seen(vec![cam_remains(true)]));
+    node.run_for(59 * S);
+    assert_eq!(stuck(&node).len(), 0);
+    node.run_for(2 * S);
+    assert_eq!(stuck(&node).len(), 1);
+}
+
+#[test]
+fn a_pod_that_never_had_a_container_is_at_its_end_once_it_was_deleted() {
+    let mut node = TestNode::booted(Resume::default());
+    node.start(vec![etcd_sandbox()]);
+    node.observe(pods_seen(vec![PodRemains { started: false, ..cam_remains(true) }]));
+    node.observe(deleted(3_630 * S));
+    node.run_until(3_689 * S);
+    assert_eq!(stuck(&node).len(), 0);
+    node.run_until(3_691 * S);
+    let summary = &stuck(&node)[0].summary;
+    assert!(summary.contains("is still on this node, though it was deleted"), "{summary}");
+}
