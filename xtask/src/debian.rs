@@ -1,4 +1,4 @@
-//! A fresh Debian, for the end-to-end tests of the package: its essential packages and systemd, as an archive in the user's
+//! A fresh Debian, for the tests of the package: its essential packages, systemd and a few others, as an archive in the user's
 //! cache. Made by mmdebstrap of the mirror from which this machine has its packages.
 
 use std::fs::{self, File};
@@ -12,7 +12,11 @@ use crate::setup::Privilege;
 use crate::workspace;
 
 /// Changed with what is in it, so that it is made again.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
+
+/// Systemd with services that nearly every Debian runs, and what the checks under systemd start. Without `procps`, which the
+/// package does not depend on.
+const PACKAGES: &str = "--include=systemd,udev,dbus,iproute2,curl,bpftool";
 
 const PREREQUISITES: [Prerequisite; 2] = [
     program("mmdebstrap", "mmdebstrap", "makes it"),
@@ -39,8 +43,7 @@ pub(crate) fn root(privilege: Privilege) -> Result<Option<PathBuf>> {
     let work = tempfile::tempdir_in(&cache).context("cannot create a directory")?;
     let made = work.path().join("root.tar");
     let made_shown = made.to_string_lossy();
-    let words =
-        ["mmdebstrap", "--quiet", "--variant=essential", "--include=systemd", SUITE, &made_shown, &mirror()];
+    let words = ["mmdebstrap", "--quiet", "--variant=essential", PACKAGES, SUITE, &made_shown, &mirror()];
     let argv: Vec<String> = words.map(str::to_owned).into();
     let command = privilege.as_root(&argv, &[]).context("mmdebstrap needs root, and there is no sudo here");
     workspace::check(&mut command?)?;

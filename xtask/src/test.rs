@@ -66,6 +66,8 @@ enum Part {
     E2e,
     /// The same, where the probes are concerned, on other kernels in virtual machines
     Vm,
+    /// The package in a Debian with systemd, in a virtual machine
+    Systemd,
     /// The daemon on a node with a real kubelet, as root; the first time the kubelet is built
     Kubelet,
     /// The same on a whole cluster of one node, which is built the first time; in no other part
@@ -96,6 +98,7 @@ pub(crate) fn test(options: &Options) -> Result<()> {
             let scope = if options.gate { vm::Scope::Gate } else { vm::Scope::All };
             vm::test(&options.names, &options.kernel, scope, is_required)
         }
+        Part::Systemd => vm::systemd::test(is_required),
         Part::Kubelet => with_kubelet(&options.names, is_required),
         Part::Cluster => with_cluster(&options.names),
         Part::Build => build_all(),

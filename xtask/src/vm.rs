@@ -11,6 +11,7 @@ mod kernels;
 mod machine;
 mod qemu;
 mod suites;
+pub(crate) mod systemd;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -216,12 +217,18 @@ fn run(
     output: &mut impl Write,
 ) -> Result<()> {
     writeln!(output, "xtask: {}", kernel.name)?;
+    let name = format!("{}{}.initramfs", kernel.name, plan.suffix);
+    let initramfs = write(&name, &files::collect(daemon, executables, kernel)?)?;
+    machine::run(qemu, kernel, &initramfs, &plan.words, output)
+}
+
+/// Writes an initramfs, beside which the log of its machine will be.
+fn write(name: &str, content: &[u8]) -> Result<PathBuf> {
     let directory = workspace::target().join("vm");
     fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
-    let initramfs = directory.join(format!("{}{}.initramfs", kernel.name, plan.suffix));
-    let content = files::collect(daemon, executables, kernel)?;
-    fs::write(&initramfs, content).with_context(|| format!("cannot write {}", initramfs.display()))?;
-    machine::run(qemu, kernel, &initramfs, &plan.words, output)
+    let path = directory.join(name);
+    fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
 }
 
 /// What one machine does.

@@ -58,7 +58,10 @@ pub(super) const FULL: [Stage; 5] = [
     ]],
     &[&[job("end-to-end tests", &["test", "e2e"], 90), job("demo", &["demo"], 20)]],
     &[&[job("tests with a kubelet", &["test", "kubelet", "--if-possible"], 45)]],
-    &[&[job("tests on other kernels", &["test", "vm", "--if-possible"], 90)]],
+    &[&[
+        job("tests on other kernels", &["test", "vm", "--if-possible"], 90),
+        job("the package under systemd", &["test", "systemd", "--if-possible"], 30),
+    ]],
 ];
 
 /// Runs them, and shows what came of each.
