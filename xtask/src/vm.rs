@@ -1,9 +1,9 @@
 //! `cargo xtask test vm`: the end-to-end tests of the probes on other kernels, each in a virtual machine.
 //!
-//! In: the daemon, the static test executable and the kernels of Debian's packages. Out: a verdict per test. The
-//! guest's files come in an initramfs; its process 1 is `guest` of the tests' package, which prints the result
-//! on the console. A kernel may be in two machines: one for tests that compute, one for those that wait. Nothing here needs root
-//! but the installation of missing programs.
+//! In: the daemon, the static test executable and the kernels of Debian's packages. Out: a verdict per test, and a column of
+//! docs/kernels.md per kernel. The guest's files come in an initramfs; its process 1 is `guest` of the tests' package, which prints
+//! the result on the console. A kernel may be in two machines: one for tests that compute, one for those that wait. Nothing here
+//! needs root but the installation of missing programs.
 
 mod archive;
 mod files;
@@ -12,6 +12,7 @@ mod machine;
 mod qemu;
 mod suites;
 pub(crate) mod systemd;
+mod table;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -158,7 +159,7 @@ pub(crate) fn test(arguments: &[String], chosen: &[String], scope: Scope, requir
         })
         .collect();
     let transcript = Transcript::new(machines.len(), io::stderr());
-    let failed = std::thread::scope(|scope| {
+    let ended = std::thread::scope(|scope| {
         let (qemu, daemon, executables) = (&qemu, &daemon, &executables);
         let machines: Vec<_> = machines
             .into_iter()
@@ -167,21 +168,22 @@ pub(crate) fn test(arguments: &[String], chosen: &[String], scope: Scope, requir
                 let mut output = transcript.piece(index);
                 scope.spawn(move || {
                     let passed = run(qemu, kernel, daemon, executables, &plan, &mut output);
-                    let passed = passed.inspect_err(|error| {
+                    passed.map(|attached| (kernel.series(), attached)).map_err(|error| {
                         // The output is closed; the exit code has the result, too.
                         let _ = writeln!(output, "xtask: {}: {error:#}", kernel.name);
-                    });
-                    passed.is_err().then_some(kernel.name.as_str())
+                        kernel.name.as_str()
+                    })
                 })
             })
             .collect();
         let ended = machines.into_iter().map(|machine| machine.join());
-        ended.filter_map(|failed| failed.unwrap_or_else(|panic| resume_unwind(panic))).collect::<Vec<_>>()
+        ended.map(|ended| ended.unwrap_or_else(|panic| resume_unwind(panic))).collect::<Vec<_>>()
     });
+    let failed: Vec<&str> = ended.iter().filter_map(|ended| ended.as_ref().err().copied()).collect();
     if !failed.is_empty() {
         bail!("failed on {}", failed.join(", "));
     }
-    Ok(())
+    table::check(&ended.into_iter().flatten().collect::<Vec<_>>())
 }
 
 /// What outlives a checkout: kernels, QEMU and lists of packages. Until the lock is dropped, no other checkout fills it.
@@ -215,7 +217,7 @@ fn run(
     executables: &[(String, PathBuf)],
     plan: &Plan,
     output: &mut impl Write,
-) -> Result<()> {
+) -> Result<Vec<String>> {
     writeln!(output, "xtask: {}", kernel.name)?;
     let name = format!("{}{}.initramfs", kernel.name, plan.suffix);
     let initramfs = write(&name, &files::collect(daemon, executables, kernel)?)?;

@@ -4,7 +4,8 @@
 use std::path::Path;
 
 use kevtmon_tests::balance::assert_accounted_for;
-use kevtmon_tests::daemon::{Daemon, launch, program};
+use kevtmon_tests::daemon::{Daemon, Launch, launch, program};
+use kevtmon_tests::kernel;
 use kevtmon_tests::mount::Mount;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::process::{attempt, hold_by_cwd};
@@ -74,6 +75,7 @@ fn a_refused_unmount_names_its_caller_though_the_kernel_hides_its_types() {
     assert_eq!(btf["state"], "failed", "{btf}");
     assert!(lost(&btf).starts_with("every hook but that of unmounts"), "{btf}");
     assert!(lost(&doctor(&daemon, "hook.exec")).contains("not seen"), "it has no attach mode");
+    kernel::print_attach_modes(&daemon, "without BTF");
 }
 
 #[test]
@@ -94,15 +96,43 @@ fn a_attach_mode_that_is_chosen_is_taken_though_there_are_better_ones() {
     expect_a_named_caller(&mut daemon);
 }
 
-/// Starts a program where tracefs is not to be found either.
-const HIDE_ALL: &str = "for d in /sys/kernel/btf /sys/kernel/tracing /sys/kernel/debug; do \
-                    [ -d $d ] && mount -t tmpfs none $d; done; exec \"$@\"";
+/// A daemon for which `/sys/kernel` has nothing, or only the kernel's types: there is no place to mount tracefs at.
+fn without_tracefs(types: bool) -> Launch {
+    const HIDE_ALL: &str = "mount -t tmpfs none /sys/kernel && exec \"$@\"";
+    const HIDE_ALL_BUT_TYPES: &str = "mount -t tmpfs none /sys/kernel && busybox mkdir /sys/kernel/btf && \
+                                      mount --bind \"$0\" /sys/kernel/btf && exec \"$@\"";
+    let launch = launch();
+    let copy = launch.directory().join("btf");
+    std::fs::create_dir(&copy).expect("a directory can be made");
+    let bytes = std::fs::read(kernel::TYPES).expect("the kernel shows its types");
+    std::fs::write(copy.join("vmlinux"), bytes).expect("a file can be written");
+    let script = if types { HIDE_ALL_BUT_TYPES } else { HIDE_ALL };
+    let copy = copy.to_str().expect("text");
+    launch.through(&["unshare", "--mount", "sh", "-c", script, copy])
+}
+
+#[test]
+fn without_tracefs_hooks_on_other_tracepoints_still_work() {
+    let pod = Pod::new();
+    let mut daemon = without_tracefs(true).start();
+    let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    for hook in ["umount", "remove"] {
+        let reason = ready.text(&format!("/daemon/degraded/hook.{hook}"));
+        assert!(reason.contains("needs tracefs"), "{hook}: {ready}");
+    }
+    for hook in ["neighbor", "link", "exec"] {
+        ready.expect(&format!("/daemon/sources/hook.{hook}"), "tp_btf");
+    }
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let deleted = pod.delete_gateway();
+    daemon.wait_for_deletion(pod.inum(), GATEWAY).expect_actor(deleted.pid, "ip");
+    kernel::print_attach_modes(&daemon, "without tracefs");
+}
 
 #[test]
 fn without_btf_and_tracefs_it_runs_on_and_says_what_it_lost() {
     let pod = Pod::new();
-    let through = ["unshare", "-m", "--propagation", "private", "sh", "-c", HIDE_ALL, "sh"];
-    let mut daemon = launch().through(&through).start();
+    let mut daemon = without_tracefs(false).start();
     let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     let degraded = ready.get("/daemon/degraded").map(ToString::to_string).unwrap_or_default();
     assert!(degraded.contains("BTF"), "{ready}");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
-use kevtmon_tests::eventually;
+use kevtmon_tests::{eventually, kernel};
 
 fn ready(daemon: &mut Daemon) -> Event {
     daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready")
@@ -33,6 +33,7 @@ fn every_hook_is_on_its_best_attach_mode() {
     // Before 6.6 the stack of each function is rounded up. A program that can be done without is refused without further notice.
     let log = daemon.log();
     assert!(!log.contains("combined stack size") && !log.contains("frames is too deep"), "{log}");
+    kernel::print_attach_modes(&daemon, "");
 }
 
 /// Resident memory, KiB: anonymous, and all but the pages of the program's own file.

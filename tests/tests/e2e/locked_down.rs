@@ -53,5 +53,6 @@ fn a_kernel_that_is_locked_down_is_named_and_deletions_are_still_told() {
     event.expect_none("/actor/pid");
     let doctor = daemon.ask(&["doctor", "--json"]);
     assert!(doctor.stdout.contains("boot with lockdown=integrity"), "{}", doctor.stdout);
+    kernel::print_attach_modes(&daemon, "lockdown=confidentiality");
     daemon.stop();
 }

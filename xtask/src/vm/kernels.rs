@@ -42,6 +42,13 @@ pub(crate) struct Kernel {
     pub(crate) modules: Vec<PathBuf>,
 }
 
+impl Kernel {
+    /// Its series, such as `6.12`.
+    pub(crate) fn series(&self) -> String {
+        numbers(&self.name).iter().take(2).map(ToString::to_string).collect::<Vec<_>>().join(".")
+    }
+}
+
 /// A kernel's package, and the apt that has it.
 pub(crate) struct Offer {
     apt: Apt,
@@ -90,8 +97,8 @@ fn is_flavour(name: &str, series: &str, flavour: &str) -> bool {
     release.is_some_and(|release| !release.contains('-'))
 }
 
-/// The numbers in a name, which order the versions of one series.
-fn numbers(name: &str) -> Vec<u64> {
+/// The numbers in a name, which order versions and series.
+pub(super) fn numbers(name: &str) -> Vec<u64> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
@@ -223,5 +230,7 @@ mod tests {
         ];
         let of_series = names.iter().filter(|name| is_flavour(name, "6.17", "cloud-amd64"));
         assert_eq!(of_series.max_by_key(|name| numbers(name)), Some(&names[1]));
+        let kernel = Kernel { name: names[1].to_owned(), image: PathBuf::new(), modules: Vec::new() };
+        assert_eq!(kernel.series(), "6.17");
     }
 }

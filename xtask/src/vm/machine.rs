@@ -23,6 +23,9 @@ const SILENCE: Duration = Duration::from_secs(600);
 /// the machine can have.
 const MEMORY: &str = "1536";
 
+/// How a test begins a line for the table of attach modes.
+const ATTACHED: &str = "attached: ";
+
 /// How process 1 begins its last line.
 const VERDICT: &str = "guest: ";
 
@@ -35,14 +38,14 @@ const ACCELERATION: &str = "tcg,thread=single";
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 oops=panic softlockup_panic=1 rdinit=/init --";
 
 /// Boots the kernel, writes each test's verdict to `output`, and fails unless all passed. The console's log stays beside the
-/// initramfs.
+/// initramfs. Returns what the tests printed for the table of attach modes.
 pub(crate) fn run(
     qemu: &Qemu,
     kernel: &Kernel,
     initramfs: &Path,
     plan: &[String],
     output: &mut impl Write,
-) -> Result<()> {
+) -> Result<Vec<String>> {
     let mut command = qemu.command();
     command
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"])
@@ -58,7 +61,7 @@ pub(crate) fn run(
     let console = read(&mut machine.0)?;
     let deadline = Instant::now() + PATIENCE;
     let mut text = String::new();
-    let mut verdict = None;
+    let (mut verdict, mut attached) = (None, Vec::new());
     let end = loop {
         match console.recv_timeout(deadline.saturating_duration_since(Instant::now()).min(SILENCE)) {
             Ok(line) => {
@@ -69,6 +72,8 @@ pub(crate) fn run(
                 } else if let Some(said) = line.strip_prefix(VERDICT) {
                     writeln!(output, "{}: {said}", kernel.name)?;
                     verdict = Some(said.to_owned());
+                } else if let Some(said) = line.strip_prefix(ATTACHED) {
+                    attached.push(said.to_owned());
                 }
                 text.push_str(&line);
                 text.push('\n');
@@ -81,7 +86,7 @@ pub(crate) fn run(
     let log = initramfs.with_extension("log");
     fs::write(&log, &text).with_context(|| format!("cannot write {}", log.display()))?;
     match verdict.as_deref().map(all_passed) {
-        Some(true) => return Ok(()),
+        Some(true) => return Ok(attached),
         Some(false) => write!(output, "--- console\n{text}")?,
         None => {
             write!(output, "--- console\n{text}")?;
