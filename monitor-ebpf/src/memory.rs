@@ -21,6 +21,9 @@ pub(crate) fn volatile<T: Copy>(field: *const T) -> T {
 
 /// A structure of the kernel that members are read from.
 pub(crate) trait Structure: Copy {
+    /// Whether the verifier knows its type.
+    const IS_TYPED: bool;
+
     /// Reads a `T` that starts `offset` bytes further; zeros when it cannot be read.
     fn get<T: zerocopy::FromBytes>(self, offset: u32) -> T;
 
@@ -28,11 +31,20 @@ pub(crate) trait Structure: Copy {
     fn follow(self, offset: u32) -> Self;
 
     /// Whether there is no structure.
-    fn is_null(self) -> bool;
+    #[inline(always)]
+    fn is_null(self) -> bool {
+        self.untyped().0 == 0
+    }
 
     /// The same without its type. For each pointer member of an argument or of the current task the verifier searches all of the
     /// kernel's types by name, several times; where many pointers are followed, that is most of what it does.
     fn untyped(self) -> Kernel;
+
+    /// Copies an array member; zeros when it cannot be read.
+    ///
+    /// # Safety
+    /// `into` must be valid for writes of as many bytes.
+    unsafe fn copy<T: zerocopy::FromBytes, const N: usize>(self, offset: u32, into: *mut u8);
 }
 
 /// A structure with a type known to the verifier: an argument of a BTF tracepoint, and what its pointers lead
@@ -42,6 +54,8 @@ pub(crate) trait Structure: Copy {
 pub(crate) struct Typed(pub(crate) u64);
 
 impl Structure for Typed {
+    const IS_TYPED: bool = true;
+
     #[inline(always)]
     fn get<T: zerocopy::FromBytes>(self, offset: u32) -> T {
         // The verifier knows the offsets, so this branch costs nothing.
@@ -58,23 +72,13 @@ impl Structure for Typed {
     }
 
     #[inline(always)]
-    fn is_null(self) -> bool {
-        self.0 == 0
-    }
-
-    #[inline(always)]
     fn untyped(self) -> Kernel {
         Kernel(self.0)
     }
-}
 
-impl Typed {
-    /// Copies an array member, of which each item is read by itself.
-    ///
-    /// # Safety
-    /// `into` must be valid for writes of as many bytes.
+    /// Each item is read by itself.
     #[inline(always)]
-    pub(crate) unsafe fn copy<T: zerocopy::FromBytes, const N: usize>(self, offset: u32, into: *mut u8) {
+    unsafe fn copy<T: zerocopy::FromBytes, const N: usize>(self, offset: u32, into: *mut u8) {
         let mut index = 0;
         while index < N {
             let item: T = match offset {
@@ -93,6 +97,8 @@ impl Typed {
 pub(crate) struct Kernel(pub(crate) u64);
 
 impl Structure for Kernel {
+    const IS_TYPED: bool = false;
+
     #[inline(always)]
     fn get<T: zerocopy::FromBytes>(self, offset: u32) -> T {
         let mut value = core::mem::MaybeUninit::<T>::uninit();
@@ -109,13 +115,14 @@ impl Structure for Kernel {
     }
 
     #[inline(always)]
-    fn is_null(self) -> bool {
-        self.0 == 0
+    fn untyped(self) -> Kernel {
+        self
     }
 
     #[inline(always)]
-    fn untyped(self) -> Kernel {
-        self
+    unsafe fn copy<T: zerocopy::FromBytes, const N: usize>(self, offset: u32, into: *mut u8) {
+        // SAFETY: by the caller's promise.
+        unsafe { self.put(offset, into.cast::<[T; N]>()) };
     }
 }
 

@@ -6,11 +6,11 @@
 //! still holds the entry. A cleanup in state PERMANENT is collateral of a link, address or namespace. One that something
 //! else uses at that moment, such as a packet, is made NOARP first, whatever it was.
 
-use aya_ebpf::EbpfContext as _;
+use aya_ebpf::EbpfContext;
 use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
-use aya_ebpf::macros::{btf_tracepoint, map};
+use aya_ebpf::macros::{btf_tracepoint, map, raw_tracepoint};
 use aya_ebpf::maps::{Array, PerCpuArray};
-use aya_ebpf::programs::BtfTracePointContext;
+use aya_ebpf::programs::{BtfTracePointContext, RawTracePointContext};
 use aya_log_ebpf::debug;
 use kevtmon_ebpf::lanes::GatewayKey;
 use kevtmon_ebpf::neighbor::{
@@ -21,7 +21,7 @@ use kevtmon_ebpf::{Counter, Header, MISSING};
 
 use crate::emit::{self, RingReserve};
 use crate::lanes;
-use crate::memory::{Kernel, Structure as _, Typed, offset};
+use crate::memory::{Kernel, Structure, Typed, offset};
 use crate::task::{self, Program, Task};
 
 // NUD_* of include/uapi/linux/neighbour.h.
@@ -49,18 +49,18 @@ static OFFSETS: NeighborOffsets = NeighborOffsets::ZERO;
 /// An entry, and where its pointers lead. They are read once: the verifier searches all types of the kernel by name, several times,
 /// for each pointer that is read from an argument, on each way that it walks.
 #[derive(Clone, Copy)]
-struct Neighbor {
+struct Neighbor<S> {
     /// `struct neighbour`.
-    entry: Typed,
+    entry: S,
     /// `struct net_device`.
-    device: Typed,
+    device: S,
     /// `struct neigh_table`.
-    table: Typed,
+    table: S,
 }
 
-impl Neighbor {
+impl<S: Structure> Neighbor<S> {
     #[inline(always)]
-    fn read(entry: Typed) -> Self {
+    fn read(entry: S) -> Self {
         let (device, table) = (entry.follow(offset!(neighbour_dev)), entry.follow(offset!(neighbour_tbl)));
         Self { entry, device, table }
     }
@@ -71,7 +71,7 @@ impl Neighbor {
     }
 
     #[inline(always)]
-    fn netns(&self) -> Typed {
+    fn netns(&self) -> S {
         self.device.follow(offset!(net_device_nd_net))
     }
 }
@@ -117,25 +117,35 @@ const CREATED_MIN: u64 = 64;
 /// `neigh_update(struct neighbour *n, const u8 *lladdr, u8 new, u32 flags, u32 nlmsg_pid)`, since 5.1.
 #[btf_tracepoint(function = "neigh_update")]
 fn neigh_update(ctx: BtfTracePointContext) -> i32 {
-    let entry = Typed(ctx.arg::<u64>(0));
-    let new_state = ctx.arg::<u64>(2) as u8;
-    let flags = ctx.arg::<u64>(3) as u32;
-    let netlink_port = ctx.arg::<u64>(4) as u32;
+    let [state, flags, port] = [ctx.arg::<u64>(2), ctx.arg(3), ctx.arg(4)];
+    updated(&ctx, Typed(ctx.arg(0)), state as u8, flags as u32, port as u32);
+    0
+}
 
+/// The same on a kernel without types of its own, as each of the programs `_raw`: the verifier does not know what an argument
+/// points to.
+#[raw_tracepoint(tracepoint = "neigh_update")]
+fn neigh_update_raw(ctx: RawTracePointContext) {
+    let [state, flags, port] = [ctx.arg::<u64>(2), ctx.arg(3), ctx.arg(4)];
+    updated(&ctx, Kernel(ctx.arg(0)), state as u8, flags as u32, port as u32);
+}
+
+#[inline(always)]
+fn updated(ctx: &impl EbpfContext, entry: impl Structure, new_state: u8, flags: u32, netlink_port: u32) {
     let dead: u8 = entry.get(offset!(neighbour_dead));
     if dead != 0 {
-        return 0;
+        return;
     }
     let old_state: u8 = entry.get(offset!(neighbour_nud_state));
     let is_by_request = flags & offset!(admin_flag) != 0;
     // The way of every answer of a neighbor that is known already ends here.
     if !is_by_request && (old_state & VALID != 0 || new_state & LEARNED == 0) {
-        return 0;
+        return;
     }
     // The verifier of 5.10 lets nobody load an argument that points to an integer.
     let new_lladdr = Kernel(ctx.as_ptr() as u64).follow(LLADDR_ARGUMENT);
     if !is_by_request && new_lladdr.is_null() {
-        return 0;
+        return;
     }
     let neighbour = Neighbor::read(entry);
     let mut change = Change { operation: operation::CHANGED, old_state, new_state, new_lladdr, netlink_port };
@@ -162,7 +172,7 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
         let is_same = !other && (stays(LEARNED) || stays(NOARP));
         // Of all entries there would be too much.
         if !is_set || is_same || !lanes::is_gateway(&key_of(&neighbour)) {
-            return 0;
+            return;
         }
         change.operation = if is_by_request { operation::SET } else { operation::RESOLVED };
     } else if is_to_resolve || new_state & VALID == 0 {
@@ -170,18 +180,27 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
     } else {
         // Without OVERRIDE the kernel keeps the old address and does nothing.
         if (other && flags & OVERRIDE == 0) || (!other && new_state & PERMANENT != 0) {
-            return 0;
+            return;
         }
     }
-    debug!(&ctx, "neigh_update {:x} -> {:x}", old_state, change.new_state);
+    debug!(ctx, "neigh_update {:x} -> {:x}", old_state, change.new_state);
     report(&neighbour, Program::NeighUpdate, &change);
-    0
 }
 
 /// `neigh_cleanup_and_release(struct neighbour *n, int rc)`, since 5.1.
 #[btf_tracepoint(function = "neigh_cleanup_and_release")]
 fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
-    let entry = Typed(ctx.arg::<u64>(0));
+    removed(&ctx, Typed(ctx.arg(0)));
+    0
+}
+
+#[raw_tracepoint(tracepoint = "neigh_cleanup_and_release")]
+fn neigh_cleanup_raw(ctx: RawTracePointContext) {
+    removed(&ctx, Kernel(ctx.arg(0)));
+}
+
+#[inline(always)]
+fn removed(ctx: &impl EbpfContext, entry: impl Structure) {
     let state: u8 = entry.get(offset!(neighbour_nud_state));
     let neighbour = Neighbor::read(entry);
     let is_stray = state == NOARP && is_blackhole(entry) && lanes::is_gateway(&key_of(&neighbour));
@@ -195,7 +214,7 @@ fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
             counter::NOARP_COLLATERAL,
         );
         if state & PERMANENT == 0 {
-            return 0;
+            return;
         }
     }
     let change = Change {
@@ -205,16 +224,25 @@ fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
         new_lladdr: Kernel(0),
         netlink_port: 0,
     };
-    debug!(&ctx, "cleanup in state {:x}", state);
+    debug!(ctx, "cleanup in state {:x}", state);
     report(&neighbour, Program::NeighCleanup, &change);
-    0
 }
 
 /// `neigh_timer_handler(struct neighbour *n, int err)`, since 5.1. Fires after the state changed, in
 /// whatever task the timer interrupted: there is no actor.
 #[btf_tracepoint(function = "neigh_timer_handler")]
 fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
-    let entry = Typed(ctx.arg::<u64>(0));
+    timed_out(Typed(ctx.arg(0)));
+    0
+}
+
+#[raw_tracepoint(tracepoint = "neigh_timer_handler")]
+fn neigh_timer_raw(ctx: RawTracePointContext) {
+    timed_out(Kernel(ctx.arg(0)));
+}
+
+#[inline(always)]
+fn timed_out(entry: impl Structure) {
     let state: u8 = entry.get(offset!(neighbour_nud_state));
     if state & FAILED != 0 {
         let change = Change {
@@ -226,7 +254,6 @@ fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
         };
         report_without_task(&Neighbor::read(entry), &change);
     }
-    0
 }
 
 /// `neigh_create(struct neigh_table *tbl, struct net_device *dev, const void *pkey, const struct neighbour *n, bool
@@ -234,33 +261,49 @@ fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "neigh_create")]
 fn neigh_create(ctx: BtfTracePointContext) -> i32 {
     let is_exempt = ctx.arg::<u64>(4) as u8 != 0;
-    if is_exempt {
-        return 0;
+    if !is_exempt {
+        created(Typed(ctx.arg(0)), Typed(ctx.arg(1)));
     }
-    let table = Typed(ctx.arg::<u64>(0));
+    0
+}
+
+#[raw_tracepoint(tracepoint = "neigh_create")]
+fn neigh_create_raw(ctx: RawTracePointContext) {
+    let is_exempt = ctx.arg::<u64>(4) as u8 != 0;
+    if !is_exempt {
+        created(Kernel(ctx.arg(0)), Kernel(ctx.arg(1)));
+    }
+}
+
+#[inline(always)]
+fn created<S: Structure>(table: S, device: S) {
     let entries: i32 = table.get(offset!(neigh_table_gc_entries));
     let nearly: i32 = table.get(offset!(neigh_table_gc_thresh2));
     if entries < nearly {
-        return 0;
+        return;
     }
-    let device = Typed(ctx.arg::<u64>(1));
-    let Some(task) = task::current_typed(Program::NeighCreate) else { return 0 };
+    let Some(task) = current::<S>(Program::NeighCreate) else { return };
     let netns = device.follow(offset!(net_device_nd_net));
     // A packet that arrives or passes has nothing to do with the current task; it may still interrupt one of that namespace.
     if task.id().netns != netns.get::<u32>(offset!(net_ns_inum)) {
-        return 0;
+        return;
     }
     let family: u32 = table.get(offset!(neigh_table_family));
     let made = count_created(task.id(), family);
     if made < CREATED_MIN || !made.is_power_of_two() {
-        return 0;
+        return;
     }
     let entry = GatewayKey { netns: task.id().netns, ifindex: 0, address: [0; 16] };
     if let Some(room) = lanes::neighbor(&entry, netns.follow(offset!(net_user_ns)), task.id()) {
         task::send_details(task, room);
         send_created(&task, family, made, room);
     }
-    0
+}
+
+/// A kernel without types gives none of the current task either.
+#[inline(always)]
+fn current<S: Structure>(program: Program) -> Option<Task> {
+    if S::IS_TYPED { task::current_typed(program) } else { task::current(program) }
 }
 
 #[inline(always)]
@@ -308,7 +351,7 @@ fn send_created(task: &Task, family: u32, made: u64, room: RingReserve) {
 }
 
 #[inline(always)]
-fn report(neighbour: &Neighbor, program: Program, change: &Change) {
+fn report<S: Structure>(neighbour: &Neighbor<S>, program: Program, change: &Change) {
     let slot = if change.operation == operation::RESOLVED { RESOLVED_SLOT } else { program as u32 };
     let Some(slot) = CHANGES.get_ptr_mut(slot) else { return };
     // SAFETY: a slot of the map, which no other run on this processor uses meanwhile. Since 6.1 the kernel sees to that. Before it
@@ -319,7 +362,7 @@ fn report(neighbour: &Neighbor, program: Program, change: &Change) {
     };
     // What the protocol resolves has nothing to do with the current task.
     let is_by_task = change.operation != operation::RESOLVED;
-    let Some(task) = is_by_task.then(|| task::current_typed(program)).flatten() else {
+    let Some(task) = is_by_task.then(|| current::<S>(program)).flatten() else {
         return report_without_task(neighbour, change);
     };
     if let Some(room) = room_for(neighbour, task.id(), change) {
@@ -329,7 +372,7 @@ fn report(neighbour: &Neighbor, program: Program, change: &Change) {
 }
 
 #[inline(always)]
-fn report_without_task(neighbour: &Neighbor, change: &Change) {
+fn report_without_task(neighbour: &Neighbor<impl Structure>, change: &Change) {
     if let Some(room) = room_for(neighbour, &task::NO_TASK, change) {
         send(neighbour, &task::NO_TASK, 0, change, room);
     }
@@ -337,7 +380,7 @@ fn report_without_task(neighbour: &Neighbor, change: &Change) {
 
 /// `None` if it is over the budget of its source, and counted.
 #[inline(always)]
-fn room_for(neighbour: &Neighbor, id: &TaskId, change: &Change) -> Option<RingReserve> {
+fn room_for(neighbour: &Neighbor<impl Structure>, id: &TaskId, change: &Change) -> Option<RingReserve> {
     match change.operation {
         operation::SET => return lanes::gateway_set(&key_of(neighbour), id, counter::GATEWAY_SET),
         operation::RESOLVED => return lanes::gateway_set(&key_of(neighbour), id, counter::GATEWAY_RESOLVED),
@@ -347,7 +390,7 @@ fn room_for(neighbour: &Neighbor, id: &TaskId, change: &Change) -> Option<RingRe
 }
 
 #[inline(always)]
-fn key_of(neighbour: &Neighbor) -> GatewayKey {
+fn key_of(neighbour: &Neighbor<impl Structure>) -> GatewayKey {
     let mut key = GatewayKey {
         netns: neighbour.netns().get(offset!(net_ns_inum)),
         ifindex: neighbour.device.get(offset!(net_device_ifindex)),
@@ -361,7 +404,7 @@ fn key_of(neighbour: &Neighbor) -> GatewayKey {
 /// Whether packets to an entry that ends are discarded: so `neigh_flush_dev` (net/core/neighbour.c) leaves one that something
 /// still uses. One that had no use for a link-layer address has an output function of its kind.
 #[inline(always)]
-fn is_blackhole(entry: Typed) -> bool {
+fn is_blackhole(entry: impl Structure) -> bool {
     let dead: u8 = entry.get(offset!(neighbour_dead));
     let output: u64 = entry.get(offset!(neighbour_output));
     let kind = entry.follow(offset!(neighbour_ops));
@@ -375,7 +418,7 @@ fn is_blackhole(entry: Typed) -> bool {
 /// # Safety
 /// `into` must be valid for writes.
 #[inline(always)]
-unsafe fn put_address(neighbour: &Neighbor, into: *mut [u8; 16]) {
+unsafe fn put_address(neighbour: &Neighbor<impl Structure>, into: *mut [u8; 16]) {
     let family = neighbour.family();
     // An array without a size, at the end: not within the structure that the verifier knows.
     let key = neighbour.entry.untyped();
@@ -403,7 +446,7 @@ fn count_deletion(old_state: u8, permanent: Counter, learned: Counter, noarp: Co
 
 /// Whether the entry has another link-layer address than the one given.
 #[inline(always)]
-fn differs(neighbour: &Neighbor, lladdr: Kernel) -> bool {
+fn differs(neighbour: &Neighbor<impl Structure>, lladdr: Kernel) -> bool {
     let len: u8 = neighbour.device.get(offset!(net_device_addr_len));
     let new: [u8; LLADDR_CAPACITY] = lladdr.get(0);
     let mut index = 0;
@@ -419,12 +462,12 @@ fn differs(neighbour: &Neighbor, lladdr: Kernel) -> bool {
 }
 
 #[inline(always)]
-fn send(neighbour: &Neighbor, id: &TaskId, root: u32, change: &Change, room: RingReserve) {
+fn send(neighbour: &Neighbor<impl Structure>, id: &TaskId, root: u32, change: &Change, room: RingReserve) {
     let device = neighbour.device;
     let family = neighbour.family();
     let list = offset!(net_device_unreg_list);
     let queued: u64 = device.get(list);
-    let unregistering = queued != 0 && queued != device.0 + u64::from(list);
+    let unregistering = queued != 0 && queued != device.untyped().0 + u64::from(list);
     let first_address = device.follow(offset!(net_device_ip_ptr)).follow(offset!(in_device_ifa_list));
 
     let netns = neighbour.netns();
@@ -433,7 +476,7 @@ fn send(neighbour: &Neighbor, id: &TaskId, root: u32, change: &Change, room: Rin
     if unregistering {
         marks |= device_mark::UNREGISTERING;
     }
-    if first_address.0 != 0 {
+    if !first_address.is_null() {
         marks |= device_mark::HAS_ADDRESS;
     }
     if offset!(net_references) != MISSING {

@@ -200,7 +200,7 @@ mod tests {
             ("[output]\nformat = \"xml\"", "/k.toml:2:10: ", "one of pretty, json, none"),
             ("[output]\nformat = 3", "/k.toml:2:10: ", "one of pretty, json, none"),
             ("[output]\nmin_severity = \"loud\"", "/k.toml:2:16: ", "critical"),
-            ("[hooks]\nneighbor = \"kprobe\"", "/k.toml:2:12: ", "one of auto, tp_btf, netlink, off"),
+            ("[hooks]\nneighbor = \"kprobe\"", "/k.toml:2:12: ", "one of auto, tp_btf, raw_tp, netlink, off"),
             ("[hooks]\numount = \"netlink\"", "/k.toml:2:10: ", "one of auto, tracepoint, helpers, off"),
             ("[hooks]\nring_kib = 1000", "/k.toml:2:12: ", "a power of two from 64 to 2048"),
             ("[hooks]\nring_kib = 4096", "/k.toml:2:12: ", "a power of two from 64 to 2048"),

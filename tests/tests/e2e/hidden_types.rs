@@ -7,7 +7,7 @@ use kevtmon_tests::balance::assert_accounted_for;
 use kevtmon_tests::daemon::{Daemon, Launch, launch, program};
 use kevtmon_tests::kernel;
 use kevtmon_tests::mount::Mount;
-use kevtmon_tests::pod::{GATEWAY, Pod};
+use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::{attempt, hold_by_cwd};
 use serde_json::Value;
 
@@ -94,6 +94,47 @@ fn a_attach_mode_that_is_chosen_is_taken_though_there_are_better_ones() {
     pod.delete_gateway();
     daemon.wait_for_deletion(pod.inum(), GATEWAY).expect_none("/actor/pid");
     expect_a_named_caller(&mut daemon);
+}
+
+#[test]
+fn actors_are_known_by_the_types_of_a_file_where_the_kernel_hides_them() {
+    let pod = Pod::new();
+    let launch = launch();
+    let file = launch.directory().join(format!("{}.btf", kernel::release()));
+    let types = std::fs::read(kernel::TYPES).expect("the kernel shows its types");
+    std::fs::write(&file, types).expect("a file can be written");
+    // This kernel only hides them, so that `tp_btf` would work, too.
+    let config = format!("[hooks]\nneighbor = \"raw_tp\"\nbtf = {file:?}\n");
+    let mut daemon = launch.config(&config).through(&HIDING).start();
+    let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    for (hook, attach_mode) in [("neighbor", "raw_tp"), ("umount", "tracepoint"), ("sysctl", "cgroup")] {
+        ready.expect(&format!("/daemon/sources/hook.{hook}"), attach_mode);
+    }
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    for (act, cause) in [
+        (format!("neigh del {GATEWAY} dev eth0"), "admin"),
+        ("link set eth0 address 02:00:00:00:00:09".to_owned(), "lladdr-changed"),
+    ] {
+        let ip = pod.ip(&act);
+        let event = daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
+        event.expect_actor(ip.pid, "ip");
+        event.expect("/neighbor/cause", cause);
+        event.expect("/neighbor/state", "permanent");
+        event.expect("/neighbor/lladdr", GATEWAY_LLADDR);
+        event.expect("/neighbor/ifname", "eth0");
+        pod.set_gateway();
+    }
+    kernel::print_attach_modes(&daemon, "BTF from a file, raw_tp chosen");
+}
+
+#[test]
+fn types_in_a_file_that_is_called_after_another_kernel_are_refused() {
+    let config = "[hooks]\nbtf = \"/nowhere/5.10.btf\"\n";
+    let mut daemon = launch().config(config).through(&HIDING).start();
+    let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    ready.expect("/daemon/sources/hook.neighbor", "netlink");
+    let reason = ready.text("/daemon/degraded/hook.neighbor");
+    assert!(reason.contains(&format!("is not called {}.btf", kernel::release())), "{reason}");
 }
 
 /// A daemon for which `/sys/kernel` has nothing, or only the kernel's types: there is no place to mount tracefs at.

@@ -78,6 +78,8 @@ pub struct Program {
 pub enum Attach {
     /// A tracepoint whose arguments have BTF types (`tp_btf`).
     BtfTracepoint(&'static str),
+    /// The same tracepoint without types (`raw_tp`), for a kernel that has none: what is read needs those of a file.
+    RawTracepoint(&'static str),
     /// A tracepoint of system calls, of tracefs.
     Tracepoint(&'static str),
     /// The same of a program that reads no structure of the kernel, and so needs none of its types.
@@ -93,6 +95,10 @@ pub enum Attach {
     Sysctl,
     /// Nothing: the daemon runs it. A raw tracepoint program, which has been possible since Linux 5.10.
     OnRequest,
+}
+
+const fn raw_tp(name: &'static str, tracepoint: &'static str) -> Program {
+    Program { name, attach: Attach::RawTracepoint(tracepoint) }
 }
 
 /// A program on the tracepoint of its name.

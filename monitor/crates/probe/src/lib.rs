@@ -3,6 +3,8 @@
 //! In: the embedded object, the running kernel's type information. Out: the facts that the hooks of [`hooks::HOOKS`]
 //! observe, and how many records were lost. A hook that does not work is reported with its reason; the others go on.
 
+use std::path::PathBuf;
+
 use kevtmon_ebpf::lanes::Rate;
 use thiserror::Error;
 
@@ -62,6 +64,8 @@ pub struct BpfConfig {
     pub hooks: HookChoices,
     /// Whether the kernel lists who may hold a mount, where it can.
     pub iterators: bool,
+    /// File with the types of a kernel that has none of its own.
+    pub types: Option<PathBuf>,
     /// Whether the programs log.
     pub log: bool,
     /// Why nothing is loaded whatever the rest says, if so. Attach modes without programs remain.
@@ -79,15 +83,24 @@ pub enum BpfError {
         #[source]
         source: std::io::Error,
     },
-    #[error("type information at {path}")]
+    /// The file may be that of another kernel.
+    #[error("this kernel has no BTF, and {} is not called {name}", .path.display())]
+    OtherRelease { path: PathBuf, name: String },
+    #[error("this kernel has no BTF, and {} cannot be read", .path.display())]
+    Types {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("type information at {}", .path.display())]
     Btf {
-        path: &'static str,
+        path: PathBuf,
         #[source]
         source: btf::BtfError,
     },
-    #[error("type information at {path}")]
+    #[error("type information at {}", .path.display())]
     AyaBtf {
-        path: &'static str,
+        path: PathBuf,
         #[source]
         source: aya::BtfError,
     },

@@ -1,7 +1,9 @@
 //! Loading and attaching: every hook on the best attach mode that the configuration and this kernel allow.
 
+use std::ffi::OsStr;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray, RingBuf};
@@ -11,6 +13,7 @@ use aya::programs::{
 use aya::{Ebpf, EbpfLoader, Endianness};
 pub use iterating::load_iterators;
 use kevtmon_ebpf::lanes::Limits;
+use kevtmon_sources::kernel::KernelFacts;
 use kevtmon_sources::procfs::Proc;
 use nix::errno::Errno;
 use thiserror::Error;
@@ -140,7 +143,7 @@ fn without_programs(config: &BpfConfig, reason: &str) -> Vec<HookStatus> {
 /// Why a attach mode is refused.
 #[derive(Debug, Error)]
 enum AttachError {
-    #[error("type information at {BTF_PATH}")]
+    #[error("type information")]
     Offsets(#[source] BtfError),
     #[error(transparent)]
     Object(#[from] Arc<BpfError>),
@@ -186,7 +189,7 @@ struct Object {
 impl Object {
     fn load(config: &BpfConfig) -> Result<Self, Arc<BpfError>> {
         let has_untyped = HOOKS.iter().any(|hook| wants_untyped_programs(hook, config.hooks.of(hook)));
-        let (types, syscalls, offsets) = match type_information() {
+        let (types, syscalls, offsets) = match type_information(config.types.as_deref()) {
             Ok(TypeInformation { types, syscalls, offsets }) => (Ok(types), syscalls, offsets),
             Err(error) if has_untyped => {
                 let expected = Expected::WITHOUT_TYPES;
@@ -263,7 +266,9 @@ impl Object {
                 <&mut FEntry>::try_from(found).and_then(|found| found.load(name, types))
             }
             Attach::Sysctl => <&mut CgroupSysctl>::try_from(found).and_then(CgroupSysctl::load),
-            Attach::OnRequest => <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::load),
+            Attach::OnRequest | Attach::RawTracepoint(_) => {
+                <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::load)
+            }
         }
         .map_err(|source| AttachError::Program { program: program.name, source })
     }
@@ -273,6 +278,9 @@ impl Object {
         match program.attach {
             Attach::BtfTracepoint(_) => {
                 <&mut BtfTracePoint>::try_from(found).and_then(|found| found.attach().map(drop))
+            }
+            Attach::RawTracepoint(name) => {
+                <&mut RawTracePoint>::try_from(found).and_then(|found| found.attach(name).map(drop))
             }
             Attach::Tracepoint(_) | Attach::UntypedTracepoint(_) | Attach::Starts(_) | Attach::Returns(_) => {
                 let mut events = program.attach.syscall_events().into_iter();
@@ -386,9 +394,9 @@ struct TypeInformation {
 }
 
 /// The kernel's types, and the offsets that are resolved from them. Without those of the task no hook works.
-fn type_information() -> Result<TypeInformation, BpfError> {
-    let bytes = std::fs::read(BTF_PATH).map_err(|source| BpfError::NoBtf { path: BTF_PATH, source })?;
-    let malformed = |source| BpfError::Btf { path: BTF_PATH, source };
+fn type_information(file: Option<&Path>) -> Result<TypeInformation, BpfError> {
+    let (path, bytes) = read_types(file)?;
+    let malformed = |source| BpfError::Btf { path: path.clone(), source };
     let btf = Btf::parse(&bytes).map_err(malformed)?;
     let of_task = (task::OFFSETS.resolve)(&btf).map_err(malformed)?;
     let of_hooks = HOOKS.iter().filter_map(|hook| hook.offsets);
@@ -398,8 +406,27 @@ fn type_information() -> Result<TypeInformation, BpfError> {
     let offsets: Offsets = [(task::OFFSETS.global, Ok(of_task))].into_iter().chain(of_hooks).collect();
     let syscalls = Expected::of(&btf);
     let types = aya::Btf::parse(&bytes, Endianness::default())
-        .map_err(|source| BpfError::AyaBtf { path: BTF_PATH, source })?;
+        .map_err(|source| BpfError::AyaBtf { path, source })?;
     Ok(TypeInformation { types, syscalls, offsets })
+}
+
+/// The types that the kernel has, else those of the file.
+fn read_types(file: Option<&Path>) -> Result<(PathBuf, Vec<u8>), BpfError> {
+    match (std::fs::read(BTF_PATH), file) {
+        (Ok(bytes), _) => Ok((BTF_PATH.into(), bytes)),
+        (Err(source), None) => Err(BpfError::NoBtf { path: BTF_PATH, source }),
+        (Err(_), Some(file)) => Ok((file.to_owned(), types_of_file(file)?)),
+    }
+}
+
+/// Nothing in it says of which kernel it is, but its name.
+fn types_of_file(file: &Path) -> Result<Vec<u8>, BpfError> {
+    let path = file.to_owned();
+    let name = format!("{}.btf", KernelFacts::read().release);
+    if file.file_name() != Some(OsStr::new(&name)) {
+        return Err(BpfError::OtherRelease { path, name });
+    }
+    std::fs::read(file).map_err(|source| BpfError::Types { path, source })
 }
 
 /// Takes a map out of the object.

@@ -1,5 +1,7 @@
 //! `[hooks]` of the configuration file: each hook, and the ring buffer.
 
+use std::path::PathBuf;
+
 use kevtmon_ebpf::lanes::Rate;
 use kevtmon_types::settings::{Description, Valid, Values, settings};
 
@@ -23,6 +25,9 @@ settings! { "hooks":
     /// Whether the kernel itself lists who may hold a mount, where it can (BPF iterators). Without that, and where no hook
     /// uses programs, all processes are read in /proc, which finds the same and takes many times as long.
     ITERATORS: bool = "iterators", default true;
+    /// File with the types (BTF) of this kernel, for one that does not have them in `/sys/kernel/btf/vmlinux`; empty for none. Its
+    /// name must be that of `uname -r` with `.btf`. With the types of another kernel, events would be wrong.
+    BTF: PathBuf = "btf", default PathBuf::new();
 }
 
 /// All of the table, in the order of the file.
@@ -41,6 +46,7 @@ impl BpfConfig {
             user_rate: Rate::new(values.get(&USER_RATE), values.get(&USER_BURST)),
             source_rate: Rate::new(values.get(&SOURCE_RATE), values.get(&SOURCE_BURST)),
             hooks,
+            types: Some(values.get(&BTF)).filter(|path| !path.as_os_str().is_empty()),
             log,
             withheld: None,
         }

@@ -165,13 +165,14 @@ fn btf(kernel: &KernelFacts) -> Part {
         Err(reason) => Part::new("btf", Condition::Failed).because(
             format!("/sys/kernel/btf/vmlinux: {reason}"),
             "every hook but that of unmounts, which names a caller by pid, name and user; all else is found by state, \
-             without an actor",
+             without an actor; a file with the types (btf in [hooks]) brings back umount, neighbor and sysctl",
             NEEDS_BTF,
         ),
     }
 }
 
-const NEEDS_BTF: &str = "a kernel built with CONFIG_DEBUG_INFO_BTF=y, and its /sys where kevtmon runs";
+const NEEDS_BTF: &str = "a kernel built with CONFIG_DEBUG_INFO_BTF=y, and its /sys where kevtmon runs; for some hooks \
+                         a file with its types does: btf in [hooks]";
 
 fn tracefs(kernel: &KernelFacts) -> Part {
     match &kernel.tracefs {

@@ -18,6 +18,7 @@ const CONFIG: BpfConfig = BpfConfig {
     source_rate: Rate::new(2000, 4096),
     hooks: HookChoices::AUTO,
     iterators: true,
+    types: None,
     log: false,
     withheld: None,
 };
@@ -116,6 +117,14 @@ fn without_types_only_programs_that_need_none_are_attached() {
         assert_eq!(attach_mode, expected, "{hook}");
         assert!(reason.contains(BTF_PATH), "{hook}: {reason}");
     }
+}
+
+#[test]
+fn types_in_a_file_that_is_called_after_another_kernel_are_not_read() {
+    let of = |name: &str| types_of_file(&Path::new("/nowhere").join(name)).unwrap_err().to_string();
+    assert!(of("5.10.btf").contains("/nowhere/5.10.btf is not called "), "{}", of("5.10.btf"));
+    let own = of(&format!("{}.btf", KernelFacts::read().release));
+    assert!(own.ends_with(".btf cannot be read"), "{own}");
 }
 
 #[test]
