@@ -4,6 +4,8 @@
 //! did. What an open incident rests on stays.
 
 use kevtmon_event::Priority;
+use kevtmon_observation::BootNs;
+use kevtmon_types::clock::{SECOND, boot_now};
 use rusqlite::params;
 
 use super::accounts::{self, AccountId};
@@ -19,8 +21,8 @@ const LOSERS: usize = 32;
 const FRESH: i64 = 32;
 /// Most steps at once: a lowered limit is reached over several commits.
 const STEPS: usize = 16;
-/// How often the age is checked, in nanoseconds.
-const PRUNE_NS: i64 = 60 * 1_000_000_000;
+/// How often the age is checked, in nanoseconds of the boot clock: the other one may be set back.
+const PRUNE_NS: BootNs = 60 * SECOND;
 /// Free pages at the end of the file that are released in one commit.
 const VACUUM: u32 = 512;
 
@@ -65,11 +67,15 @@ impl Writer {
 
     /// Removes what is due before a commit.
     pub(super) fn retain(&mut self) -> Result<(), StoreError> {
-        let now = time::now();
+        self.retain_at(time::now(), boot_now())
+    }
+
+    /// The same of this moment on two clocks.
+    pub(super) fn retain_at(&mut self, now: i64, boot: BootNs) -> Result<(), StoreError> {
         let mut retain = || {
             self.index()?;
-            if now >= self.next_prune {
-                self.prune(now)?;
+            if boot >= self.next_prune {
+                self.prune(now, boot)?;
             }
             self.trim()?;
             self.give_back()
@@ -181,7 +187,7 @@ impl Writer {
         Ok(())
     }
 
-    fn prune(&mut self, now: i64) -> rusqlite::Result<()> {
+    fn prune(&mut self, now: i64, boot: BootNs) -> rusqlite::Result<()> {
         let before = now.saturating_sub(i64::try_from(self.limits.max_age.as_nanos()).unwrap_or(i64::MAX));
         for _ in 0..STEPS {
             if !self.forget(ALL, Victims { before, ..Victims::ALL })? {
@@ -191,7 +197,7 @@ impl Writer {
                     .prepare_cached("DELETE FROM runs WHERE alive < ?1 AND run <> ?2")?
                     .execute([before, self.run])?;
                 self.accounts.forget_unused(&self.connection)?;
-                self.next_prune = now.saturating_add(PRUNE_NS);
+                self.next_prune = boot.saturating_add(PRUNE_NS);
                 // What stayed for an incident may have to go by now.
                 self.seen.clear();
                 break;

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use kevtmon_event::{Event, Incident};
+use kevtmon_observation::BootNs;
 use kevtmon_types::clock::boot_now;
 use kevtmon_types::escape::to_json;
 use rusqlite::config::DbConfig;
@@ -58,7 +59,8 @@ pub struct Writer {
     /// What the events of this transaction take.
     pending_bytes: u64,
     pub(super) untrimmed_bytes: u64,
-    pub(super) next_prune: i64,
+    /// On the boot clock.
+    pub(super) next_prune: BootNs,
 }
 
 impl Writer {

@@ -228,6 +228,23 @@ fn the_closed_incidents_of_one_user_displace_none_of_another() {
 }
 
 #[test]
+fn what_is_too_old_goes_though_the_clock_was_set_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    let count = |writer: &Writer| -> i64 {
+        writer.connection.query_row("SELECT count(*) FROM events", [], |row| row.get(0)).unwrap()
+    };
+    let minute: u64 = 60_000_000_000;
+    writer.retain_at(time::now() + 3600 * SECOND, 0).unwrap();
+    let old = Event { time: at(-8 * 86_400), ..deletion(1, Priority::Node, "cron.service") };
+    writer.insert(&old).unwrap();
+    writer.retain_at(time::now(), minute - 1).unwrap();
+    assert_eq!(count(&writer), 1, "its age is looked at once a minute");
+    writer.retain_at(time::now(), minute).unwrap();
+    assert_eq!(count(&writer), 0);
+}
+
+#[test]
 fn a_store_full_of_evidence_keeps_its_limit() {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, _) = resume(dir.path(), BOOT);
