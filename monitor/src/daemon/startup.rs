@@ -238,5 +238,6 @@ pub(super) fn resume(previous: &PreviousRun) -> Resume {
         episodes: previous.episodes.clone(),
         pods: previous.pods.clone(),
         kept: previous.kept.clone(),
+        realtime_offset_ns: previous.realtime_offset_ns,
     }
 }

@@ -2,11 +2,15 @@
 
 use kevtmon_event::{Event, Incident};
 use kevtmon_observation::{BootNs, Source};
+use kevtmon_types::clock::MS;
 
 use super::Core;
 use crate::diagnose::{Engine, IncidentObjects, ModelChange};
 use crate::join::node_view;
 use crate::node::view::NodeView;
+
+/// A smaller step of the wall clock makes no text wrong.
+const CLOCK_SET_MS: u64 = 2_000;
 
 impl Core {
     /// The open incidents with the objects of their events, by id.
@@ -20,13 +24,26 @@ impl Core {
         self.engine.discarded()
     }
 
-    /// Sets the offset of the wall clock. Incidents of the previous run are resumed after that, since their times are
-    /// wall-clock times.
-    pub(super) fn set_clock(&mut self, realtime_offset_ns: i64) {
+    /// Sets the offset of the wall clock. Incidents of the previous run are resumed with the clock that they have their times of: if
+    /// it was set since, with the one before.
+    pub(super) fn set_clock(&mut self, at: BootNs, realtime_offset_ns: i64) {
+        let by_ms = match self.realtime_offset_ns {
+            // There was none before.
+            0 => 0,
+            before => realtime_offset_ns.saturating_sub(before) / MS.cast_signed(),
+        };
+        let is_set = by_ms.unsigned_abs() >= CLOCK_SET_MS;
+        if is_set {
+            self.resume_incidents();
+        }
         self.realtime_offset_ns = realtime_offset_ns;
         let clock = self.clock();
         self.engine.set_clock(clock);
         self.resume_incidents();
+        if is_set {
+            self.engine.clock_set(by_ms);
+            self.clock_set(at, by_ms);
+        }
     }
 
     pub(super) fn resume_incidents(&mut self) {

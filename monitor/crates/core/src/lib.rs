@@ -94,6 +94,8 @@ pub struct Resume {
     pub pods: PodNames,
     /// What the previous run of this boot kept.
     pub kept: Kept,
+    /// The offset of its wall clock, which its incidents have their times of; 0 if that is unknown.
+    pub realtime_offset_ns: i64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -143,6 +145,8 @@ pub struct Core {
     /// Gateways that the previous run knew, of namespaces that are not read yet.
     previous_entries: Vec<KnownEntry>,
     last_expiry: BootNs,
+    /// Until when times of before the wall clock was set are told to be off.
+    clock_set_until: Option<BootNs>,
     /// Namespaces that ended of late.
     ended_netns: VecDeque<(BootNs, NsInum)>,
     link_acts: LinkActs,
@@ -182,7 +186,7 @@ impl Core {
             self.resume_incidents();
         }
         match fact {
-            Fact::Clock { realtime_offset_ns } => self.set_clock(realtime_offset_ns),
+            Fact::Clock { realtime_offset_ns } => self.set_clock(at, realtime_offset_ns),
             Fact::Task(task) => self.tasks.insert(*task),
             Fact::Neighbor(change) => self.neighbor(at, *change),
             Fact::Umount(attempt) => self.umount_below_known_root(at, *attempt),
@@ -373,6 +377,7 @@ impl Core {
             self.rbd_calls.expire(now);
             self.quotes.expire(now);
         }
+        self.tell_clock(now);
         self.diagnose_tick(now);
         self.tell_folded(now, false);
         self.tell_refused(now, false);

@@ -40,7 +40,7 @@ use crate::node::tenant::Accounts;
 macro_rules! shared_fields {
     ($build:ident) => {
         $build! {
-            [seq realtime_offset_ns ready last_expiry previously_alive]
+            [seq realtime_offset_ns ready last_expiry clock_set_until previously_alive]
             [
                 statuses degraded ended_netns to_resume previous_entries pending_neighbors holder_scans folding
                 quota kubelet_lookup
@@ -63,6 +63,7 @@ pub struct Saved<'a> {
     realtime_offset_ns: i64,
     ready: bool,
     last_expiry: BootNs,
+    clock_set_until: Option<BootNs>,
     previously_alive: Option<BootNs>,
     statuses: BTreeMap<String, SourceStatus>,
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
@@ -110,9 +111,11 @@ fn is_new<T: Default + PartialEq>(of_core: &T) -> bool {
 }
 
 impl From<Resume> for Saved<'_> {
-    fn from(Resume { last_seq, incidents, episodes, pods, kept }: Resume) -> Self {
+    fn from(resume: Resume) -> Self {
+        let Resume { last_seq, incidents, episodes, pods, kept, realtime_offset_ns } = resume;
         Self {
             seq: last_seq,
+            realtime_offset_ns,
             to_resume: incidents,
             episodes,
             pods: Cow::Owned(pods),

@@ -1,10 +1,17 @@
 //! Events of the daemon itself: ready, degraded, stopping, and lost records.
 
-use kevtmon_event::{Daemon, Event, Kind, Lost, Severity, SourceStates};
+use jiff::SignedDuration;
+use kevtmon_event::{Daemon, Event, Kind, Lost, Severity, SourceStates, span};
 use kevtmon_observation::{BootNs, Loss, SourceKind, SourceStatus};
+use kevtmon_types::clock::{MS, SECOND};
 
 use super::Core;
 use crate::diagnose::ModelChange;
+
+/// The wall clock among the sources, once it was set.
+const CLOCK: &str = "clock";
+/// Longest time for which it is degraded then.
+const CLOCK_TOLD_NS: BootNs = 24 * 3600 * SECOND;
 
 impl Core {
     pub(super) fn source(&mut self, at: BootNs, status: SourceStatus) {
@@ -52,6 +59,24 @@ impl Core {
             }
             self.diagnose(at, &ModelChange::Ready);
             self.look_up_busy_mounts(at);
+        }
+    }
+
+    /// Tells that the wall clock was set, for as long as the times of now and those from before overlap or have a gap of that.
+    pub(super) fn clock_set(&mut self, at: BootNs, by_ms: i64) {
+        let by = span(SignedDuration::from_millis(by_ms.saturating_abs()));
+        let (how, off) = if by_ms < 0 { ("back", "ahead") } else { ("forward", "behind") };
+        let reason = format!("it was set {how} by {by}, so that times from before are {by} {off}");
+        self.clock_set_until =
+            Some(at.saturating_add(by_ms.unsigned_abs().saturating_mul(MS).min(CLOCK_TOLD_NS)));
+        self.source(at, SourceStatus { reason: Some(reason), ..SourceStatus::up(SourceKind::Clock, CLOCK) });
+    }
+
+    /// Tells that times compare again.
+    pub(super) fn tell_clock(&mut self, now: BootNs) {
+        if self.clock_set_until.is_some_and(|until| until <= now) {
+            self.clock_set_until = None;
+            self.source(now, SourceStatus::up(SourceKind::Clock, CLOCK));
         }
     }
 

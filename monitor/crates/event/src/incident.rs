@@ -42,6 +42,10 @@ pub struct Incident {
     /// its own.
     #[schemars(range(min = 1))]
     pub episode: u32,
+    /// By how many milliseconds the wall clock was set while it was open, positive if forward: so much of the time from `opened` to
+    /// `closed` did not pass.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub clock_set_ms: i64,
     /// Why it closed.
     pub close_reason: Option<CloseReason>,
     /// The fault existed before the daemon started.
@@ -166,7 +170,8 @@ impl Incident {
         }
         let since = self.counted_since.as_deref().unwrap_or(&self.first_seen);
         let moment = |text: &str| text.parse::<jiff::Timestamp>().ok();
-        let passed = moment(since).zip(moment(&self.last_seen));
+        // Which of the times are of before the clock was set is not known.
+        let passed = moment(since).zip(moment(&self.last_seen)).filter(|_| self.clock_set_ms == 0);
         let passed = passed.map(|(since, last)| match span(last.duration_since(since)) {
             short if short == "0 s" => " within 1 s".to_owned(),
             passed => format!(" over {passed}"),
@@ -221,5 +226,7 @@ mod tests {
             "2 refused unmounts over 6 s",
             "what had another cause does not count"
         );
+        it.clock_set_ms = 3_600_000;
+        assert_eq!(it.repeated().unwrap(), "2 refused unmounts", "over which time is not known");
     }
 }

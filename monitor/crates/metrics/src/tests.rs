@@ -378,6 +378,7 @@ fn incident(id: &str, kind: Kind, severity: Severity) -> Event {
         counted: String::new(),
         counted_since: None,
         episode: 1,
+        clock_set_ms: 0,
         ruled_out: Vec::new(),
         close_reason: None,
         found_at_start: false,

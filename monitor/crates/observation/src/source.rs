@@ -26,6 +26,8 @@ pub enum SourceKind {
     Sink,
     /// The configuration file, which is read again on request.
     Configuration,
+    /// The wall clock, which may be set.
+    Clock,
 }
 
 /// The state of one source or hook.

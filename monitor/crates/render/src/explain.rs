@@ -48,7 +48,8 @@ fn incident(page: &mut Paragraphs<'_>, view: &IncidentView, clock: &Clock) {
     let severity = pretty.paint(severity_style(*severity), severity.name());
     page.line(&format!("  {kind}  {severity}, {sure}  [{}]", escaped(id)));
     let (closed, well_since) = (closed.as_deref(), view.well_since.as_deref());
-    let course = course(opened, closed, *close_reason, well_since, view.stale.as_ref(), clock);
+    let set = view.incident.clock_set_ms;
+    let course = course(opened, closed, *close_reason, well_since, view.stale.as_ref(), set, clock);
     page.put(4, Some(Style::Dim), &course);
     page.put(4, None, &headline(view.status(), summary));
     // The command that tells its story follows anyway.

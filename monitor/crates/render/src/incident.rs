@@ -1,5 +1,6 @@
 //! An incident as text.
 
+use jiff::SignedDuration;
 use kevtmon_event::{CloseReason, Confidence, span};
 use kevtmon_history::query::history::IncidentView;
 use kevtmon_history::query::record::timestamp;
@@ -41,6 +42,7 @@ pub(super) fn course(
     why: Option<CloseReason>,
     well_since: Option<&str>,
     stale: Option<&Stale>,
+    clock_set_ms: i64,
     clock: &Clock,
 ) -> String {
     let opened = timestamp(opened);
@@ -74,8 +76,8 @@ pub(super) fn course(
         Some(CloseReason::Expired) => ", no further updates",
         None => "",
     };
-    let lasted = span(closed.duration_since(opened));
-    format!("closed {} after {lasted}{reason}", clock.local_and_age(closed))
+    let lasted = closed.duration_since(opened).saturating_sub(SignedDuration::from_millis(clock_set_ms));
+    format!("closed {} after {}{reason}", clock.local_and_age(closed), span(lasted))
 }
 
 /// An incident, with its course, causes, what was ruled out, and advice.
@@ -88,8 +90,9 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
     page.line(&format!("{painted} {}", pretty.paint(Style::Bold, &kind)));
     page.put(INDENT, None, &headline(view.status(), &incident.summary));
     let (closed, well_since) = (incident.closed.as_deref(), view.well_since.as_deref());
+    let set = incident.clock_set_ms;
     let mut course =
-        course(&incident.opened, closed, incident.close_reason, well_since, view.stale.as_ref(), clock);
+        course(&incident.opened, closed, incident.close_reason, well_since, view.stale.as_ref(), set, clock);
     if let Some(repeated) = view.repeated() {
         let last = clock.local_and_age(timestamp(&incident.last_seen));
         course.push_str(&format!(" · {}, last {last}", escaped(&repeated)));
@@ -117,4 +120,20 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
         page.put(INDENT, None, &format!("next: {}", escaped(&stale.next)));
     }
     page.text
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::tz::TimeZone;
+
+    use super::*;
+
+    #[test]
+    fn no_time_passes_by_setting_the_clock() {
+        let clock = Clock { now: "2026-01-02T05:00:00Z".parse().unwrap(), zone: TimeZone::UTC };
+        let (opened, closed) = ("2026-01-02T03:04:05Z", Some("2026-01-02T04:07:05Z"));
+        let lasted = |by_ms| course(opened, closed, Some(CloseReason::Resolved), None, None, by_ms, &clock);
+        assert_eq!(lasted(0), "closed 04:07:05 (52 min ago) after 1 h 3 min, resolved");
+        assert_eq!(lasted(3_600_000), "closed 04:07:05 (52 min ago) after 3 min, resolved");
+    }
 }

@@ -97,6 +97,7 @@ impl Page<'_> {
             incident.close_reason,
             well_since,
             incident.stale.as_ref(),
+            incident.clock_set_ms,
             self.clock,
         );
         if let Some(repeated) = &incident.repeated {
@@ -158,9 +159,15 @@ impl Page<'_> {
         if let Some(since) = &verdict.since {
             let (until, well_since) = (verdict.until.as_deref(), verdict.well_since.as_deref());
             facts.push(match verdict.open || until.is_some() || well_since.is_some() {
-                true => {
-                    course(since, until, verdict.close_reason, well_since, verdict.stale.as_ref(), self.clock)
-                }
+                true => course(
+                    since,
+                    until,
+                    verdict.close_reason,
+                    well_since,
+                    verdict.stale.as_ref(),
+                    verdict.clock_set_ms,
+                    self.clock,
+                ),
                 false if verdict.judged.is_some() => {
                     format!("since {}", self.clock.local_and_age(timestamp(since)))
                 }

@@ -36,6 +36,7 @@ pub fn incident(id: &str, last: u64) -> Incident {
         counted: "observations".into(),
         counted_since: None,
         episode: 1,
+        clock_set_ms: 0,
         ruled_out: Vec::new(),
         close_reason: None,
         found_at_start: false,

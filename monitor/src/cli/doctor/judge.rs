@@ -314,6 +314,10 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
             "the configuration from before stays in effect",
             "kevtmon config check, then send SIGHUP again",
         ),
+        SourceKind::Clock => text(
+            "--since and ages are off by that where they reach back beyond it",
+            "add that time to --since, and have the time service step the clock at boot only (chrony: makestep 1 3)",
+        ),
     }
 }
 

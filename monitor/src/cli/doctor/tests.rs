@@ -240,3 +240,12 @@ fn without_a_daemon_the_self_test_says_that_nobody_was_asked() {
     assert_eq!(steps.len(), 2);
     assert!(steps.iter().all(|step| !step.passed && step.outcome.contains("no daemon")), "{steps:?}");
 }
+
+#[test]
+fn that_the_clock_was_set_is_told_with_what_it_costs() {
+    let reason = Some("it was set back by 1 h, so that times from before are 1 h ahead".to_owned());
+    let status = SourceStatus { reason: reason.clone(), ..SourceStatus::up(SourceKind::Clock, "clock") };
+    let found = source(&status, &node());
+    assert_eq!((found.state, found.reason), (Condition::Degraded, reason));
+    assert!(found.lost.unwrap().starts_with("--since") && found.remedy.unwrap().contains("chrony"));
+}

@@ -143,6 +143,11 @@ impl Engine {
         self.clock = clock;
     }
 
+    /// The wall clock was set by so much: open incidents have times of before.
+    pub fn clock_set(&mut self, by_ms: i64) {
+        self.incidents.open.values_mut().for_each(|open| open.clock_set(by_ms));
+    }
+
     /// Continues to count the episodes of incidents that earlier runs in this boot closed.
     pub fn resume_episodes(&mut self, last: Vec<(String, u32)>) {
         for (id, episode) in last {

@@ -31,6 +31,9 @@ pub struct Recount {
     pub count: u64,
     /// When it was last seen, RFC 3339.
     pub last_seen: String,
+    /// As [`Incident::clock_set_ms`].
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub clock_set_ms: i64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -67,6 +70,7 @@ impl OpenIncident {
                 counted: super::kind(kind).map_or_else(String::new, |kind| kind.counted.to_owned()),
                 counted_since: None,
                 episode,
+                clock_set_ms: 0,
                 close_reason: None,
                 found_at_start: report.found_at_start,
                 caused_by: Vec::new(),
@@ -139,7 +143,13 @@ impl OpenIncident {
     /// How often it has been seen, if it was again since it opened.
     pub(super) fn recount(&self, clock: WallClock) -> Option<Recount> {
         let last_seen = clock.text(self.last?);
-        Some(Recount { id: self.incident.id.clone(), count: self.incident.count, last_seen })
+        let Incident { id, count, clock_set_ms, .. } = &self.incident;
+        Some(Recount { id: id.clone(), count: *count, last_seen, clock_set_ms: *clock_set_ms })
+    }
+
+    /// The wall clock was set while it is open.
+    pub(super) fn clock_set(&mut self, by_ms: i64) {
+        self.incident.clock_set_ms = self.incident.clock_set_ms.saturating_add(by_ms);
     }
 
     /// Applies a report; returns whether the change is notable.

@@ -327,6 +327,18 @@ fn a_resumed_incident_that_no_diagnosis_claims_expires_when_all_sources_are_read
     assert!(TestNode::booted(other_boot).open().is_empty());
 }
 
+#[test]
+fn a_clock_that_was_set_between_two_runs_makes_no_incident_last_longer() {
+    let before = {
+        let mut node = TestNode::with_running_pod();
+        node.delete_entry(ETCD, NeighborCause::Admin);
+        node.resume_state()
+    };
+    let node = TestNode::booted(Resume { realtime_offset_ns: BOOTED_AT + 3_600_000_000_000, ..before });
+    let open = node.open();
+    assert_eq!((open.len(), open[0].clock_set_ms), (1, -3_600_000));
+}
+
 /// Stale CNI DEL: the old sandbox 94feeebc95fb is deleted by pod name, and takes the new one's gateway.
 fn scenario_of_the_stale_deletion() -> TestNode {
     let mut node = TestNode::booted(Resume::default());

@@ -47,3 +47,26 @@ fn each_degradation_of_a_source_has_one_recovery_whatever_else_is_missing() {
         ]
     );
 }
+
+#[test]
+fn that_the_clock_was_set_ends_after_as_long_a_time_even_in_a_core_that_was_restored() {
+    const HOUR: u64 = 3_600_000 * MS;
+    let mut core = core();
+    let clock = |offset: u64| Fact::Clock { realtime_offset_ns: offset.cast_signed() };
+    core.observe(at(1, clock(1_000 * HOUR)));
+    for source in ["netlink", "docker"] {
+        core.observe(at(2, status(source, true)));
+    }
+    let kinds = |core: &mut Core| events(core).iter().map(|event| event.kind).collect::<Vec<_>>();
+    assert_eq!(kinds(&mut core), [Kind::DaemonReady], "there was no clock before");
+    core.observe(at(3, clock(999 * HOUR)));
+    assert_eq!(kinds(&mut core), [Kind::DaemonDegraded]);
+    let saved = serde_json::to_string(&core.save().unwrap()).unwrap();
+    let settings = core.settings().clone();
+    let mut restored = Core::restore(settings, serde_json::from_str(&saved).unwrap()).unwrap();
+    assert_same(&restored, &core, "after the clock was set");
+    restored.observe(at(2 + HOUR, Fact::Tick));
+    assert_eq!(kinds(&mut restored), []);
+    restored.observe(at(3 + HOUR, Fact::Tick));
+    assert_eq!(kinds(&mut restored), [Kind::DaemonRecovered]);
+}

@@ -254,6 +254,7 @@ fn closed_incident(event: &Event) -> Incident {
         counted: "refused unmounts".into(),
         counted_since: Some(event.time.clone()),
         episode: 1,
+        clock_set_ms: 1,
         ruled_out: vec!["eth0 is up".into()],
         close_reason: Some(CloseReason::SubjectGone),
         found_at_start: true,

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::history::Extent;
 use super::record::{Record, timestamp};
 
-/// Nothing is seen by these, so that nothing is hidden while they are down: the configuration file, and recordings.
-const UNSEEING: [&str; 3] = ["configuration", "record", "recorder"];
+/// Nothing is seen by these, so that nothing is hidden while they are down: the clock, the configuration file, and recordings.
+const UNSEEING: [&str; 4] = ["clock", "configuration", "record", "recorder"];
 
 /// A gap in what could be seen.
 #[serde_with::skip_serializing_none]
@@ -228,7 +228,7 @@ fn unwatched_by(status: &SourceStatus) -> Option<String> {
         (SourceKind::Netlink, _) => "links, addresses, routes and neighbor entries".to_owned(),
         (SourceKind::Runtime, _) => format!("the containers of {name}"),
         (SourceKind::Sink | SourceKind::Configuration | SourceKind::Processes, _) => return None,
-        (SourceKind::Kubelet | SourceKind::Logs, _) => return None,
+        (SourceKind::Kubelet | SourceKind::Logs | SourceKind::Clock, _) => return None,
     };
     let reason = status.reason.as_deref().unwrap_or("no reason given");
     Some(match status.kind {

@@ -18,6 +18,7 @@ pub fn apply(views: &mut [IncidentView], state: &NodeState) {
         if let Some(recount) = state.recounts.iter().find(|recount| recount.id == incident.id) {
             incident.count = recount.count;
             incident.last_seen.clone_from(&recount.last_seen);
+            incident.clock_set_ms = recount.clock_set_ms;
         }
         if let Some(quiet) = state.quiet_periods.iter().find(|quiet| quiet.id == incident.id) {
             view.well_since = Some(quiet.since.clone());
@@ -49,7 +50,7 @@ mod tests {
         let mut views = [view("a", 5), view("b", 5), view("a", 6), closed, of_another_boot];
         let state = NodeState {
             seq: 5,
-            recounts: vec![Recount { id: "a".into(), count: 5, last_seen: time(8) }],
+            recounts: vec![Recount { id: "a".into(), count: 5, last_seen: time(8), clock_set_ms: 1 }],
             quiet_periods: vec![QuietPeriod { id: "a".into(), since: time(7) }],
             ..state.clone()
         };
@@ -59,7 +60,7 @@ mod tests {
             views.each_ref().map(|view| view.well_since.is_some()),
             [true, false, false, false, false]
         );
-        assert_eq!(views[0].incident.last_seen, time(8));
+        assert_eq!((&*views[0].incident.last_seen, views[0].incident.clock_set_ms), (&*time(8), 1));
         assert_eq!(views[0].status(), Some("intermittent, not active now"));
         assert_eq!((views[1].status(), views[3].status()), (None, Some("closed")));
     }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use kevtmon_core::diagnose::Suspicion;
 use kevtmon_event::{Actor, Advice, CloseReason, Confidence, Role, Severity};
+use kevtmon_types::is_zero::is_zero;
 use serde::{Deserialize, Serialize};
 
 use super::Record;
@@ -84,6 +85,9 @@ pub struct StoryIncident {
     pub confidence: Confidence,
     pub opened: String,
     pub closed: Option<String>,
+    /// By how many milliseconds the wall clock was set between the two.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub clock_set_ms: i64,
     pub close_reason: Option<CloseReason>,
     /// It is open because it opens again and again, and nothing has been wrong since then.
     pub well_since: Option<String>,
@@ -252,6 +256,7 @@ fn story_incident(view: &IncidentView, by_id: &BTreeMap<&str, &IncidentView>) ->
         confidence: incident.confidence,
         opened: incident.opened,
         closed: incident.closed,
+        clock_set_ms: incident.clock_set_ms,
         close_reason: incident.close_reason,
         well_since: view.well_since.clone(),
         stale: view.stale.clone(),

@@ -3,6 +3,7 @@
 use kevtmon_core::diagnose::Suspicion;
 use kevtmon_event::{CloseReason, Confidence, Kind, Severity};
 use kevtmon_types::escape::name;
+use kevtmon_types::is_zero::is_zero;
 use serde::{Deserialize, Serialize};
 
 use super::stale::Stale;
@@ -24,6 +25,9 @@ pub struct Verdict {
     /// Since when, RFC 3339.
     pub since: Option<String>,
     pub until: Option<String>,
+    /// By how many milliseconds the wall clock was set between the two.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub clock_set_ms: i64,
     /// Why it is over.
     pub close_reason: Option<CloseReason>,
     /// It is open because it opens again and again, and nothing has been wrong since then.
@@ -102,6 +106,7 @@ fn of_events(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[Step
             confidence: Some(incident.confidence),
             since: Some(incident.opened.clone()),
             until: incident.closed.clone(),
+            clock_set_ms: incident.clock_set_ms,
             close_reason: incident.close_reason,
             well_since: incident.well_since.clone(),
             stale: incident.stale.clone(),

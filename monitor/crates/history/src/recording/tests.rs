@@ -25,6 +25,7 @@ use super::segments::numbered;
 use super::settings::FlightLimits;
 
 mod bundle;
+mod clock;
 mod flight;
 pub(super) mod golden;
 mod story;
@@ -173,6 +174,7 @@ pub(super) fn incident(id: &str, opened: u32) -> Incident {
         counted: String::new(),
         counted_since: None,
         episode: 1,
+        clock_set_ms: 0,
         ruled_out: Vec::new(),
         close_reason: None,
         found_at_start: false,

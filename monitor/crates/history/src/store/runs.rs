@@ -30,6 +30,8 @@ pub struct PreviousRun {
     pub pods: PodNames,
     /// What it kept besides.
     pub kept: Kept,
+    /// The offset of its wall clock when it was last alive; 0 if there was none in this boot.
+    pub realtime_offset_ns: i64,
 }
 
 /// The newest run in the file, of any boot.
@@ -75,6 +77,7 @@ impl Writer {
             incidents: self.open_incidents()?,
             kept: Kept { gateways: self.kept("gateways")?, rbd_users: self.kept("rbd_users")? },
             episodes: self.last_episodes()?,
+            realtime_offset_ns: previous.alive.saturating_sub(previous.alive_boot.cast_signed()),
             pods,
         })
     }

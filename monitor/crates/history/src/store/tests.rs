@@ -47,6 +47,7 @@ pub(super) fn incident(id: &str, kind: Kind, seq: u64) -> Event {
         counted: String::new(),
         counted_since: None,
         episode: 1,
+        clock_set_ms: 0,
         ruled_out: Vec::new(),
         close_reason: closed.then_some(kevtmon_event::CloseReason::Resolved),
         found_at_start: false,
@@ -132,6 +133,8 @@ fn a_run_that_stopped_in_good_order_is_continued_without_a_gap_in_numbers() {
     let (_writer, previous_run) = resume(dir.path(), BOOT);
     assert_eq!(previous_run.last_seq, 1);
     assert!(previous_run.alive.is_some());
+    let offset = kevtmon_types::clock::realtime_offset_ns();
+    assert!(previous_run.realtime_offset_ns.abs_diff(offset) < 60 * SECOND.unsigned_abs(), "{offset}");
 }
 
 #[test]

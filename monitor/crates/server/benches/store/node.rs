@@ -320,6 +320,7 @@ impl Node {
             counted: String::new(),
             counted_since: None,
             episode: 1,
+            clock_set_ms: 0,
             ruled_out: Vec::new(),
             close_reason: None,
             found_at_start: false,

@@ -30,7 +30,7 @@ const CONTINUATIONS: usize = 12;
 const COMPARISONS: usize = 100;
 
 /// The wall clock of the boot: 2018-03-05T20:00:00Z.
-const BOOTED_AT: i64 = 1_520_280_000_000_000_000;
+pub(in crate::diagnose) const BOOTED_AT: i64 = 1_520_280_000_000_000_000;
 
 pub(in crate::diagnose) struct TestNode {
     pub(in crate::diagnose) core: Core,

@@ -97,7 +97,7 @@ pub(in crate::recording) fn observations(path: &Path) -> (Header<'static>, Vec<O
     (*header, observations.collect())
 }
 
-fn feed(core: &mut Core, observations: &[Observation]) -> Vec<Output> {
+pub(in crate::recording) fn feed(core: &mut Core, observations: &[Observation]) -> Vec<Output> {
     let mut said = Vec::new();
     for observation in observations {
         core.observe(observation.clone());

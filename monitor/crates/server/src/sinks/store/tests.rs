@@ -99,6 +99,7 @@ fn incident(id: &str, kind: Kind, seq: u64) -> Event {
         counted: String::new(),
         counted_since: None,
         episode: 1,
+        clock_set_ms: 0,
         ruled_out: Vec::new(),
         found_at_start: false,
         caused_by: vec![],
