@@ -111,10 +111,10 @@ impl Job for Look {
     const IN_BACKGROUND: bool = true;
 
     fn run(&self, proc: &Proc) -> Self::Reply {
-        let mntns = proc.init_mntns()?;
+        let (mntns, process) = proc.host_dir()?;
         // Most hosts have none.
         let is_wanted = |line: &str| !self.known.is_empty() || line.contains(" fuse");
-        let table = proc.init_dir().ok()?.mount_table("/", is_wanted).ok().filter(|table| !table.is_cut())?;
+        let table = process.mount_table("/", is_wanted).ok().filter(|table| !table.is_cut())?;
         let mut found = self.followed(&table, mntns);
         self.review(proc, &table, &mut found);
         let is_mounted = |followed: &Followed| is_on_host(&table, &followed.mount);
@@ -323,7 +323,7 @@ fn with_start(proc: &Proc, server: &FileServer) -> Option<FuseServer> {
 
 /// Whether the connection of a mount of the host is closed, by what an access says.
 pub(super) fn is_disconnected(proc: &Proc, mount: &Mount) -> bool {
-    let path = proc.init_root().join(mount.mountpoint.trim_start_matches('/'));
+    let path = proc.host_root().join(mount.mountpoint.trim_start_matches('/'));
     let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     let Ok(directory) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };
     is_on(&directory, mount) && fstatfs(&directory).is_err_and(|error| error == Errno::ENOTCONN)

@@ -32,10 +32,10 @@ impl Job for FindObstacle {
     fn run(&self, proc: &Proc) -> Self::Reply {
         let root = proc.host_root();
         // What has a server may hang.
-        let table = proc.init_dir().and_then(|process| process.mount_table("/", |_| true));
+        let table = proc.host_dir().and_then(|(_, process)| process.mount_table("/", |_| true).ok());
         let is_remote =
             |table: MountTable| table.covering(&self.0.path).is_some_and(|mount| !is_local(&mount.fstype));
-        if table.is_ok_and(is_remote) {
+        if table.is_some_and(is_remote) {
             return Obstacle::Unknown;
         }
         reading_none();

@@ -1,5 +1,5 @@
 //! The mounts of servers of NFS that may not answer, and how many replies the kernel has received for each: from `mountstats` of
-//! process 1, for which the kernel asks no server.
+//! the host, for which the kernel asks no server.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -36,8 +36,9 @@ impl Job for Look {
     type Reply = Option<Vec<NfsMounts>>;
 
     fn run(&self, proc: &Proc) -> Self::Reply {
-        let mut table = Table::new(&self.servers, proc.init_mntns()?);
-        let is_all = proc.init_dir().ok()?.lines(c"mountstats", (MAX_TEXT, LINE), |line, _| {
+        let (mntns, process) = proc.host_dir()?;
+        let mut table = Table::new(&self.servers, mntns);
+        let is_all = process.lines(c"mountstats", (MAX_TEXT, LINE), |line, _| {
             table.add_line(line);
             ControlFlow::Continue(())
         });

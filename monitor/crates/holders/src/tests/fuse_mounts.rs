@@ -53,7 +53,7 @@ fn an_access_tells_that_a_connection_is_closed() {
     let other = sandbox.mount("other");
     drop(server);
     let proc = Proc::default().with_host(std::process::id());
-    let table = proc.init_dir().unwrap().mount_table("/", |_| true).unwrap();
+    let table = proc.host_dir().unwrap().1.mount_table("/", |_| true).unwrap();
     let is_closed = |path: &Path| is_disconnected(&proc, table.at(path.to_str().unwrap()).unwrap());
     assert!(is_closed(&target));
     assert!(!is_closed(&other));
@@ -72,7 +72,7 @@ fn the_descriptors_of_a_server_that_lives_tell_that_it_serves_no_more() {
     let closing = vec![Step::Serve(c_path(&closed)), Step::OpenAt(c"/dev/null".to_owned(), 0)];
     let former = Child::spawn(closing);
     let proc = Proc::default().with_host(std::process::id());
-    let table = proc.init_dir().unwrap().mount_table("/", |_| true).unwrap();
+    let table = proc.host_dir().unwrap().1.mount_table("/", |_| true).unwrap();
     let connection = |server: &Child, path: &Path| {
         let mount = table.at(path.to_str().unwrap()).unwrap();
         Connections::of(&proc, server.tgid()).unwrap().to(mount)

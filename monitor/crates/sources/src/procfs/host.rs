@@ -1,6 +1,5 @@
 //! The node itself: what the daemon sees of it from within a container that has the node's processes in view.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use kevtmon_observation::NsInum;
@@ -56,12 +55,12 @@ impl Proc {
         Self { stand_in: Some(pid), ..self }
     }
 
-    /// The directory of pid 1.
-    ///
-    /// # Errors
-    /// Where it cannot be opened.
-    pub fn init_dir(&self) -> io::Result<Dir> {
-        self.dir(self.stand_in.unwrap_or(1))
+    /// A process that shows the mounts of the node, and its namespace: pid 1, or the first kernel thread where a security module
+    /// refuses what pid 1 has.
+    #[must_use]
+    pub fn host_dir(&self) -> Option<(NsInum, Dir)> {
+        let of = |pid: u32| Some((self.ns(pid, "mnt")?, self.dir(pid).ok()?));
+        of(self.stand_in.unwrap_or(1)).or_else(|| of(self.first()?))
     }
 
     /// The root of that mount namespace.
@@ -74,8 +73,7 @@ impl Proc {
     /// namespace.
     #[must_use]
     pub fn first_mntns(&self) -> Option<NsInum> {
-        let first = self.stand_in.or_else(|| self.is_kthreadd().then_some(KTHREADD))?;
-        self.ns(first, "mnt")
+        self.ns(self.first()?, "mnt")
     }
 
     #[must_use]
@@ -89,6 +87,10 @@ impl Proc {
         self.init_mntns().or_else(|| self.first_mntns())
     }
 
+    fn first(&self) -> Option<u32> {
+        self.stand_in.or_else(|| self.is_kthreadd().then_some(KTHREADD))
+    }
+
     /// Whether pid 2 is what it should be: within a process namespace it is anybody.
     fn is_kthreadd(&self) -> bool {
         self.stat(KTHREADD).is_some_and(|stat| stat.comm == "kthreadd" && stat.ppid == 0)
@@ -97,7 +99,23 @@ impl Proc {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
     use super::*;
+
+    fn write_stat(node: &Path, comm: &str, parent: u32) {
+        let fields = "0 ".repeat(17);
+        let text = format!("2 ({comm}) S {parent} {fields}7 0\n");
+        fs::write(node.join("2/stat"), text).unwrap();
+    }
+
+    /// Shows the mount namespace of a process.
+    fn show(node: &Path, pid: u32, mntns: u32) {
+        let directory = node.join(format!("{pid}/ns"));
+        fs::create_dir_all(&directory).unwrap();
+        symlink(format!("mnt:[{mntns}]"), directory.join("mnt")).unwrap();
+    }
 
     #[test]
     fn where_pid_1_is_out_of_reach_the_root_is_that_of_the_first_kernel_thread() {
@@ -105,20 +123,32 @@ mod tests {
         let proc = Proc::new(node.path());
         let found = || proc.on_host(Path::new("/etc/hosts"));
         assert_eq!(found(), Path::new("/etc/hosts"));
-        std::fs::create_dir_all(node.path().join("2/root/etc")).unwrap();
-        std::fs::write(node.path().join("2/root/etc/hosts"), "").unwrap();
-        let stat = |comm: &str, parent: u32| {
-            let fields = "0 ".repeat(17);
-            std::fs::write(node.path().join("2/stat"), format!("2 ({comm}) S {parent} {fields}7 0\n"))
-                .unwrap();
-        };
+        fs::create_dir_all(node.path().join("2/root/etc")).unwrap();
+        fs::write(node.path().join("2/root/etc/hosts"), "").unwrap();
+        let stat = |comm: &str, parent: u32| write_stat(node.path(), comm, parent);
         stat("kthreadd", 1);
         assert_eq!(found(), Path::new("/etc/hosts"), "anybody can have that name");
         stat("kthreadd", 0);
         assert_eq!(found(), node.path().join("2/root/etc/hosts"));
         assert_eq!(proc.on_host(Path::new("/etc/nothing")), Path::new("/etc/nothing"));
-        std::fs::create_dir_all(node.path().join("1/root/etc")).unwrap();
-        std::fs::write(node.path().join("1/root/etc/hosts"), "").unwrap();
+        fs::create_dir_all(node.path().join("1/root/etc")).unwrap();
+        fs::write(node.path().join("1/root/etc/hosts"), "").unwrap();
         assert_eq!(found(), node.path().join("1/root/etc/hosts"));
+    }
+
+    #[test]
+    fn where_pid_1_is_out_of_reach_the_mounts_are_those_of_the_first_kernel_thread() {
+        let node = tempfile::tempdir().unwrap();
+        let proc = Proc::new(node.path());
+        let shown = || proc.host_dir().map(|(mntns, _)| mntns);
+        fs::create_dir(node.path().join("1")).unwrap();
+        assert_eq!(shown(), None);
+        show(node.path(), 2, 5);
+        write_stat(node.path(), "sh", 0);
+        assert_eq!(shown(), None, "anybody can be pid 2 of a namespace");
+        write_stat(node.path(), "kthreadd", 0);
+        assert_eq!(shown(), Some(5));
+        show(node.path(), 1, 4);
+        assert_eq!(shown(), Some(4));
     }
 }
