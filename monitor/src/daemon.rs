@@ -51,7 +51,7 @@ use signals::Signals;
 use starts::Starts;
 pub use starts::is_own;
 use startup::{Servers, Sources, own_files, resume, start_recorder};
-use surroundings::{own_cgroups, own_mounts};
+use surroundings::{node_root, own_cgroups, own_mounts};
 use thiserror::Error;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::{Instant, interval, sleep, sleep_until};
@@ -199,8 +199,8 @@ pub async fn run(
         starts,
         service_manager: ServiceManager::of_environment(),
     };
-    let lacks = private_mntns.map(own_mounts).into_iter().chain(own_cgroups()).chain(unrecorded);
-    let statuses = statuses.into_iter().chain(lacks).collect();
+    let lacks = private_mntns.map(own_mounts).into_iter().chain(own_cgroups()).chain(node_root());
+    let statuses = statuses.into_iter().chain(lacks).chain(unrecorded).collect();
     daemon.resume(&previous_run, statuses, &memory);
     let (reading, mut netlink) = sources.start(&mut daemon, netns_rx, barriers_rx, tx);
     let ended = daemon.work(&mut rx, questions, &mut signals, &mut netlink, reload).await;

@@ -1,7 +1,7 @@
 //! What the daemon cannot do or see well because of the namespaces in which it was started.
 
 use kevtmon_observation::{NsInum, SourceKind, SourceStatus};
-use kevtmon_sources::procfs::cgroups;
+use kevtmon_sources::procfs::{Proc, cgroups};
 
 /// What it means that the daemon runs in a mount namespace of its own that has copies of the host's mounts.
 pub(super) fn own_mounts(mntns: NsInum) -> SourceStatus {
@@ -24,4 +24,11 @@ pub(super) fn own_cgroups() -> Option<SourceStatus> {
     tracing::warn!("{reason}");
     let up = SourceStatus::up(SourceKind::Processes, "own-cgroups");
     Some(SourceStatus { reason: Some(reason.to_owned()), ..up })
+}
+
+/// What it means that the daemon reaches no files of the node but those in its own root.
+pub(super) fn node_root() -> Option<SourceStatus> {
+    let status = Proc::default().without_node_root(std::process::id())?;
+    tracing::warn!("{}", status.reason.as_deref().unwrap_or_default());
+    Some(status)
 }

@@ -178,3 +178,33 @@ fn the_self_test_fails_where_nobody_can_be_named_and_says_why() {
     assert!(step["outcome"].as_str().is_some_and(|it| it.contains("attached by netlink: ")), "{step}");
     assert_eq!(report["self_test"][1]["passed"], true, "{report:#}");
 }
+
+/// Starts a program to which the first processes of the node show nothing, as to one that a security module confines.
+const CONFINED: &[&str] = &[
+    "env",
+    "--unset=KEVTMON_HOST_PID",
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    "mount -t tmpfs none /proc/1 && mount -t tmpfs none /proc/2 && exec \"$@\"",
+    "sh",
+];
+
+#[test]
+fn where_the_first_processes_show_nothing_files_of_the_node_are_said_to_be_out_of_reach() {
+    let mut daemon = launch().through(CONFINED).start();
+    let is_it = |message: &str| message.starts_with("node-root is degraded: /proc/1/root: ");
+    daemon.wait_for("that they are out of reach", |event| {
+        event.kind() == "daemon.degraded" && is_it(event.text("/message"))
+    });
+    let told = report(&daemon.ask(&["doctor", "--json"]));
+    let tried = report(&without_daemon(&Scratch::new(), CONFINED, &[]));
+    for report in [told, tried] {
+        let root = part(&report, "node-root");
+        assert_eq!(root["state"], "degraded", "{report:#}");
+        assert!(root["lost"].as_str().is_some_and(|lost| lost.starts_with("sockets of runtimes")), "{root}");
+        check_parts(&report);
+    }
+    daemon.stop();
+}

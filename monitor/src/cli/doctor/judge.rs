@@ -7,6 +7,7 @@ use kevtmon_probe::hooks::{CRASH_LOOP, HOOKS, SWITCHED_OFF};
 use kevtmon_probe::iterators;
 use kevtmon_server::sinks::ENDED;
 use kevtmon_sources::kernel::{CONFIDENTIALITY, Cgroups, KernelFacts};
+use kevtmon_sources::procfs::host::NODE_ROOT;
 
 use crate::privilege::{Confinement, Lacks};
 
@@ -291,6 +292,10 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
         SourceKind::Processes if status.source == READERS => text(
             "scans skip these processes: what they hold is not seen",
             "end what they wait for, such as a dead FUSE or NFS server (fusectl abort, umount --lazy)",
+        ),
+        SourceKind::Processes if status.source == NODE_ROOT => text(
+            "sockets of runtimes, and directories of kubelets and CNI plugins, where kevtmon has none in its own root",
+            "let it read /proc/1/root: seLinuxOptions.type spc_t and appArmorProfile Unconfined of a container",
         ),
         SourceKind::Processes => text("", "run kevtmon in the namespaces of the host"),
         SourceKind::Kubelet => text(

@@ -8,6 +8,7 @@ use kevtmon_probe::cost::{Cost, ProgramCost};
 use kevtmon_probe::hooks::{CRASH_LOOP, HOOKS, SWITCHED_OFF};
 use kevtmon_probe::iterators;
 use kevtmon_sources::kernel::Cgroups;
+use kevtmon_sources::procfs::host::NODE_ROOT;
 
 use super::judge::{of_daemon, of_node, source};
 use super::*;
@@ -209,10 +210,17 @@ fn a_sink_that_has_ended_is_not_said_to_come_back() {
 }
 
 #[test]
-fn what_the_daemon_pins_and_which_processes_hang_is_told() {
+fn what_the_daemon_pins_and_what_it_cannot_read_is_told() {
     let clean = of_daemon(&report(Vec::new()), &node());
     assert_eq!(part(&clean, "self-pins").state, Condition::Ok);
     assert_eq!(part(&clean, "procfs").state, Condition::Ok);
+    let unreached = SourceStatus {
+        reason: Some("/proc/1/root: Permission denied".into()),
+        ..SourceStatus::up(SourceKind::Processes, NODE_ROOT)
+    };
+    let unreached = source(&unreached, &node());
+    assert_eq!(unreached.state, Condition::Degraded);
+    assert!(unreached.lost.is_some() && unreached.remedy.unwrap().contains("spc_t"));
     let hangs = SourceStatus {
         reason: Some("reads of these processes hang; skipped: process 7".into()),
         ..SourceStatus::up(SourceKind::Processes, "procfs")

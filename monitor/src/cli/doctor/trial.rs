@@ -97,6 +97,8 @@ async fn sources(config: &Config, node: &Node) -> Vec<Part> {
         }
         part => part,
     });
+    let node_root = Proc::default().without_node_root(std::process::id());
+    parts.extend(node_root.map(|status| judge::source(&status, node)));
     let sockets = match config.get(&SOCKETS) {
         Runtimes::Auto => default_sockets().0,
         Runtimes::Sockets(sockets) => sockets,

@@ -1,11 +1,15 @@
 //! The node itself: what the daemon sees of it from within a container that has the node's processes in view.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use kevtmon_observation::NsInum;
+use kevtmon_observation::{NsInum, SourceKind, SourceStatus};
 
 use super::Proc;
 use super::dir::Dir;
+
+/// The files of the node among the sources, where they are out of reach.
+pub const NODE_ROOT: &str = "node-root";
 
 /// Process id of kthreadd (kernel/kthread.c).
 const KTHREADD: u32 = 2;
@@ -33,6 +37,21 @@ impl Proc {
             .map(|root| root.join(below))
             .find(|path| path.exists())
             .unwrap_or_else(|| path.to_owned())
+    }
+
+    /// That files of the node are out of reach, and why, where its first processes show no root and `own` is in another mount
+    /// namespace, or may be.
+    #[must_use]
+    pub fn without_node_root(&self, own: u32) -> Option<SourceStatus> {
+        let is_reached = self.roots().any(|root| root.join("proc").exists());
+        let is_own = || self.host_mntns().is_some_and(|host| self.ns(own, "mnt") == Some(host));
+        if is_reached || is_own() {
+            return None;
+        }
+        let root = self.init_root();
+        let error = fs::metadata(&root).err()?;
+        let reason = format!("{}: {error}, so that files of the node are out of reach", root.display());
+        Some(SourceStatus { reason: Some(reason), ..SourceStatus::up(SourceKind::Processes, NODE_ROOT) })
     }
 
     /// The root of pid 1, which may be out of reach even for root, since a security module or a user namespace may refuse
@@ -99,7 +118,6 @@ impl Proc {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -150,5 +168,26 @@ mod tests {
         assert_eq!(shown(), Some(5));
         show(node.path(), 1, 4);
         assert_eq!(shown(), Some(4));
+    }
+
+    #[test]
+    fn files_of_the_node_are_out_of_reach_where_neither_shows_a_root_and_this_process_has_another() {
+        const OWN: u32 = 7;
+        let node = tempfile::tempdir().unwrap();
+        let proc = Proc::new(node.path());
+        let reason = || proc.without_node_root(OWN).map(|status| status.reason.unwrap());
+        show(node.path(), OWN, 6);
+        let told = reason().unwrap();
+        assert!(told.contains("/1/root: No such file or directory"), "{told}");
+        show(node.path(), 2, 5);
+        write_stat(node.path(), "kthreadd", 0);
+        assert!(reason().is_some(), "a namespace of its own");
+        fs::remove_file(node.path().join("2/ns/mnt")).unwrap();
+        show(node.path(), 2, 6);
+        assert_eq!(reason(), None);
+        show(node.path(), 1, 5);
+        assert!(reason().is_some());
+        fs::create_dir_all(node.path().join("2/root/proc")).unwrap();
+        assert_eq!(reason(), None);
     }
 }
