@@ -208,3 +208,26 @@ fn where_the_first_processes_show_nothing_files_of_the_node_are_said_to_be_out_o
     }
     daemon.stop();
 }
+
+/// Starts a program on a node that has control groups v1 alone.
+const ONLY_V1: &[&str] = &[
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    "mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/pids && KEVTMON_HOST_PID=$$ exec \"$@\"",
+    "sh",
+];
+
+#[test]
+fn without_control_groups_v2_it_says_which_hook_is_lost_and_how_to_mount_them() {
+    let report = report(&without_daemon(&Scratch::new(), ONLY_V1, &[]));
+    let (cgroups, hook) = (part(&report, "cgroups"), part(&report, "hook.sysctl"));
+    assert_eq!((&cgroups["state"], &cgroups["found"]), (&"degraded".into(), &"v1".into()), "{report:#}");
+    assert_eq!(hook["state"], "failed", "{report:#}");
+    for part in [cgroups, hook] {
+        let remedy = part["remedy"].as_str().unwrap_or_default();
+        assert!(remedy.starts_with("mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2"), "{part}");
+    }
+    check_parts(&report);
+}

@@ -4,7 +4,6 @@
 
 use std::error::Error;
 use std::io;
-use std::path::Path;
 
 use aya::programs::ProgramError;
 use kevtmon_sources::kernel::{CONFIDENTIALITY, lockdown};
@@ -35,8 +34,7 @@ pub(super) fn reason(error: &(dyn Error + 'static)) -> String {
     let mut next = Some(error);
     while let Some(part) = next {
         if let Some(ProgramError::LoadError { io_error, verifier_log }) = part.downcast_ref() {
-            let lockdown = lockdown(Path::new("/"));
-            push(&mut text, &refused(io_error, &verifier_log.to_string(), lockdown.as_deref()));
+            push(&mut text, &refused(io_error, &verifier_log.to_string(), lockdown().as_deref()));
             return text;
         }
         if !is_transparent(part) {

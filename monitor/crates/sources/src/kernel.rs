@@ -10,9 +10,12 @@ use std::path::{Path, PathBuf};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, FsType, PROC_SUPER_MAGIC, TRACEFS_MAGIC, fstatfs, statfs};
 use nix::sys::utsname::uname;
 
+use super::procfs::Proc;
+
 /// The first bytes of type information (`struct btf_header`, include/uapi/linux/btf.h), in the order of this machine.
 const BTF_MAGIC: [u8; 2] = 0xeb9f_u16.to_ne_bytes();
 const TRACEFS: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
+const LOCKDOWN: &str = "sys/kernel/security/lockdown";
 
 /// The mode of lockdown in which the kernel lets no program read its memory.
 pub const CONFIDENTIALITY: &str = "confidentiality";
@@ -48,7 +51,8 @@ impl KernelFacts {
     /// Those of this node.
     #[must_use]
     pub fn read() -> Self {
-        Self::below(Path::new("/"))
+        let cgroups = cgroups(&Proc::default().on_host(Path::new("/sys/fs/cgroup")));
+        Self { cgroups, lockdown: lockdown(), ..Self::below(Path::new("/")) }
     }
 
     /// Those of a tree of files; the release is always that of this kernel.
@@ -65,7 +69,7 @@ impl KernelFacts {
             btf: btf(&root.join("sys/kernel/btf/vmlinux")).map_err(|error| reason(&error)),
             tracefs: tracefs(root),
             cgroups: cgroups(&root.join("sys/fs/cgroup")),
-            lockdown: lockdown(root),
+            lockdown: mode_in(&root.join(LOCKDOWN)),
             proc: proc(&root.join("proc")),
         }
     }
@@ -111,9 +115,14 @@ fn cgroups(mounted: &Path) -> Cgroups {
     }
 }
 
-/// The mode of lockdown; `None` where the kernel has none, or does not tell.
-pub fn lockdown(root: &Path) -> Option<String> {
-    chosen(&fs::read_to_string(root.join("sys/kernel/security/lockdown")).ok()?)
+/// The mode of lockdown; `None` where the kernel has none, or does not tell. Few containers have the file, so it is the node's.
+#[must_use]
+pub fn lockdown() -> Option<String> {
+    mode_in(&Proc::default().on_host(&Path::new("/").join(LOCKDOWN)))
+}
+
+fn mode_in(file: &Path) -> Option<String> {
+    chosen(&fs::read_to_string(file).ok()?)
 }
 
 /// Of `none [integrity] confidentiality`, the one in brackets.
@@ -169,6 +178,15 @@ mod tests {
         assert_eq!(KernelFacts::below(dir.path()).btf, Ok(32));
         fs::write(btf.join("vmlinux"), "text").unwrap();
         assert_eq!(KernelFacts::below(dir.path()).btf, Err("it is not type information".to_owned()));
+    }
+
+    #[test]
+    fn the_mode_of_lockdown_is_read_where_securityfs_is_mounted() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(LOCKDOWN);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "none [integrity] confidentiality\n").unwrap();
+        assert_eq!(KernelFacts::below(dir.path()).lockdown.as_deref(), Some("integrity"));
     }
 
     #[test]

@@ -210,7 +210,14 @@ fn cgroups(kernel: &KernelFacts) -> Part {
     let found = match kernel.cgroups {
         Cgroups::V2 => "v2",
         Cgroups::Hybrid => "hybrid: v1 hierarchies, and v2 beside them",
-        Cgroups::V1 => "v1",
+        Cgroups::V1 => {
+            let part = Part { found: Some("v1".to_owned()), ..Part::new("cgroups", Condition::Degraded) };
+            return part.because(
+                "no hierarchy of v2 is mounted",
+                "who switches forwarding or proxy_arp off is not known (hook.sysctl)",
+                NEEDS_CGROUP2,
+            );
+        }
         Cgroups::None => {
             return Part::new("cgroups", Condition::Degraded).because(
                 "no hierarchy is mounted at /sys/fs/cgroup",
@@ -221,6 +228,8 @@ fn cgroups(kernel: &KernelFacts) -> Part {
     };
     Part::ok("cgroups", found)
 }
+
+const NEEDS_CGROUP2: &str = "mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified, then restart kevtmon";
 
 /// A source, hook or sink by its status.
 pub(super) fn source(status: &SourceStatus, node: &Node) -> Part {
@@ -352,6 +361,10 @@ fn hook(status: &SourceStatus, node: &Node) -> (String, String) {
         _ if node.kernel.btf.is_err() => NEEDS_BTF.to_owned(),
         _ if node.kernel.lockdown.as_deref() == Some(CONFIDENTIALITY) => NO_LOCKDOWN.to_owned(),
         _ if reason.contains("tracefs") => NEEDS_TRACEFS.to_owned(),
+        _ if reason.contains("control groups v2 are not mounted") => NEEDS_CGROUP2.to_owned(),
+        _ if reason.contains("control groups v2 is not visible") => {
+            "the host's process namespace (hostPID), in which kevtmon may read /proc/1/root".to_owned()
+        }
         _ if reason.contains("EPERM") || reason.contains("Operation not permitted") => {
             "the kernel refuses it in spite of the capabilities: check the seccomp filter (bpf, perf_event_open) and \
              the security modules"

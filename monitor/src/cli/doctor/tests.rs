@@ -86,6 +86,23 @@ fn a_lockdown_of_which_the_kernel_does_not_tell_is_not_known() {
 }
 
 #[test]
+fn v2_alone_and_integrity_cost_nothing_and_v1_alone_costs_a_hook() {
+    let with = |cgroups: Cgroups, mode: &str| {
+        let mut node = node();
+        (node.kernel.cgroups, node.kernel.lockdown) = (cgroups, Some(mode.into()));
+        of_node(&node)
+    };
+    for cgroups in [Cgroups::V2, Cgroups::Hybrid] {
+        let parts = with(cgroups, "integrity");
+        assert!(parts.iter().all(|part| part.state == Condition::Ok), "{parts:?}");
+    }
+    let parts = with(Cgroups::V1, "none");
+    let found = part(&parts, "cgroups");
+    assert_eq!((found.state, found.found.as_deref()), (Condition::Degraded, Some("v1")));
+    assert!(found.lost.as_ref().is_some_and(|lost| lost.contains("hook.sysctl")), "{found:?}");
+}
+
+#[test]
 fn a_lack_is_told_with_what_is_lost_and_how_to_get_it() {
     let mut node = node();
     node.kernel.btf = Err("No such file or directory".into());
@@ -127,6 +144,11 @@ fn every_hook_that_is_refused_has_a_consequence_and_the_remedy_fits_the_reason()
     locked.kernel.lockdown = Some("confidentiality".into());
     assert!(all(&refused("EINVAL", &locked), "lockdown"));
     assert!(all(&refused("needs tracefs", &node()), "mount -t tracefs"));
+    let needs = "needs the root of the control groups v2";
+    let unmounted = format!("{needs}: control groups v2 are not mounted");
+    assert!(all(&refused(&unmounted, &node()), "mount -t cgroup2"));
+    let unseen = format!("{needs}: the root of control groups v2 is not visible");
+    assert!(all(&refused(&unseen, &node()), "hostPID"));
 }
 
 #[test]
