@@ -1,13 +1,13 @@
-//! A disk that does not answer: no event waits for it, and neither does the end of the daemon. One that is full costs what is
-//! written there, until it has room.
+//! A disk that does not answer: no event waits for it, and neither does the end of the daemon. One that is full, or
+//! read-only, costs what is written there, until it is not.
 
 use std::fs::File;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::balance::{Balance, stop_and_account, wait_for_balance};
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, POLL_EACH_SECOND, launch};
 use kevtmon_tests::disk::Disk;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -15,6 +15,7 @@ use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::{Running, run};
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 /// Has the daemon tell of two changes of an incident, who is to blame for the loss included.
 fn expect_service(daemon: &mut Daemon) {
@@ -192,4 +193,55 @@ fn a_full_disk_costs_standard_output_until_it_has_room() {
     let is_gap = |event: &Event| event.kind() == "events.lost" && event.text("/lost/source") == "sink.stdout";
     let gap = lines.iter().flatten().find(|event| is_gap(event)).expect("what was discarded is told");
     gap.expect("/lost/reason", "failed");
+}
+
+/// Waits until the daemon tells that its store is down for this reason; `doctor` tells what helps.
+fn expect_store_down(daemon: &mut Daemon, reason: &str, remedy: &str) {
+    let is_it = |message: &str| message.starts_with("store is down: ") && message.contains(reason);
+    daemon.wait_for("that the store is down", |event| {
+        event.kind() == "daemon.degraded" && is_it(event.text("/message"))
+    });
+    let report: Value = serde_json::from_str(&daemon.ask(&["doctor", "--json"]).stdout).expect("JSON");
+    let mut parts = report["parts"].as_array().expect("parts").iter();
+    let store = parts.find(|part| part["name"] == "store").expect("the store");
+    assert_eq!(store["state"], "failed", "{store}");
+    assert!(store["remedy"].as_str().is_some_and(|text| text.starts_with(remedy)), "{store}");
+}
+
+fn expect_store_back(daemon: &mut Daemon) {
+    daemon.wait_for("the return of the store", |event| {
+        event.kind() == "daemon.recovered" && event.text("/message") == "store is back"
+    });
+}
+
+/// A daemon whose state directory was mounted by these command lines, in which DIR is its path.
+fn on_state_directory(commands: &[&str]) -> (Daemon, PathBuf) {
+    let prepared = launch().config(POLL_EACH_SECOND);
+    let state = prepared.directory().join("state");
+    std::fs::create_dir(&state).expect("a directory can be made");
+    for command in commands {
+        run(&command.replace("DIR", &state.display().to_string()));
+    }
+    (prepared.start(), state)
+}
+
+#[test]
+fn a_full_disk_costs_the_store_until_it_has_room() {
+    let (mut daemon, state) = on_state_directory(&["mount -t tmpfs -o size=32k,mode=700 tmpfs DIR"]);
+    expect_store_down(&mut daemon, "database or disk is full", "make room");
+    expect_service(&mut daemon);
+    run(&format!("mount -o remount,size=64m {}", state.display()));
+    expect_store_back(&mut daemon);
+    stop_and_account(daemon);
+}
+
+#[test]
+fn a_disk_that_is_read_only_costs_the_store_until_it_is_not() {
+    let read_only = ["mount --bind DIR DIR", "mount -o remount,bind,ro DIR"];
+    let (mut daemon, state) = on_state_directory(&read_only);
+    expect_store_down(&mut daemon, "Read-only file system", "mount -o remount,rw");
+    expect_service(&mut daemon);
+    run(&format!("mount -o remount,bind,rw {}", state.display()));
+    expect_store_back(&mut daemon);
+    stop_and_account(daemon);
 }

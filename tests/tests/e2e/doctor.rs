@@ -6,7 +6,7 @@ use kevtmon_tests::daemon::{launch, program};
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::netns::Netns;
-use kevtmon_tests::process::{Finished, attempt, write_script};
+use kevtmon_tests::process::{Finished, attempt, run, write_script};
 use serde_json::Value;
 
 /// Takes every capability from what it starts as root.
@@ -229,5 +229,18 @@ fn without_control_groups_v2_it_says_which_hook_is_lost_and_how_to_mount_them() 
         let remedy = part["remedy"].as_str().unwrap_or_default();
         assert!(remedy.starts_with("mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2"), "{part}");
     }
+    check_parts(&report);
+}
+
+#[test]
+fn a_state_directory_that_is_read_only_is_told_before_a_daemon_is_started() {
+    let scratch = Scratch::new();
+    let path = scratch.path().display();
+    run(&format!("mount --bind {path} {path}"));
+    run(&format!("mount -o remount,bind,ro {path}"));
+    let report = report(&without_daemon(&scratch, &[], &[]));
+    let store = part(&report, "store");
+    assert_eq!(store["state"], "failed", "{store}");
+    assert!(store["reason"].as_str().is_some_and(|it| it.ends_with("Read-only file system")), "{store}");
     check_parts(&report);
 }

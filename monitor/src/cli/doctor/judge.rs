@@ -316,14 +316,10 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
             "see the reason; where kernel.dmesg_restrict is set, /dev/kmsg takes CAP_SYSLOG at the start (CapabilityBoundingSet= of \
              a unit), and a container that is not privileged has no /dev/kmsg; journalctl is in no container of kevtmon",
         ),
-        SourceKind::Sink if status.reason.as_ref().is_some_and(|it| it.contains(ENDED)) => text(
-            "this sink gets no more events; the others do",
-            "its reader closed the pipe: restart kevtmon with another reader, or with --output none",
-        ),
-        SourceKind::Sink => text(
-            "events are discarded there, and counted in kevtmon's metrics, until it works again",
-            "see the reason; it is tried again by itself",
-        ),
+        SourceKind::Sink => {
+            let (lost, remedy) = sink(status.reason.as_deref().unwrap_or_default());
+            text(lost, remedy)
+        }
         SourceKind::Configuration => text(
             "the configuration from before stays in effect",
             "kevtmon config check, then send SIGHUP again",
@@ -333,6 +329,31 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
             "add that time to --since, and have the time service step the clock at boot only (chrony: makestep 1 3)",
         ),
     }
+}
+
+/// In the reasons of sinks whose disk is full: of the kernel, and of SQLite.
+const FULL: [&str; 2] = ["No space left on device", "database or disk is full"];
+
+/// In those of sinks whose disk may not be written to.
+const READ_ONLY: [&str; 2] = ["Read-only file system", "readonly database"];
+
+/// What is lost while a sink is down, and how to get it back.
+fn sink(reason: &str) -> (&'static str, &'static str) {
+    if reason.contains(ENDED) {
+        return (
+            "this sink gets no more events; the others do",
+            "its reader closed the pipe: restart kevtmon with another reader, or with --output none",
+        );
+    }
+    let says = |words: &[&str]| words.iter().any(|word| reason.contains(*word));
+    let remedy = if says(&FULL) {
+        "make room on its disk, 4 MiB at least: df shows how full it is; it is tried again by itself"
+    } else if says(&READ_ONLY) {
+        "mount -o remount,rw its disk (dmesg shows why the kernel made it read-only), or another directory: --state-dir"
+    } else {
+        "see the reason; it is tried again by itself"
+    };
+    ("events are discarded there, and counted in kevtmon's metrics, until it works again", remedy)
 }
 
 fn hook(status: &SourceStatus, node: &Node) -> (String, String) {

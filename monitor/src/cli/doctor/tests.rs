@@ -224,9 +224,14 @@ fn of_a_daemon_that_still_starts_not_all_works_yet() {
 }
 
 #[test]
-fn a_sink_that_has_ended_is_not_said_to_come_back() {
+fn what_is_said_of_a_sink_that_is_down_fits_the_reason() {
     let down = |reason: &str| source(&SourceStatus::down(SourceKind::Sink, "stdout", reason), &node());
     assert!(down("No space left on device").remedy.unwrap().contains("tried again"));
+    let remedy = |reason: &str| down(reason).remedy.unwrap();
+    assert!(remedy("the event store cannot open: database or disk is full").starts_with("make room"));
+    let read_only = "cannot use /s/events.lock: Read-only file system (os error 30)";
+    assert!(remedy(read_only).starts_with("mount -o remount,rw"));
+    assert!(remedy("the event store cannot write: disk I/O error").starts_with("see the reason"));
     let ended = down(&format!("{}: Broken pipe", kevtmon_server::sinks::ENDED));
     assert!(ended.state == Condition::Failed && ended.remedy.unwrap().contains("restart"));
 }

@@ -16,9 +16,10 @@ use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::readers::Readers;
 use kevtmon_sources::runtime::{Options, RuntimeSocket, default_sockets};
 use kevtmon_types::error_chain::chain;
+use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::statvfs::statvfs;
+use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::judge::{self, NETLINK, Node};
 use crate::cli::block_on;
@@ -48,7 +49,7 @@ pub(super) fn trial(config: &Config, node: &Node) -> Tried {
             "",
         )),
     }
-    parts.push(store(config));
+    parts.push(store(config, node));
     Tried { parts, lacks_programs }
 }
 
@@ -145,7 +146,7 @@ async fn kubelet(socket: &str, node: &Node) -> Option<Part> {
     }
 }
 
-fn store(config: &Config) -> Part {
+fn store(config: &Config, node: &Node) -> Part {
     const NAME: &str = "store";
     if Limits::from_values(config.values()).is_none() {
         return Part::new(NAME, Condition::Absent).because(
@@ -157,15 +158,14 @@ fn store(config: &Config) -> Part {
     let directory = config.get(&STATE_DIR);
     // A daemon makes it; until then, what it is made in counts.
     let there = directory.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+    let failed = |errno: Errno| {
+        let down = format!("{}: {}", there.display(), errno.desc());
+        judge::source(&SourceStatus::down(SourceKind::Sink, NAME, down), node)
+    };
     let free = match statvfs(there) {
+        Ok(found) if found.flags().contains(FsFlags::ST_RDONLY) => return failed(Errno::EROFS),
         Ok(found) => found.blocks_available().saturating_mul(found.fragment_size()) >> 20,
-        Err(errno) => {
-            return Part::new(NAME, Condition::Failed).because(
-                format!("{}: {}", there.display(), errno.desc()),
-                "events and incidents are not kept",
-                "another directory: --state-dir",
-            );
-        }
+        Err(errno) => return failed(errno),
     };
     let size = fs::metadata(directory.join(FILE)).map(|file| file.len() >> 20);
     let found = match size {
