@@ -1,5 +1,6 @@
 //! `kevtmon doctor`: with a daemon, without one, without capabilities, and the self-test on the real kernel.
 
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use kevtmon_tests::daemon::{launch, program};
@@ -242,5 +243,22 @@ fn a_state_directory_that_is_read_only_is_told_before_a_daemon_is_started() {
     let store = part(&report, "store");
     assert_eq!(store["state"], "failed", "{store}");
     assert!(store["reason"].as_str().is_some_and(|it| it.ends_with("Read-only file system")), "{store}");
+    check_parts(&report);
+}
+
+#[test]
+fn of_a_runtime_that_accepts_and_does_not_answer_it_says_how_to_ask_it() {
+    let scratch = Scratch::without_mounts();
+    let socket = scratch.path().join("silent.sock");
+    let _silent = UnixListener::bind(&socket).expect("a socket can be made");
+    let config = scratch.path().join("kevtmon.toml");
+    let sockets = format!("[runtime]\nsockets = [\"docker={}\"]\n", socket.display());
+    std::fs::write(&config, sockets).expect("a file can be written");
+    let asked = ["--config", config.to_str().expect("text")];
+    let report = report(&without_daemon(&scratch, &[], &asked));
+    let runtime = part(&report, &format!("docker:{}", socket.display()));
+    assert_eq!((&runtime["state"], &runtime["reason"]), (&"failed".into(), &"no answer within 2s".into()));
+    let remedy = runtime["remedy"].as_str().unwrap_or_default();
+    assert!(remedy.contains(&format!("curl --unix-socket {} ", socket.display())), "{runtime}");
     check_parts(&report);
 }

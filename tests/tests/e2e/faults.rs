@@ -101,6 +101,10 @@ fn docker_sockets_that_answer_garbage_or_a_strange_body_or_never_are_survived() 
     let launch = launch().runtime(runtime("garbage"));
     let launch = launch.argument("--runtime").argument(runtime("strange"));
     let mut daemon = launch.argument("--runtime").argument(runtime("silent")).start();
+    let is_down = format!("docker:{} is down: no answer within ", socket("silent").display());
+    daemon.wait_for("that one does not answer", |event| {
+        event.kind() == "daemon.degraded" && event.text("/message").starts_with(&is_down)
+    });
     expect_service(&mut daemon, &pod).expect("/neighbor/cause", "admin");
     assert_eq!(daemon.get("/healthz").map(|answer| answer.status), Some(200));
     stop_and_account(daemon);

@@ -295,8 +295,8 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
              configured (AmbientCapabilities= and CapabilityBoundingSet= of a unit, securityContext.capabilities of a container)",
         ),
         SourceKind::Runtime => text(
-            "its containers are read from disk every few seconds; what is not there is missing",
-            "check the runtime: it does not answer on this socket",
+            "its containers, but for those that its files on disk show",
+            &format!("{}: if that hangs or fails, too, restart the runtime", asking(&status.source)),
         ),
         SourceKind::Processes if status.source == READERS => text(
             "scans skip these processes: what they hold is not seen",
@@ -328,6 +328,14 @@ fn consequences(status: &SourceStatus, node: &Node) -> (String, String) {
             "--since and ages are off by that where they reach back beyond it",
             "add that time to --since, and have the time service step the clock at boot only (chrony: makestep 1 3)",
         ),
+    }
+}
+
+/// A command that asks a runtime by its socket.
+fn asking(source: &str) -> String {
+    match source.split_once(':').unwrap_or_default() {
+        ("cri", path) => format!("crictl -r unix://{path} version"),
+        (_, path) => format!("curl --unix-socket {path} http://d/_ping"),
     }
 }
 

@@ -164,9 +164,12 @@ fn a_source_that_works_only_in_part_is_degraded_and_one_that_is_not_needed_absen
     assert_eq!(source(&docker, &node()).state, Condition::Absent);
     let hung = SourceStatus::down(SourceKind::Runtime, "docker:/a", "no answer within 2s");
     assert_eq!(source(&hung, &node()).state, Condition::Failed);
-    assert!(source(&hung, &node()).remedy.unwrap().starts_with("check the runtime"));
     let kubelet = SourceStatus::down(SourceKind::Kubelet, "kubelet:/a", "no answer within 5s");
     assert!(source(&kubelet, &node()).remedy.unwrap().starts_with("check the kubelet"));
+    let remedy = source(&hung, &node()).remedy.unwrap();
+    assert!(remedy.starts_with("curl --unix-socket /a ") && remedy.ends_with("restart the runtime"), "{remedy}");
+    let cri = SourceStatus::down(SourceKind::Runtime, "cri:/b", "no answer within 2s");
+    assert!(source(&cri, &node()).remedy.unwrap().starts_with("crictl -r unix:///b "));
     let denied = "cannot connect to the socket: Permission denied (os error 13)";
     let of_user = SourceStatus::down(SourceKind::Runtime, "docker:/run/user/1000/podman/podman.sock", denied);
     assert!(source(&of_user, &node()).remedy.unwrap().contains("CAP_DAC_OVERRIDE"));
