@@ -262,3 +262,33 @@ fn of_a_runtime_that_accepts_and_does_not_answer_it_says_how_to_ask_it() {
     assert!(remedy.contains(&format!("curl --unix-socket {} ", socket.display())), "{runtime}");
     check_parts(&report);
 }
+
+/// Starts a program where there is no tracefs and no place for it, but the types of the kernel.
+const NO_TRACEFS: &[&str] = &[
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    "t=$(mktemp -d) && mount --bind /sys/kernel/btf $t && mount -t tmpfs none /sys/kernel && \
+     mkdir /sys/kernel/btf && mount --move $t /sys/kernel/btf && rmdir $t && exec \"$@\"",
+    "sh",
+];
+
+#[test]
+fn without_tracefs_it_says_how_to_mount_it_and_other_hooks_work() {
+    let mut daemon = launch().through(NO_TRACEFS).start();
+    daemon.wait_for("that the hook of unmounts is down", |event| {
+        let message = event.text("/message");
+        event.kind() == "daemon.degraded" && message.starts_with("hook.umount is down: needs tracefs at ")
+    });
+    let report = report(&without_daemon(&Scratch::new(), NO_TRACEFS, &[]));
+    for (name, state) in [("tracefs", "degraded"), ("hook.umount", "failed")] {
+        let part = part(&report, name);
+        assert_eq!(part["state"], state, "{report:#}");
+        let remedy = part["remedy"].as_str().unwrap_or_default();
+        assert_eq!(remedy, "mount -t tracefs tracefs /sys/kernel/tracing", "{part}");
+    }
+    assert_eq!(part(&report, "hook.neighbor")["attach_mode"], "tp_btf", "{report:#}");
+    check_parts(&report);
+    daemon.stop();
+}
