@@ -87,6 +87,7 @@ sockets = ["docker=/run/docker.sock"]
 [kubelet]
 roots = ["/data/kubelet"]
 pod_labels = ["app.kubernetes.io/name"]
+pods_api = "/data/kubelet/pods.sock"
 
 [cni]
 bin_dirs = ["/opt/k3s/bin"]
@@ -119,6 +120,7 @@ source_burst = 1000
 user_rate = 5
 user_burst = 50
 iterators = false
+btf = "/lib/kevtmon/6.1.0.btf"
 
 [events]
 user_rate = 2

@@ -405,8 +405,8 @@ fn type_information(file: Option<&Path>) -> Result<TypeInformation, BpfError> {
         .map(|wanted| (wanted.global, (wanted.resolve)(&btf)));
     let offsets: Offsets = [(task::OFFSETS.global, Ok(of_task))].into_iter().chain(of_hooks).collect();
     let syscalls = Expected::of(&btf);
-    let types = aya::Btf::parse(&bytes, Endianness::default())
-        .map_err(|source| BpfError::AyaBtf { path, source })?;
+    let types =
+        aya::Btf::parse(&bytes, Endianness::default()).map_err(|source| BpfError::AyaBtf { path, source })?;
     Ok(TypeInformation { types, syscalls, offsets })
 }
 

@@ -167,7 +167,10 @@ fn a_source_that_works_only_in_part_is_degraded_and_one_that_is_not_needed_absen
     let kubelet = SourceStatus::down(SourceKind::Kubelet, "kubelet:/a", "no answer within 5s");
     assert!(source(&kubelet, &node()).remedy.unwrap().starts_with("check the kubelet"));
     let remedy = source(&hung, &node()).remedy.unwrap();
-    assert!(remedy.starts_with("curl --unix-socket /a ") && remedy.ends_with("restart the runtime"), "{remedy}");
+    assert!(
+        remedy.starts_with("curl --unix-socket /a ") && remedy.ends_with("restart the runtime"),
+        "{remedy}"
+    );
     let cri = SourceStatus::down(SourceKind::Runtime, "cri:/b", "no answer within 2s");
     assert!(source(&cri, &node()).remedy.unwrap().starts_with("crictl -r unix:///b "));
     let denied = "cannot connect to the socket: Permission denied (os error 13)";

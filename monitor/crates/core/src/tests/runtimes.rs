@@ -418,12 +418,8 @@ fn a_pod_that_no_runtime_tells_has_the_name_that_its_kubelet_tells() {
     core.observe(at(2, lived_in(POD, &format!("/kubepods/burstable/pod{UID}/{ID}"))));
     let name = |core: &Core| core.state(4).pods.remove(0).pod.name;
     assert_eq!(name(&core), None);
-    let pod = KubeletPod {
-        uid: UID.into(),
-        namespace: "lijiaob".into(),
-        name: "etcd1-0".into(),
-        ends_s: None,
-    };
+    let pod =
+        KubeletPod { uid: UID.into(), namespace: "lijiaob".into(), name: "etcd1-0".into(), ends_s: None };
     core.observe(at(3, Fact::KubeletPods { pods: vec![pod] }));
     assert_eq!(name(&core).as_deref(), Some("etcd1-0"));
 }
