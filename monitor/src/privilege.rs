@@ -64,7 +64,6 @@ pub struct Lacks {
 
 impl Lacks {
     /// Those of a mask in the form of `CapEff` of proc_pid_status(5). SYS_ADMIN includes what kernel programs need.
-    #[must_use]
     pub fn of(mask: u64) -> Self {
         let has = |capability: Capability| capability.is_in(mask);
         let includes = |capability| has(capability) || capability != NET_BROADCAST && has(SYS_ADMIN);
@@ -75,7 +74,6 @@ impl Lacks {
     }
 
     /// `CAP_BPF (load kernel programs), …`
-    #[must_use]
     pub fn listed(missing: &[(Capability, &str)]) -> String {
         let each = missing.iter().map(|(capability, what)| format!("{} ({what})", capability.name));
         each.collect::<Vec<_>>().join(", ")
@@ -105,7 +103,6 @@ fn judge(mask: u64) -> Result<(), PrivilegeError> {
 }
 
 /// The capabilities that are missing to see what every process holds, with what each is for; `None` if none is.
-#[must_use]
 pub fn missing_to_see_holders(own: &Own) -> Option<String> {
     let mask = own.effective_capabilities()?;
     let is_missing = |(capability, _): &(Capability, &str)| {
@@ -294,7 +291,6 @@ pub struct Confinement {
 
 impl Confinement {
     /// That of a mask in the form of `CapEff` of proc_pid_status(5).
-    #[must_use]
     pub fn of(mask: u64) -> Self {
         let needed = capabilities::mask(&RUNNING) | capabilities::mask(&[DAC_OVERRIDE]);
         Self { capabilities: capabilities::names(mask), needless: capabilities::names(mask & !needed) }

@@ -44,7 +44,6 @@ pub struct BundleArgs {
 
 impl BundleArgs {
     /// Writes the bundle; returns the exit code.
-    #[must_use]
     pub fn run(&self) -> u8 {
         let state_dir = match self.find_state_dir() {
             Ok(state_dir) => state_dir,

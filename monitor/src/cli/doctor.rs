@@ -56,7 +56,6 @@ pub struct DoctorArgs {
 
 impl DoctorArgs {
     /// Prints the report; returns the exit code.
-    #[must_use]
     pub fn run(&self) -> u8 {
         let overrides = Overrides {
             file: self.config.clone(),

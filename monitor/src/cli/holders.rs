@@ -103,7 +103,6 @@ struct Scanned {
 
 impl HoldersArgs {
     /// Prints the holders; returns the exit code.
-    #[must_use]
     pub fn run(&self) -> u8 {
         match self.answer() {
             Ok(code) => code,

@@ -93,7 +93,6 @@ pub enum Command {
 
 impl Cli {
     /// Runs the command; returns the exit code.
-    #[must_use]
     pub fn run(&self) -> u8 {
         match &self.command {
             Command::Run(args) => args.run(),

@@ -65,7 +65,6 @@ pub enum ConfigCommand {
 
 impl Reference {
     /// Prints the output of the command; returns the exit code.
-    #[must_use]
     pub fn run(&self) -> u8 {
         let mut text = Vec::new();
         match self {

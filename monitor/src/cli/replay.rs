@@ -35,7 +35,6 @@ pub struct ReplayArgs {
 
 impl ReplayArgs {
     /// Replays the file; returns the exit code.
-    #[must_use]
     pub fn run(&self) -> u8 {
         // The node was named when it was recorded; this one may have no usable name.
         let overrides = |file: &Path| Overrides {

@@ -43,7 +43,6 @@ pub struct RunArgs {
 
 impl RunArgs {
     /// The recording, if one is wanted.
-    #[must_use]
     pub fn record(&self) -> Option<Record> {
         let path = self.record.clone()?;
         Some(Record { path, max_bytes: self.record_max_mib << 20 })
@@ -69,7 +68,6 @@ impl RunArgs {
     }
 
     /// Runs the daemon until it is stopped; returns the exit code.
-    #[must_use]
     pub fn run(&self) -> u8 {
         self.run_daemon().err().unwrap_or(exit::OK)
     }

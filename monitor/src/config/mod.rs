@@ -160,19 +160,16 @@ impl Config {
     }
 
     /// The value of a setting.
-    #[must_use]
     pub fn get<T: Stored + Clone + DeserializeOwned>(&self, setting: &Setting<T>) -> T {
         self.0.get(setting)
     }
 
     /// The values that are set, for modules that read several.
-    #[must_use]
     pub fn values(&self) -> &Values {
         &self.0
     }
 
     /// What replaces the settings of a core.
-    #[must_use]
     pub fn policy(&self) -> Policy {
         let mut incidents = Thresholds::default();
         for threshold in diagnose::thresholds() {

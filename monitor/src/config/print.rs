@@ -12,7 +12,6 @@ use super::{Config, Environment, Overrides, descriptions, merge};
 const WIDTH: usize = 100;
 
 /// A configuration file with every setting and what it means, commented out, at its default.
-#[must_use]
 pub fn default_file() -> String {
     // The defaults of a service on some node, wherever this is printed.
     let environment = Environment { host_name: Some("node-1".to_owned()), ..Environment::default() };
@@ -29,7 +28,6 @@ pub fn default_file() -> String {
 }
 
 /// A configuration file with the effective value of every setting.
-#[must_use]
 pub fn effective_file(config: &Config) -> String {
     let mut text = String::new();
     write(&mut text, |setting| line(setting, &config.0));

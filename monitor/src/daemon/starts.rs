@@ -26,7 +26,6 @@ const SHORT: Duration = Duration::from_secs(60);
 const LONGEST: u64 = 16;
 
 /// Whether a path relative to the state directory is that of the file which is written here.
-#[must_use]
 pub fn is_own(name: &Path) -> bool {
     name == Path::new(FILE)
 }

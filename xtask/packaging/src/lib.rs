@@ -30,12 +30,10 @@ pub static ARCHITECTURES: [Architecture; 2] =
 
 impl Architecture {
     /// That of a target of cargo's, such as `aarch64-unknown-linux-gnu`.
-    #[must_use]
     pub fn of_target(target: &str) -> Option<Self> {
         ARCHITECTURES.into_iter().find(|known| target.split('-').next() == Some(known.kernel))
     }
 
-    #[must_use]
     pub fn of_this_machine() -> Option<Self> {
         Self::of_target(std::env::consts::ARCH)
     }

@@ -47,7 +47,6 @@ pub struct ProcessLink {
 
 impl ProcessLink {
     /// Whether this is where it leads to.
-    #[must_use]
     pub fn leads_to(&self, now: &str) -> bool {
         let above = self.target.trim_end_matches('/');
         now.strip_prefix(above).is_some_and(|below| below.is_empty() || below.starts_with('/'))
@@ -101,7 +100,6 @@ pub struct Form {
 
 impl Form {
     /// Whether a command has this form.
-    #[must_use]
     pub fn fits<S: AsRef<str>>(&self, command: &[S]) -> bool {
         let mut wanted = self.words.split(' ').peekable();
         let mut command = command.iter().map(AsRef::as_ref).peekable();

@@ -46,7 +46,6 @@ pub struct Cni {
 
 impl Cni {
     /// Whether it has failed; `None` as long as it runs.
-    #[must_use]
     pub fn failed(&self) -> Option<bool> {
         match (self.exit_code, self.signal) {
             (None, None) => None,
@@ -55,7 +54,6 @@ impl Cni {
     }
 
     /// The pod that the caller names, `NAMESPACE/NAME`.
-    #[must_use]
     pub fn pod_name(&self) -> Option<String> {
         Some(format!("{}/{}", self.namespace.as_ref()?, self.pod.as_ref()?))
     }

@@ -34,7 +34,6 @@ pub struct Component {
 
 impl Component {
     /// As part of a sentence: `kubelet v1.28.3 (pid 1893)`.
-    #[must_use]
     pub fn label(&self) -> String {
         let version = self.version.as_ref().map_or_else(String::new, |version| format!(" {}", name(version)));
         format!("{}{version} (pid {})", name(&self.name), self.pid)

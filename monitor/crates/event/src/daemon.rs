@@ -24,7 +24,6 @@ pub struct Daemon {
 
 impl Daemon {
     /// How it is, in one line.
-    #[must_use]
     pub fn summary(&self) -> String {
         let sources = format!("{} sources", self.sources.len());
         match self.degraded.len() {

@@ -107,7 +107,6 @@ named! {
 
 impl HostCause {
     /// A text that no other cause on this node has.
-    #[must_use]
     pub fn key(&self) -> String {
         format!("{}/{}/{}", self.change.name(), self.netns, self.ifindex.unwrap_or_default())
     }
@@ -131,7 +130,6 @@ pub enum CloseReason {
 
 impl CloseReason {
     /// How it ended, to stand before the summary.
-    #[must_use]
     pub fn phrase(self) -> &'static str {
         match self {
             Self::Resolved => "resolved",
@@ -152,7 +150,6 @@ impl Incident {
     }
 
     /// The message of its event: the summary, after how it ended, or with how often it was observed.
-    #[must_use]
     pub fn message(&self) -> String {
         let summary = &self.summary;
         match (self.close_reason, self.repeated()) {
@@ -163,7 +160,6 @@ impl Incident {
     }
 
     /// What was counted and over which time: `8 refused unmounts over 1 min`; `None` if it was observed once.
-    #[must_use]
     pub fn repeated(&self) -> Option<String> {
         if self.count < 2 {
             return None;

@@ -27,7 +27,6 @@ macro_rules! kinds {
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
 
             /// As in the JSON and in metric labels.
-            #[must_use]
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)+

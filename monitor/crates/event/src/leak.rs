@@ -84,14 +84,12 @@ pub struct LeakedMount {
 
 impl LeakedMount {
     /// Whether a block device stays in use for it.
-    #[must_use]
     pub fn is_of_block_device(&self) -> bool {
         let has_number = self.identity.device.split(':').next().is_some_and(|major| major != "0");
         has_number || matches!(self.fstype.as_str(), "btrfs" | "bcachefs")
     }
 
     /// What it was, as sentences say it.
-    #[must_use]
     pub fn phrase(&self) -> String {
         let likely = if self.confidence == Confidence::Certain { "" } else { "what is likely " };
         if let Some(volume) = &self.volume {
@@ -126,14 +124,12 @@ impl LeakedMount {
     }
 
     /// Whether a process serves it.
-    #[must_use]
     pub fn is_of_file_server(&self) -> bool {
         self.fstype == "fuse" || self.fstype.starts_with("fuse.")
     }
 }
 
 /// Who has such mounts, as sentences say it: a container, a unit, else the process.
-#[must_use]
 pub fn leak_holder(actor: &Actor) -> String {
     match (&actor.container, Pod::confirmed(actor.pod.as_ref()), &actor.unit) {
         (Some(container), Some(pod), _) => {

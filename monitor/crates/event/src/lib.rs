@@ -283,7 +283,6 @@ pub struct Event {
 
 impl Event {
     /// An event without objects, time and place.
-    #[must_use]
     pub fn new(kind: Kind, severity: Severity, message: String) -> Self {
         Self { schema: SCHEMA, kind, severity, message, ..Self::default() }
     }

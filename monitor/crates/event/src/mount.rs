@@ -154,7 +154,6 @@ pub struct StagedVolume {
 
 impl StagedVolume {
     /// With what its kubelet has written beside it, if that is of this volume.
-    #[must_use]
     pub fn with(mut self, data: Option<&VolumeData>) -> Self {
         // Where the path does not tell the name, it tells the driver.
         let data = data.filter(|data| self.name.is_some() || data.driver == self.plugin);
@@ -163,7 +162,6 @@ impl StagedVolume {
     }
 
     /// As sentences say it.
-    #[must_use]
     pub fn phrase(&self) -> String {
         let plugin = name(&self.plugin);
         match self.name.as_ref().or(self.handle.as_ref()) {

@@ -62,7 +62,6 @@ macro_rules! replaced {
 
 impl IncidentObjects {
     /// The objects of an event.
-    #[must_use]
     pub fn of(event: &Event) -> Self {
         macro_rules! of {
             ([$($copied:ident)*] [$($cloned:ident)*]) => {
@@ -78,7 +77,6 @@ impl IncidentObjects {
     }
 
     /// The event with these objects instead of its own.
-    #[must_use]
     pub fn apply_to(self, event: Event) -> Event {
         macro_rules! apply {
             ([$($copied:ident)*] [$($cloned:ident)*]) => {

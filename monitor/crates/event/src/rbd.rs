@@ -44,7 +44,6 @@ pub struct Rbd {
 
 impl Rbd {
     /// The image as `rbd` takes it: `POOL/NAMESPACE/IMAGE@SNAPSHOT`.
-    #[must_use]
     pub fn spec(&self) -> String {
         let namespace = self.rados_namespace.as_ref().map_or_else(String::new, |name| format!("{name}/"));
         let snapshot = self.snapshot.as_ref().map_or_else(String::new, |name| format!("@{name}"));
@@ -52,13 +51,11 @@ impl Rbd {
     }
 
     /// Whether `rbd-nbd` has it mapped: then its names rest on arguments of that program.
-    #[must_use]
     pub fn is_by_nbd(&self) -> bool {
         self.device.as_ref().is_some_and(|device| device.starts_with("/dev/nbd"))
     }
 
     /// As part of a sentence: `RBD image kube/index-api-image`.
-    #[must_use]
     pub fn label(&self) -> String {
         format!("RBD image {}", name(&self.spec()))
     }

@@ -40,7 +40,6 @@ pub struct Rule {
 
 impl Rule {
     /// The address of a prefix with a single one.
-    #[must_use]
     pub fn single_address(prefix: &str) -> Option<IpAddr> {
         let (address, bits) = prefix.split_once('/')?;
         let address: IpAddr = address.parse().ok()?;
@@ -49,7 +48,6 @@ impl Rule {
     }
 
     /// The rule in the words of ip-rule(8).
-    #[must_use]
     pub fn text(&self) -> String {
         let Self { priority, from, to, iif, oif, action, .. } = self;
         let selectors = [("from", from), ("to", to), ("iif", iif), ("oif", oif)].into_iter();

@@ -8,13 +8,11 @@ use serde_json::{Value, json};
 use super::Event;
 
 /// The JSON Schema of one event.
-#[must_use]
 pub fn schema() -> Schema {
     schema_of::<Event>()
 }
 
 /// The JSON Schema of a document, draft 2020-12: what this program writes, documented by the doc comments.
-#[must_use]
 pub fn schema_of<T: JsonSchema>() -> Schema {
     SchemaSettings::draft2020_12()
         .for_serialize()

@@ -59,7 +59,6 @@ pub struct Actor {
 
 impl Actor {
     /// The same, and no longer certain.
-    #[must_use]
     pub fn at_most_likely(actor: Shared<Self>) -> Shared<Self> {
         let confidence = actor.confidence.min(Confidence::Likely);
         Shared::new(Self { confidence, ..actor.into_inner() })
@@ -178,13 +177,11 @@ pub struct Target {
 
 impl Target {
     /// Nothing but the result of the join.
-    #[must_use]
     pub fn unknown(join: Join) -> Self {
         Self { join, ..Self::default() }
     }
 
     /// Whether users of another user namespace than the host's made it themselves.
-    #[must_use]
     pub fn is_foreign(&self) -> bool {
         self.userns.is_some()
     }
@@ -227,7 +224,6 @@ pub struct Container {
 
 impl Container {
     /// One of which only the id is known.
-    #[must_use]
     pub fn of_id(id: String) -> Self {
         Self { id, ..Self::default() }
     }
@@ -259,13 +255,11 @@ pub struct Pod {
 
 impl Target {
     /// Its pod, if that is more than a claim.
-    #[must_use]
     pub fn confirmed_pod(&self) -> Option<&Pod> {
         Pod::confirmed(self.pod.as_ref())
     }
 
     /// Whether it only claims to be of a pod.
-    #[must_use]
     pub fn is_claimed(&self) -> bool {
         self.pod.as_ref().is_some_and(|pod| pod.claimed)
     }
@@ -273,7 +267,6 @@ impl Target {
 
 impl Pod {
     /// The pod, if it is more than a claim of whoever made its container.
-    #[must_use]
     pub fn confirmed(pod: Option<&Self>) -> Option<&Self> {
         pod.filter(|pod| !pod.claimed)
     }

@@ -27,7 +27,6 @@ impl Priority {
     pub const ALL: [Self; 4] = [Self::Daemon, Self::Known, Self::Node, Self::Foreign];
 
     /// Places of a queue that must be free for each that it has already.
-    #[must_use]
     pub fn price(self) -> usize {
         match self {
             Self::Daemon | Self::Known | Self::Node => 1,
@@ -36,7 +35,6 @@ impl Priority {
     }
 
     /// What a byte of such an event counts, compared with others.
-    #[must_use]
     pub fn weight(self) -> u64 {
         match self {
             Self::Daemon | Self::Known => 1,
@@ -48,7 +46,6 @@ impl Priority {
 
 impl Tenant {
     /// What so many bytes of it count.
-    #[must_use]
     pub fn cost(&self, bytes: u64) -> u64 {
         bytes.saturating_mul(self.priority.weight())
     }

@@ -10,7 +10,6 @@ pub struct WallClock {
 
 impl WallClock {
     /// RFC 3339, UTC, nanoseconds. A time outside the calendar is a broken clock: it shows as the epoch.
-    #[must_use]
     pub fn text(self, at: u64) -> String {
         let since_epoch = i128::from(at) + i128::from(self.offset_ns);
         let time = jiff::Timestamp::from_nanosecond(since_epoch).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
@@ -18,13 +17,11 @@ impl WallClock {
     }
 
     /// The time of the day, as in `12:00:03 UTC`.
-    #[must_use]
     pub fn time_of_day(self, at: u64) -> String {
         format!("{} UTC", self.text(at).get(11..19).unwrap_or_default())
     }
 
     /// The boot time of a text; `None` if it is no time, or one before the boot.
-    #[must_use]
     pub fn boot_ns(self, text: &str) -> Option<u64> {
         let time: jiff::Timestamp = text.parse().ok()?;
         u64::try_from(time.as_nanosecond() - i128::from(self.offset_ns)).ok()
@@ -32,7 +29,6 @@ impl WallClock {
 }
 
 /// The largest unit that fits, and one more where it is small: `42 s`, `1 h 20 min`, `3 d`.
-#[must_use]
 pub fn span(span: SignedDuration) -> String {
     let seconds = span.as_secs().max(0);
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600, seconds / 60);

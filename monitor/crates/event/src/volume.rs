@@ -16,13 +16,11 @@ const DEEP: [&str; 2] = ["aws-ebs", "vsphere-volume"];
 const CSI: &str = "kubernetes.io/csi";
 
 /// Parses the pod volume from an absolute path, whatever directory it is below: a claim of whoever made that path.
-#[must_use]
 pub fn of_path(path: &str) -> Option<Volume> {
     parts(path).map(|(_, volume)| volume)
 }
 
 /// The directory that would be a kubelet's root directory if this absolute path were that of a pod volume.
-#[must_use]
 pub fn root_of(path: &str) -> Option<&str> {
     parts(path).map(|(root, _)| root)
 }
@@ -36,7 +34,6 @@ fn parts(path: &str) -> Option<(&str, Volume)> {
 }
 
 /// Parses the pod volume from an absolute path below this root directory of a kubelet.
-#[must_use]
 pub fn below(root: &str, path: &str) -> Option<Volume> {
     let mut parts = names_below(root, path)?;
     match parts.next()? {
@@ -60,7 +57,6 @@ fn below_plugins<'a>(mut parts: impl Iterator<Item = &'a str>) -> Option<Volume>
 /// `plugins/kubernetes.io/csi/DRIVER/HASH/globalmount`, before 1.24 `…/csi/pv/NAME/globalmount` (pkg/volume/csi/csi_attacher.go);
 /// `plugins/PLUGIN/mounts/NAME` of other plugins, `…/rbd/rbd/NAME` before 1.9, `…/iscsi/iface-INTERFACE/NAME`, `…/fc/NAME`. PLUGIN has
 /// more than two names for FlexVolume, and there are directories above NAME for some.
-#[must_use]
 pub fn staged_below(root: &str, path: &str) -> Option<StagedVolume> {
     let mut parts = names_below(root, path)?;
     let below: Vec<&str> = parts.next().filter(|name| *name == "plugins").map(|_| parts.collect())?;
@@ -107,7 +103,6 @@ fn below_pods<'a>(mut parts: impl Iterator<Item = &'a str>) -> Option<Volume> {
 }
 
 /// Whether it is a UUID, or the 32 hex digits of a static pod: the name of a pod's directory.
-#[must_use]
 pub fn is_uid(text: &str) -> bool {
     let groups: Vec<usize> = text.split('-').map(str::len).collect();
     matches!(groups[..], [8, 4, 4, 4, 12] | [32])

@@ -52,7 +52,6 @@ pub struct DetachedRequest {
 }
 
 impl DetachedRequest {
-    #[must_use]
     pub fn new(id: u64, mounts: Vec<DetachedMount>) -> Self {
         Self { id, mounts, attached: Vec::new() }
     }

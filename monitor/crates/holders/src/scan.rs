@@ -57,7 +57,6 @@ pub(super) struct Part {
 ///
 /// The report is not complete when there is more to do, and when a process that may see the mount could not be read: as
 /// root without `CAP_SYS_PTRACE` all of them, and even with it some that a security module protects.
-#[must_use]
 pub(super) fn scan(
     proc: &Proc,
     request: &ScanRequest,

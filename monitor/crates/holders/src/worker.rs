@@ -178,7 +178,6 @@ impl Scanner {
     }
 
     /// Where it is told what the host has mounted.
-    #[must_use]
     pub fn attached(&self) -> Attached {
         self.shared.attached.clone()
     }

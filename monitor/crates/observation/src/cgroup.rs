@@ -35,7 +35,6 @@ pub enum Runtime {
 
 impl Runtime {
     /// As in `ContainerFacts::runtime`.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Docker => "docker",
@@ -67,7 +66,6 @@ impl CgroupIdentity {
 pub const DELEGATED: &str = "//";
 
 /// Puts names, from the root on, into a path. `by_root` tells of each whether root made it.
-#[must_use]
 pub fn path<'a>(names: impl Iterator<Item = (&'a str, bool)>) -> String {
     let mut path = String::new();
     let mut all_by_root = true;
@@ -80,7 +78,6 @@ pub fn path<'a>(names: impl Iterator<Item = (&'a str, bool)>) -> String {
 }
 
 /// Whether only root can make something in a directory with this owner and mode.
-#[must_use]
 pub fn is_roots(owner: u32, mode: u32) -> bool {
     /// `S_IWGRP | S_IWOTH`.
     const WRITABLE_BY_OTHERS: u32 = 0o022;
@@ -107,7 +104,6 @@ fn without_mark(path: &str) -> &str {
 /// Of the paths of one process in several hierarchies, in the order of trust: the first that names a container,
 /// else the first that names anything, else the first. With v1 beside v2 any of them may sit at a root or in the
 /// service of the runtime, while another names the container.
-#[must_use]
 pub fn most_specific<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
     paths
         .clone()
@@ -117,7 +113,6 @@ pub fn most_specific<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Option
 }
 
 /// The container id of [`identify`] alone, which is asked for with every event.
-#[must_use]
 pub fn container_id(path: &str) -> Option<&str> {
     let mut parent = "";
     segments(parts(without_mark(path)).0)
@@ -129,7 +124,6 @@ pub fn container_id(path: &str) -> Option<&str> {
 }
 
 /// Parses the names in a cgroup path; the identity is empty if there are none.
-#[must_use]
 pub fn identify(path: &str) -> CgroupIdentity {
     let (path, delegated) = parts(without_mark(path));
     let nested = |below: &str| {
@@ -162,14 +156,12 @@ pub fn identify(path: &str) -> CgroupIdentity {
 
 /// The tenant of what a process does, so that nobody uses up what is there for all: its container, its user, else
 /// its unit. Whoever can make control groups of his own below that gets no more by it.
-#[must_use]
 pub fn account(path: &str) -> &str {
     let first = || parts(path).0.split('/').find(|segment| !segment.is_empty());
     owner(path).or_else(first).unwrap_or("/")
 }
 
 /// The same, where the path tells it.
-#[must_use]
 pub fn owner(path: &str) -> Option<&str> {
     let is_owner = |parent: &str, segment: &str| {
         container(parent, segment).is_some()

@@ -66,13 +66,11 @@ pub struct CniExit {
 
 impl CniExit {
     /// The exit code, unless a signal ended it.
-    #[must_use]
     pub fn code(&self) -> Option<u32> {
         self.signal().is_none().then_some((self.status >> 8) & 0xff)
     }
 
     /// The signal that ended it.
-    #[must_use]
     pub fn signal(&self) -> Option<u32> {
         Some(self.status & 0x7f).filter(|signal| *signal != 0)
     }

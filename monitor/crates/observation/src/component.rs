@@ -30,7 +30,6 @@ pub struct ComponentFacts {
 
 impl ComponentFacts {
     /// Which process it is: the id alone is another one's later.
-    #[must_use]
     pub fn key(&self) -> (u32, BootNs) {
         (self.tgid, self.started_ns)
     }

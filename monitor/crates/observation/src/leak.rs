@@ -37,7 +37,6 @@ pub struct KernelMounts {
 impl KernelMounts {
     /// Whether a directory can be removed though another namespace has a mount on it: since 3.18, and before where the
     /// setting permits it. `None` where the release is not understood.
-    #[must_use]
     pub fn removes_despite_copies(&self) -> Option<bool> {
         let release = KernelRelease::parse(&self.release)?;
         Some(release >= KernelRelease(3, 18) || self.may_detach == Some(true))
@@ -66,7 +65,6 @@ pub struct MountCopy {
 impl MountCopy {
     /// Whether its path is that which it had on the host, as far as is known of who has it: a process of the node, in no
     /// container and the first of no pid namespace, which got all mounts when it was set apart (unshare(2)).
-    #[must_use]
     pub fn is_where_the_host_had_it(&self) -> bool {
         let CopyHolder { in_userns, init, cgroup, .. } = &self.holder;
         let is_in_container = cgroup.as_deref().is_some_and(|path| container_id(path).is_some());
@@ -147,7 +145,6 @@ pub struct BindMount {
 
 impl BindMount {
     /// What a path in the container was on the host when the directory was mounted; `None` where it is not below.
-    #[must_use]
     pub fn on_host(&self, mountpoint: &str) -> Option<String> {
         let below = mountpoint.strip_prefix(self.destination.trim_end_matches('/'))?;
         let is_below = below.is_empty() || below.starts_with('/');

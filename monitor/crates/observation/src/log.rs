@@ -53,7 +53,6 @@ pub enum LogSays {
 
 impl LogSays {
     /// What it is about, as one word.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::RbdRefused(_) => "rbd-refused",

@@ -58,7 +58,6 @@ pub struct MountFacts {
 
 impl MountFacts {
     /// What tells this mount from all others of its namespace; `None` where a recording does not say it.
-    #[must_use]
     pub fn identity(&self) -> Option<MountIdentity> {
         Some(MountIdentity {
             unique: self.unique,
@@ -92,7 +91,6 @@ pub struct MountIdentity {
 
 impl MountIdentity {
     /// Whether both are one mount, as far as both tell. A mount that was moved stays the same only by its unique id.
-    #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         match (self.unique, other.unique) {
             (Some(one), Some(other)) => one == other,
@@ -119,13 +117,11 @@ pub struct MountPresence {
 
 impl MountPresence {
     /// The reply where it is certain.
-    #[must_use]
     pub fn known(id: u64, present: bool) -> Self {
         Self { id, present: Some(present), is_likely: false, reason: None }
     }
 
     /// The reply where nothing can be said.
-    #[must_use]
     pub fn unknown(id: u64, reason: impl Into<String>) -> Self {
         Self { id, present: None, is_likely: false, reason: Some(reason.into()) }
     }
@@ -177,7 +173,6 @@ named! {
 
 impl Access {
     /// Whether it is the kernel that holds on, for no process in particular.
-    #[must_use]
     pub fn is_kernel(self) -> bool {
         matches!(self, Self::Loop | Self::Swap | Self::Export | Self::Uprobe)
     }
@@ -230,7 +225,6 @@ pub struct Holder {
 
 impl Holder {
     /// What the kernel holds for no process.
-    #[must_use]
     pub fn of_kernel(access: Access, path: String) -> Self {
         Self {
             tgid: 0,
@@ -256,14 +250,12 @@ impl Holder {
     }
 
     /// Whether both are one process that holds the same by the same.
-    #[must_use]
     pub fn is_same_hold(&self, other: &Self) -> bool {
         (self.tgid, self.access, &self.path) == (other.tgid, other.access, &other.path)
             && (self.fd, self.tid) == (other.fd, other.tid)
     }
 
     /// Whether it is a reason for which an unmount is refused.
-    #[must_use]
     pub fn explains(&self) -> bool {
         !self.possible && self.access != Access::Mount
     }
@@ -403,13 +395,11 @@ impl HolderReport {
     }
 
     /// Whether something is known that refuses an unmount.
-    #[must_use]
     pub fn is_explained(&self) -> bool {
         self.holders.iter().any(Holder::explains)
     }
 
     /// Whether a look at everything found nothing that holds it, neither process nor mount nor what the kernel shows.
-    #[must_use]
     pub fn has_found_nobody(&self) -> bool {
         let is_conclusive = matches!(self.verdict, Verdict::Kernel | Verdict::Transient | Verdict::None);
         is_conclusive && self.complete && !self.is_explained() && self.child_mounts.is_empty()
@@ -438,7 +428,6 @@ impl HolderReport {
     }
 
     /// The reply to a request for which no scan is made.
-    #[must_use]
     pub fn skipped(id: u64, path: impl Into<String>) -> Self {
         Self { id, path: path.into(), ..Self::default() }
     }

@@ -56,26 +56,22 @@ impl NudState {
     pub const PERMANENT: Self = Self(0x80);
 
     /// Whether nobody has answered for the address, so far or at all.
-    #[must_use]
     pub fn is_unresolved(self) -> bool {
         matches!(self, Self::FAILED | Self::INCOMPLETE)
     }
 
     /// Whether an administrator set the entry.
-    #[must_use]
     pub fn is_permanent(self) -> bool {
         self.0 & Self::PERMANENT.0 != 0
     }
 
     /// Whether an entry that is not static has a link-layer address to which packets go at once: `NUD_REACHABLE`,
     /// `NUD_STALE`, `NUD_DELAY`, `NUD_PROBE`, `NUD_NOARP`.
-    #[must_use]
     pub fn is_usable(self) -> bool {
         self.0 & (0x02 | 0x04 | 0x08 | 0x10 | Self::NOARP.0) != 0
     }
 
     /// The kernel's name in lower case, as in `ip neigh`.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self.0 {
             0x00 => "none",

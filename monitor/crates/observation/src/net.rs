@@ -54,7 +54,6 @@ impl LinkFacts {
     }
 
     /// Whether it goes with another link.
-    #[must_use]
     pub fn has_other(&self) -> bool {
         self.peer.is_some() || self.lower.is_some()
     }
@@ -72,7 +71,6 @@ pub struct AddressFacts {
 
 impl AddressFacts {
     /// Whether another address is in the subnet of this one.
-    #[must_use]
     pub fn has_in_subnet(&self, other: IpAddr) -> bool {
         let bits = |address| match address {
             IpAddr::V4(address) => (u128::from(u32::from(address)) << 96, 32),
@@ -140,7 +138,6 @@ const HALVES_V6: [IpAddr; 2] =
 
 impl RouteFacts {
     /// Whether it is a default route, or half of one.
-    #[must_use]
     pub fn is_default(&self) -> bool {
         match self.destination {
             None => true,
@@ -152,7 +149,6 @@ impl RouteFacts {
 
 impl RouteFacts {
     /// A default route of the main table.
-    #[must_use]
     pub fn default_via(netns: NsInum, gateway: IpAddr, ifindex: u32) -> Self {
         Self {
             netns,
@@ -305,7 +301,6 @@ pub struct NetnsSnapshot {
 
 impl NetnsSnapshot {
     /// A namespace without anything in it.
-    #[must_use]
     pub fn empty(netns: NsInum) -> Self {
         Self { netns, ..Self::default() }
     }

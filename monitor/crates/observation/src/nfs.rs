@@ -52,7 +52,6 @@ pub struct NfsMount {
 
 /// The server of a source: what is before the colon, of an IPv6 address what is in brackets (`nfs_parse_devname`,
 /// fs/nfs/super.c).
-#[must_use]
 pub fn nfs_server(source: &str) -> Option<&str> {
     let (server, _) = match source.strip_prefix('[') {
         Some(rest) => rest.split_once("]:")?,

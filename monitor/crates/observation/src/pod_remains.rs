@@ -110,7 +110,6 @@ pub struct PodProcess {
 
 impl PodProcess {
     /// Which process it is: the id alone is another one's later.
-    #[must_use]
     pub fn key(&self) -> (u32, BootNs) {
         (self.tgid, self.start_ns)
     }

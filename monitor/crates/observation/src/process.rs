@@ -33,7 +33,6 @@ pub struct TaskRef {
 
 impl TaskRef {
     /// Where its details were captured.
-    #[must_use]
     pub fn place(&self) -> TaskPlace {
         self.context.map_or_else(TaskPlace::default, |context| context.place)
     }
@@ -55,7 +54,6 @@ pub struct TaskContext {
 
 impl TaskContext {
     /// Whether its user namespace is not the initial one: `PROC_USER_INIT_INO` of include/linux/proc_ns.h.
-    #[must_use]
     pub fn is_in_other_userns(&self) -> bool {
         !matches!(self.userns, 0 | 0xEFFF_FFFD)
     }

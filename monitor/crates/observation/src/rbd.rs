@@ -24,7 +24,6 @@ impl RbdNumber {
     pub const NBD: &str = "nbd";
 
     /// Whether it is of `rbd-nbd`.
-    #[must_use]
     pub fn is_nbd(self) -> bool {
         matches!(self, Self::Nbd(_))
     }
@@ -129,14 +128,12 @@ pub struct RbdImage {
 
 impl RbdImage {
     /// The node of its device.
-    #[must_use]
     pub fn path(&self) -> String {
         format!("/dev/{}", self.number)
     }
 
     /// Whether it is the same mapping, as far as that can be told. The address of the client changes with a mapping that
     /// recovers, and what is only read on new kernels may be missing.
-    #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let named = |image: &Self| {
             (image.pool.clone(), image.namespace.clone(), image.image.clone(), image.snapshot.clone())
@@ -240,25 +237,21 @@ pub struct RbdExec {
 }
 
 impl RbdExec {
-    #[must_use]
     pub fn name(&self) -> ImageName {
         ImageName { pool: self.pool.clone(), namespace: self.namespace.clone(), image: self.image.clone() }
     }
 
     /// Whether another call is for the same, whoever makes it.
-    #[must_use]
     pub fn is_for_same_as(&self, other: &Self) -> bool {
         *self == Self { actor: self.actor.clone(), ..other.clone() }
     }
 
     /// Whether it shows that the image is wanted on this node; a snapshot can be mapped everywhere at once.
-    #[must_use]
     pub fn wants(&self) -> bool {
         matches!(self.command, RbdCommand::Map | RbdCommand::LockAdd) && self.snapshot.is_none()
     }
 
     /// Whether somebody may wait for the image on this node: it is wanted, or was looked at before it is mapped.
-    #[must_use]
     pub fn asks(&self) -> bool {
         self.wants() || self.command == RbdCommand::Status && self.snapshot.is_none()
     }

@@ -67,13 +67,11 @@ pub struct PodIdentity {
 
 impl PodIdentity {
     /// Whether it is more than a claim of whoever made the container.
-    #[must_use]
     pub fn is_confirmed(&self) -> bool {
         self.proof != PodProof::Claimed
     }
 
     /// Whether another identity is of the same pod.
-    #[must_use]
     pub fn is_same_pod(&self, other: &Self) -> bool {
         (&self.namespace, &self.name, &self.uid) == (&other.namespace, &other.name, &other.uid)
     }
@@ -150,7 +148,6 @@ impl OwnMounts {
     }
 
     /// What either of two reports of one container tells; the first one has precedence.
-    #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self { rootfs: self.rootfs.or(other.rootfs), netns: self.netns.or(other.netns) }
     }
@@ -179,7 +176,6 @@ impl Incarnation {
     }
 
     /// What either of two reports of one container tells; the first one has precedence.
-    #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
             attempt: self.attempt.or(other.attempt),
@@ -203,7 +199,6 @@ pub struct ContainerExit {
 
 impl ContainerExit {
     /// What either of two reports of the same end tells; the first one has precedence.
-    #[must_use]
     pub fn or(this: Option<Self>, other: Option<Self>) -> Option<Self> {
         match (this, other) {
             (Some(this), Some(other)) => Some(Self {
@@ -217,7 +212,6 @@ impl ContainerExit {
 
 impl ContainerFacts {
     /// Whether it is the sandbox of a pod, rather than one that claims to be.
-    #[must_use]
     pub fn is_sandbox(&self) -> bool {
         self.sandbox && self.pod.as_ref().is_none_or(PodIdentity::is_confirmed)
     }

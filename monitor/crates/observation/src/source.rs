@@ -54,7 +54,6 @@ pub struct SourceStatus {
 
 impl SourceStatus {
     /// A source that delivers.
-    #[must_use]
     pub fn up(kind: SourceKind, source: impl Into<String>) -> Self {
         Self {
             source: source.into(),
@@ -69,7 +68,6 @@ impl SourceStatus {
     }
 
     /// A source that does not deliver.
-    #[must_use]
     pub fn down(kind: SourceKind, source: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { up: false, reason: Some(reason.into()), ..Self::up(kind, source) }
     }
@@ -117,7 +115,6 @@ pub enum BudgetClass {
 
 impl BudgetClass {
     /// As in events and metric labels.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Namespace => "namespace",

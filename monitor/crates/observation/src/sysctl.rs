@@ -36,7 +36,6 @@ pub enum RpFilter {
 
 impl RpFilter {
     /// By its number; others than these are as 2 (`fib_validate_source`, net/ipv4/fib_frontend.c).
-    #[must_use]
     pub fn of(value: i32) -> Self {
         match value {
             0 => Self::Off,
@@ -46,7 +45,6 @@ impl RpFilter {
     }
 
     /// The number that is written for it.
-    #[must_use]
     pub fn number(self) -> u8 {
         match self {
             Self::Off => 0,

@@ -6,7 +6,6 @@ use super::{
 
 impl Observation {
     /// Bytes of the texts of what the kernel programs tell, as of paths. What others tell is not anybody's to flood with.
-    #[must_use]
     pub fn text_bytes(&self) -> usize {
         match &self.fact {
             Fact::Umount(attempt) => attempt.text_bytes(),
@@ -20,7 +19,6 @@ impl Observation {
 }
 
 impl UmountAttempt {
-    #[must_use]
     pub fn text_bytes(&self) -> usize {
         let Self { path, origin, second, .. } = self;
         let of_second = |second: &SecondPath| second.path.capacity() + of_origin(&second.origin);
@@ -34,7 +32,6 @@ fn of_origin(origin: &PathOrigin) -> usize {
 }
 
 impl TaskFacts {
-    #[must_use]
     pub fn text_bytes(&self) -> usize {
         let of_ancestor = |above: &Ancestor| above.comm.capacity() + of(&above.exe) + of(&above.cgroup);
         let own = of(&self.exe) + of(&self.cmdline) + of(&self.cgroup);

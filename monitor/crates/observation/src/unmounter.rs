@@ -23,7 +23,6 @@ pub struct Unmounter {
 
 impl Unmounter {
     /// Which process it is: the id alone is another one's later.
-    #[must_use]
     pub fn key(&self) -> (u32, BootNs) {
         (self.task.key.tgid, self.task.key.start_ns)
     }

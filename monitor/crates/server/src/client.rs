@@ -80,7 +80,6 @@ impl From<RemoteError> for HistoryError {
 
 impl RemoteError {
     /// Whether its files may be read in its place.
-    #[must_use]
     pub fn is_dead(&self) -> bool {
         matches!(self, Self::Dead { .. } | Self::Silent { .. } | Self::Broken { .. } | Self::Connect { .. })
     }
@@ -109,13 +108,11 @@ impl Remote {
         Ok(remote)
     }
 
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Process id of the daemon as it is here, where it may be in another pid namespace; `None` if it has none.
-    #[must_use]
     pub fn pid(&self) -> Option<u32> {
         let stream = self.runtime.block_on(UnixStream::connect(&self.path)).ok()?;
         let pid = stream.peer_cred().ok()?.pid()?;

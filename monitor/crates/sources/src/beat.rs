@@ -22,14 +22,12 @@ pub fn limit(seconds: u64) {
 const BEATS: [u64; 3] = [20, 10, 5];
 
 /// An interval, or [`MAX_INTERVAL`] if that is shorter.
-#[must_use]
 pub fn limited(interval: Duration) -> Duration {
     LIMIT.get().map_or(interval, |limit| interval.min(*limit))
 }
 
 /// The beat that is nearest to the end of a pause; the end itself of one for which there is none. What is looked at from time to
 /// time is looked at then, so that one wake-up and one reader process serve all of it.
-#[must_use]
 pub fn at_beat(pause: Duration) -> tokio::time::Instant {
     static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
     let since_first = FIRST.elapsed();
@@ -37,7 +35,6 @@ pub fn at_beat(pause: Duration) -> tokio::time::Instant {
 }
 
 /// When to look again: the same, no later than the configuration says.
-#[must_use]
 pub fn at_look(interval: Duration) -> tokio::time::Instant {
     at_beat(limited(interval))
 }

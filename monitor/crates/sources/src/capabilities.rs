@@ -49,20 +49,17 @@ const NAMED: [Capability; 12] = [
 
 impl Capability {
     /// Whether a mask in the form of `CapEff` of proc_pid_status(5) has it.
-    #[must_use]
     pub const fn is_in(self, mask: u64) -> bool {
         mask & 1 << self.bit != 0
     }
 }
 
 /// The mask of these, in the form of `CapEff` of proc_pid_status(5).
-#[must_use]
 pub fn mask(of: &[Capability]) -> u64 {
     of.iter().fold(0, |mask, capability| mask | 1 << capability.bit)
 }
 
 /// The names of those in a mask; the number of one that is not named here.
-#[must_use]
 pub fn names(mask: u64) -> Vec<String> {
     let name = |bit: u32| {
         let named = NAMED.iter().find(|capability| capability.bit == bit);
@@ -105,7 +102,6 @@ pub fn gain_none_but(kept: &[Capability]) -> io::Result<()> {
 
 /// What a thread needs to use maps of kernel programs that are loaded: since Linux 5.19 nothing (kernel/bpf/syscall.c), before
 /// it CAP_BPF if `kernel.unprivileged_bpf_disabled` is set, now or later.
-#[must_use]
 pub fn to_use_maps() -> Option<Capability> {
     (!KernelRelease(5, 19).is_running()).then_some(BPF)
 }

@@ -49,14 +49,12 @@ pub enum Cgroups {
 
 impl KernelFacts {
     /// Those of this node.
-    #[must_use]
     pub fn read() -> Self {
         let cgroups = cgroups(&Proc::default().on_host(Path::new("/sys/fs/cgroup")));
         Self { cgroups, lockdown: lockdown(), ..Self::below(Path::new("/")) }
     }
 
     /// Those of a tree of files; the release is always that of this kernel.
-    #[must_use]
     pub fn below(root: &Path) -> Self {
         let name = uname();
         let text = |field: fn(&nix::sys::utsname::UtsName) -> &std::ffi::OsStr| {

@@ -158,7 +158,6 @@ impl Stage {
 
 impl KubeletFinder {
     /// One that takes these root directories for a kubelet's, too.
-    #[must_use]
     pub fn new(roots: &Roots) -> Self {
         let configured = roots.0.iter().filter_map(|root| root.to_str().map(str::to_owned));
         let configured = configured.chain([DEFAULT_ROOT.to_owned()]).collect();
@@ -167,7 +166,6 @@ impl KubeletFinder {
 
     /// What is known without looking at others: the configured and the default root directories in the daemon's mount
     /// namespace, with links as they are.
-    #[must_use]
     pub fn configured(&self) -> KubeletFacts {
         let own = Proc::default().ns(std::process::id(), "mnt");
         let namespace =
@@ -176,7 +174,6 @@ impl KubeletFinder {
     }
 
     /// What the last look found, else what is known without one.
-    #[must_use]
     pub fn known(&self) -> KubeletFacts {
         self.lookup().facts.clone().unwrap_or_else(|| self.configured())
     }

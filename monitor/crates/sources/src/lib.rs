@@ -79,13 +79,11 @@ pub async fn send(tx: &Sender, observation: Observation) {
 }
 
 /// An observation of the daemon itself, with the current time.
-#[must_use]
 pub fn observed_now(fact: Fact) -> Observation {
     observed_now_by(Source::Daemon, fact)
 }
 
 /// An observation of a source, with the current time.
-#[must_use]
 pub fn observed_now_by(source: Source, fact: Fact) -> Observation {
     Observation { at: boot_now(), source, fact }
 }

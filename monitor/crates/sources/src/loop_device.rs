@@ -99,7 +99,6 @@ impl Loop {
         File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(again)
     }
 
-    #[must_use]
     pub fn users(&self, sys: &Path) -> Vec<String> {
         let entries = fs::read_dir(sys.join("block").join(&self.name).join("holders")).into_iter().flatten();
         entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).take(16).collect()

@@ -59,7 +59,6 @@ pub struct BoundFile {
 }
 
 /// The number of a file system, out of `major:minor` of mountinfo: the kernel's own (`MKDEV`, include/linux/kdev_t.h).
-#[must_use]
 pub fn device(text: &str) -> Option<u32> {
     let (major, minor) = device_numbers(text)?;
     (major < 1 << 12 && minor < 1 << 20).then_some(major << 20 | minor)
@@ -151,7 +150,6 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// The socket of a line of `/proc/PID/net/unix`, which names it. One that is named has no name in another line, as a name can
 /// have line breaks: the first counts.
-#[must_use]
 pub fn named(line: &str) -> Option<(u32, Binding)> {
     // Num, RefCount, Protocol, Flags, Type, St, Inode, Path.
     let rest = (0..6).try_fold(line, |rest, _| Some(rest.split_once(' ')?.1))?.trim_start_matches(' ');

@@ -73,7 +73,6 @@ pub enum Query {
 
 impl Query {
     /// Answers on standard output; returns the exit code.
-    #[must_use]
     pub fn run(&self) -> u8 {
         let terminal = match wants_colour() {
             _ if !io::stdout().is_terminal() => Terminal::None,

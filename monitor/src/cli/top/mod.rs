@@ -61,7 +61,6 @@ impl From<Errno> for TopError {
 
 impl TopArgs {
     /// Shows the node until a user quits; returns the exit code.
-    #[must_use]
     pub fn run(&self) -> u8 {
         if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
             remark("top needs a terminal; `kevtmon incidents` prints the open incidents");

@@ -44,7 +44,6 @@ enum UiError {
 
 impl UiArgs {
     /// Serves the page until a signal; returns the exit code.
-    #[must_use]
     pub fn run(&self) -> u8 {
         match self.serve() {
             Ok(()) => exit::OK,

@@ -85,7 +85,6 @@ pub struct Coverage<'a> {
 
 impl Coverage<'_> {
     /// All gaps since a time.
-    #[must_use]
     pub fn unseen(&self, since: Timestamp) -> Vec<Unseen> {
         let mut unseen = self.sources(since);
         unseen.extend(self.losses(since));
@@ -100,7 +99,6 @@ impl Coverage<'_> {
     }
 
     /// What is not watched on this node now, each with the reason.
-    #[must_use]
     pub fn unwatched(&self) -> Vec<String> {
         let mut unwatched = self.state.map_or_else(
             || vec!["anything now (no daemon answers)".to_owned()],

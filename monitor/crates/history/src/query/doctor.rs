@@ -74,24 +74,20 @@ pub struct Part {
 
 impl Part {
     /// One of which only the name and the state are known.
-    #[must_use]
     pub fn new(name: impl Into<String>, state: Condition) -> Self {
         Self { name: name.into(), state, ..Self::default() }
     }
 
-    #[must_use]
     pub fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
         Self { found: Some(found.into()), ..Self::new(name, Condition::Ok) }
     }
 
     /// Without it kevtmon cannot run.
-    #[must_use]
     pub fn required(self) -> Self {
         Self { required: true, ..self }
     }
 
     /// Why it is not better, what is lost by that, and how to get it.
-    #[must_use]
     pub fn because(
         self,
         reason: impl Into<String>,
@@ -103,7 +99,6 @@ impl Part {
     }
 
     /// Whether kevtmon cannot do its work.
-    #[must_use]
     pub fn prevents_work(&self) -> bool {
         self.required && self.state == Condition::Failed
     }
@@ -127,7 +122,6 @@ pub struct DoctorReport {
 
 impl DoctorReport {
     /// Whether nothing is wrong but that the daemon is not ready yet.
-    #[must_use]
     pub fn is_starting(&self) -> bool {
         let is_ready = self.daemon.as_ref().is_none_or(|daemon| daemon.ready);
         !is_ready && !self.parts.iter().any(Part::prevents_work)

@@ -107,7 +107,6 @@ impl Default for EventFilter {
 }
 
 impl EventFilter {
-    #[must_use]
     pub fn wants_kind(&self, kind: &str) -> bool {
         self.kinds.is_empty()
             || self.kinds.iter().any(|wanted| match wanted.strip_suffix('.') {
@@ -117,7 +116,6 @@ impl EventFilter {
     }
 
     /// Whether an event at this position can be on a page that begins at the cursor.
-    #[must_use]
     pub fn wants_position(&self, position: Position) -> bool {
         self.since.is_none_or(|since| position.time >= since)
             && self.until.is_none_or(|until| position.time < until)
@@ -130,7 +128,6 @@ impl EventFilter {
     }
 
     /// Whether the JSON of an event can meet the conditions on names: a cheap test without false negatives.
-    #[must_use]
     pub fn may_match(&self, json: &str) -> bool {
         let holds = |lookup: &Lookup| json.contains(&lookup.key().needle());
         self.pod.iter().chain(&self.container).all(holds)
@@ -138,7 +135,6 @@ impl EventFilter {
     }
 
     /// Whether an event meets every condition.
-    #[must_use]
     pub fn matches(&self, record: &Record) -> bool {
         let event = &record.event;
         let position = Position { time: record.time(), seq: event.seq };
@@ -153,13 +149,11 @@ impl EventFilter {
     }
 
     /// Whether there are conditions on names.
-    #[must_use]
     pub fn names_something(&self) -> bool {
         self.pod.is_some() || self.container.is_some() || !self.about.is_empty()
     }
 
     /// Whether an event meets the conditions on names.
-    #[must_use]
     pub fn wants_names(&self, event: &Event) -> bool {
         if !self.names_something() {
             return true;
@@ -192,7 +186,6 @@ pub struct IncidentFilter {
 }
 
 impl IncidentFilter {
-    #[must_use]
     pub fn wants(&self, view: &IncidentView) -> bool {
         let (by_id, by_evidence) = (!self.ids.is_empty(), !self.evidence.is_empty());
         let begins = |prefix: &String| view.incident.id.starts_with(prefix);
@@ -209,7 +202,6 @@ impl IncidentFilter {
     }
 
     /// The same without conditions that can be true of one update of an incident and not of a later one.
-    #[must_use]
     pub fn of_any_update(&self) -> Self {
         Self { all: true, since: None, kinds: Vec::new(), severity: None, pod: None, ..self.clone() }
     }

@@ -12,7 +12,6 @@ use kevtmon_event::{
 
 /// What the events of a group have in common: everything but the time, the ids of processes that live for one act, how often it
 /// happened, and which of many neighbors, or of the containers of a pod, it happened to.
-#[must_use]
 pub fn group_key(event: &Event, kind: &str) -> String {
     let (family, _) = kind.split_once('.').unwrap_or((kind, ""));
     let object = match family {
@@ -105,7 +104,6 @@ fn component(component: &Component) -> String {
 
 /// Whether later events of this kind may stand with the first of it though other kinds came between. A mount that is busy
 /// again after it was released, or an entry that is lost again after it was put back, is another matter.
-#[must_use]
 pub fn run(kind: &str) -> &str {
     match kind.split_once('.') {
         Some((family @ ("container" | "link"), _)) => family,

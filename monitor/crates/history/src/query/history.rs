@@ -115,7 +115,6 @@ pub struct Page {
 impl Page {
     /// Cuts what was found to one page. `found` has the matching events up to one more than the limit,
     /// in any order.
-    #[must_use]
     pub fn cut(mut found: Vec<Found>, filter: &EventFilter) -> Self {
         found.sort_unstable_by_key(|found| found.position);
         found.dedup_by_key(|found| found.position);
@@ -199,7 +198,6 @@ pub fn status(
 
 impl IncidentView {
     /// An incident as an event tells it.
-    #[must_use]
     pub fn new(
         incident: Incident,
         actor: Option<Actor>,
@@ -211,14 +209,12 @@ impl IncidentView {
     }
 
     /// What is to be said before its summary, where it is not known to be so now.
-    #[must_use]
     pub fn status(&self) -> Option<&'static str> {
         let Incident { closed, close_reason, .. } = &self.incident;
         status(closed.as_deref(), *close_reason, self.well_since.as_deref(), self.stale.as_ref())
     }
 
     /// What was counted and over which time. Where it is not known whether it is still so, it may be more.
-    #[must_use]
     pub fn repeated(&self) -> Option<String> {
         let repeated = self.incident.repeated()?;
         Some(if self.stale.is_some() { format!("at least {repeated}") } else { repeated })
@@ -259,17 +255,14 @@ impl IncidentView {
     }
 
     /// Identity of the episode: an incident can open again, with the same id.
-    #[must_use]
     pub fn episode(&self) -> (String, String) {
         (self.incident.id.clone(), self.incident.opened.clone())
     }
 
-    #[must_use]
     pub fn is_open(&self) -> bool {
         self.incident.closed.is_none()
     }
 
-    #[must_use]
     pub fn last_seen(&self) -> Timestamp {
         timestamp(&self.incident.last_seen)
     }
@@ -283,7 +276,6 @@ pub struct Layered<N, O> {
 
 impl<N: Deref<Target: History>, O: Deref<Target: History>> Layered<N, O> {
     /// Both together; what both have is there once.
-    #[must_use]
     pub fn new(newest: N, older: O) -> Self {
         Self { newest, older }
     }

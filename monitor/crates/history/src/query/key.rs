@@ -54,13 +54,11 @@ pub struct Key {
 }
 
 impl Key {
-    #[must_use]
     pub fn new(family: Family, value: impl Into<String>) -> Self {
         Self { family, value: value.into() }
     }
 
     /// Text that the JSON of every event with this key contains.
-    #[must_use]
     pub fn needle(&self) -> String {
         let part = match self.family {
             Family::Pod => self.value.rsplit('/').next().unwrap_or_default(),
@@ -102,18 +100,15 @@ pub enum Lookup {
 }
 
 impl Lookup {
-    #[must_use]
     pub fn exact(family: Family, value: impl Into<String>) -> Self {
         Self::Exact(Key::new(family, value))
     }
 
     /// Every name with this prefix.
-    #[must_use]
     pub fn prefix(family: Family, value: impl Into<String>) -> Self {
         Self::Prefix(Key::new(family, value))
     }
 
-    #[must_use]
     pub fn matches(&self, key: &Key) -> bool {
         match self {
             Self::Exact(wanted) => key == wanted,
@@ -122,7 +117,6 @@ impl Lookup {
     }
 
     /// The key, or the prefix of one.
-    #[must_use]
     pub fn key(&self) -> &Key {
         match self {
             Self::Exact(key) | Self::Prefix(key) => key,
@@ -131,7 +125,6 @@ impl Lookup {
 }
 
 /// All keys of an event, sorted, each once with every role.
-#[must_use]
 pub fn keys(event: &Event) -> BTreeSet<(Key, Role)> {
     let mut keys = BTreeSet::new();
     visit(event, |family, value, role| {

@@ -81,14 +81,12 @@ impl Record {
     }
 
     /// When it happened; the epoch where the time is not readable.
-    #[must_use]
     pub fn time(&self) -> Timestamp {
         timestamp(&self.event.time)
     }
 }
 
 /// A time of the schema; the epoch where it is not readable.
-#[must_use]
 pub fn timestamp(text: &str) -> Timestamp {
     text.parse().unwrap_or(Timestamp::UNIX_EPOCH)
 }

@@ -24,7 +24,6 @@ pub struct Stale {
 
 impl Stale {
     /// Of what was known last to a daemon that does not run.
-    #[must_use]
     pub fn without_daemon(since: Option<String>) -> Self {
         let (reason, next) = ("no daemon answers".to_owned(), "start kevtmon and query again".to_owned());
         Self { since, reason, next }

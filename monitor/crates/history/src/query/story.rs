@@ -158,14 +158,12 @@ pub struct Repeated {
 
 impl StoryIncident {
     /// What is to be said before its summary, where it is not known to be so now.
-    #[must_use]
     pub fn status(&self) -> Option<&'static str> {
         let Self { closed, close_reason, well_since, stale, .. } = self;
         status(closed.as_deref(), *close_reason, well_since.as_deref(), stale.as_ref())
     }
 }
 
-#[must_use]
 pub fn build(parts: Parts<'_>) -> Story {
     let ordered = in_causal_order(&parts.incidents);
     let all = steps(&parts);

@@ -59,7 +59,6 @@ pub struct Subject {
 }
 
 /// The keys of events that can name the subject of the word.
-#[must_use]
 pub fn probes(word: &str) -> Vec<Lookup> {
     let prefixed = |family: Family, value: &str| match family {
         Family::Container => vec![Lookup::prefix(family, value)],
@@ -107,7 +106,6 @@ pub fn probes(word: &str) -> Vec<Lookup> {
 }
 
 /// All subjects that match the word, each once, in a stable order. `records`: the oldest first.
-#[must_use]
 pub fn candidates(word: &str, state: Option<&NodeState>, records: &[Record]) -> Vec<Subject> {
     let probes = probes(word);
     let mut known = Known { probes: &probes, ..Known::default() };
@@ -174,7 +172,6 @@ fn netns_inode(word: &str) -> Option<&str> {
 }
 
 /// Whether it can be the beginning of an id of a container or an incident.
-#[must_use]
 pub fn is_id_prefix(word: &str) -> bool {
     (SHORTEST_PREFIX..=64).contains(&word.len())
         && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
@@ -427,7 +424,6 @@ fn is_owner(known: &NetnsStatus, told: &Target) -> bool {
         || same(known.owner.confirmed_pod().map(|pod| &pod.uid), told.confirmed_pod().map(|pod| &pod.uid))
 }
 
-#[must_use]
 pub fn incident_subject(id: &str, kind: &str) -> Subject {
     Subject {
         kind: SubjectKind::Incident,
@@ -437,7 +433,6 @@ pub fn incident_subject(id: &str, kind: &str) -> Subject {
     }
 }
 
-#[must_use]
 pub fn event_subject(record: &Record) -> Subject {
     let seq = record.event.seq;
     Subject {
@@ -449,7 +444,6 @@ pub fn event_subject(record: &Record) -> Subject {
 }
 
 /// The number of an event in `seq:NUMBER`. A bare number is that of a process.
-#[must_use]
 pub fn seq(word: &str) -> Option<u64> {
     word.strip_prefix("seq:")?.parse().ok()
 }

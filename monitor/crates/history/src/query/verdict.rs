@@ -42,7 +42,6 @@ pub struct Verdict {
 }
 
 /// The incident that the story is about: open before closed, effects before causes, then by severity and time.
-#[must_use]
 pub fn main_incident(incidents: &[StoryIncident]) -> Option<&StoryIncident> {
     let is_cause = |incident: &StoryIncident| {
         incidents.iter().any(|other| other.caused_by.iter().any(|cause| cause.id == incident.id))
@@ -58,7 +57,6 @@ fn is_wrong(incident: &StoryIncident) -> bool {
     incident.closed.is_none() && incident.well_since.is_none()
 }
 
-#[must_use]
 pub fn conclude(
     incidents: &[StoryIncident],
     suspected: &[Suspicion],

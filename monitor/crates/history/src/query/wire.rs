@@ -101,7 +101,6 @@ pub fn parse_events(query: &str, now: Timestamp) -> Result<EventsRequest, Reques
 }
 
 /// Writes the query string of `/v1/events`.
-#[must_use]
 pub fn write_events(filter: &EventFilter, follow: bool) -> String {
     let mut query = Serializer::new(String::new());
     query.extend_pairs(filter.kinds.iter().map(|kind| ("kind", kind)));
@@ -154,7 +153,6 @@ pub fn parse_incidents(query: &str, now: Timestamp) -> Result<IncidentFilter, Re
 }
 
 /// Writes the query string of `/v1/incidents`.
-#[must_use]
 pub fn write_incidents(filter: &IncidentFilter) -> String {
     let mut query = Serializer::new(String::new());
     query.extend_pairs(filter.all.then_some(("all", "1")));
@@ -190,7 +188,6 @@ pub fn parse_why(query: &str) -> Result<String, RequestError> {
 }
 
 /// Writes the query string of `/v1/why`.
-#[must_use]
 pub fn write_why(subject: &str) -> String {
     Serializer::new(String::new()).append_pair("subject", subject).finish()
 }

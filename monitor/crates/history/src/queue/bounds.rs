@@ -21,7 +21,6 @@ pub enum QueueClass {
 
 impl Bounds {
     /// Whether an item fits beside what is used already.
-    #[must_use]
     pub fn admits(self, used: usize, size: usize, class: QueueClass) -> bool {
         let bound = match class {
             QueueClass::Normal => self.capacity,
@@ -32,7 +31,6 @@ impl Bounds {
 
     /// Whether a tenant that uses `same` already may use more: as long as that is less than what is left free, so that there is a place
     /// for everybody. One fills half of the capacity, two a third each.
-    #[must_use]
     pub fn is_fair(self, used: usize, tenant: &Tenant, same: usize) -> bool {
         same.saturating_mul(tenant.priority.price()) < self.capacity.saturating_sub(used)
     }
@@ -54,7 +52,6 @@ pub enum Refused {
 
 impl Refused {
     /// As in metric labels.
-    #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
             Self::Full => "queue-full",
@@ -76,7 +73,6 @@ pub struct Gap {
 
 impl Gap {
     /// A gap without items yet.
-    #[must_use]
     pub fn new(refused: Refused) -> Self {
         Self { discarded: 0, refused }
     }

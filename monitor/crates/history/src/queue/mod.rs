@@ -135,7 +135,6 @@ impl<B: Buffer> Queue<B> {
     }
 
     /// Since when the worker has been at a batch, or at what its timer is for; `None` while it waits.
-    #[must_use]
     pub fn working_since(&self) -> Option<Instant> {
         self.shared.lock().working
     }

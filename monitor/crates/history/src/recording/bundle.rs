@@ -49,7 +49,6 @@ pub enum BundleError {
 
 impl BundleError {
     /// Whether it may be because the incident has just opened: its window is written a moment later.
-    #[must_use]
     pub fn is_absence(&self) -> bool {
         match self {
             Self::Unknown { .. } => true,
@@ -60,7 +59,6 @@ impl BundleError {
 }
 
 /// Whether a daemon has recorded to this state directory in the last seconds, as one that runs always does.
-#[must_use]
 pub fn is_recorded(state_dir: &Path) -> bool {
     let newest = numbered(&state_dir.join(segments::DIRECTORY)).ok().and_then(|mut segments| segments.pop());
     let written = newest.and_then(|(_, path)| path.metadata().ok()?.modified().ok());

@@ -45,7 +45,6 @@ pub struct Writer {
 
 impl Writer {
     /// This program on the running kernel, with a configuration.
-    #[must_use]
     pub fn this_build(config: serde_json::Value) -> Self {
         let kernel = uname().map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default();
         Self {
@@ -89,7 +88,6 @@ pub struct Header<'a> {
 
 impl Header<'_> {
     /// Whether this part continues where another one ended: then its state adds nothing.
-    #[must_use]
     pub fn continues(&self, earlier: &Self) -> bool {
         (self.run, &self.settings.boot_id) == (earlier.run, &earlier.settings.boot_id)
             && self.part.checked_sub(1) == Some(earlier.part)

@@ -29,7 +29,6 @@ use std::path::Path;
 pub use rotating_file::create_private;
 
 /// Whether a path relative to the state directory is that of something which the flight recorder makes.
-#[must_use]
 pub fn is_own(name: &Path) -> bool {
     let parts: Vec<&str> = name.iter().filter_map(|part| part.to_str()).collect();
     match parts[..] {

@@ -127,13 +127,11 @@ struct Track {
 
 impl Recorder {
     /// Records nothing yet; `run` is when the daemon started.
-    #[must_use]
     pub fn new(writer: Writer, run: BootNs, metrics: Arc<Metrics>) -> Self {
         Self { writer, run, metrics, tell: Arc::new(drop), tracks: Vec::new(), line: Vec::new() }
     }
 
     /// Tells from now on that a recording cannot be written, and that it can again. Called in a thread that may block.
-    #[must_use]
     pub fn telling(self, tell: impl Fn(SourceStatus) + Send + Sync + 'static) -> Self {
         Self { tell: Arc::new(tell), ..self }
     }
@@ -203,7 +201,6 @@ impl Recorder {
         Ok(failure.map(|reason| status(FLIGHT, Some(reason))))
     }
 
-    #[must_use]
     pub fn is_recording(&self) -> bool {
         !self.tracks.is_empty()
     }

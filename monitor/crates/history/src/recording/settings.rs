@@ -23,7 +23,6 @@ pub struct FlightLimits {
 
 impl FlightLimits {
     /// The configured limits; `None` if the flight recorder is disabled.
-    #[must_use]
     pub fn from_values(values: &Values) -> Option<Self> {
         values.get(&ENABLED).then(|| Self { minutes: values.get(&MINUTES), max_mib: values.get(&MAX_MIB) })
     }

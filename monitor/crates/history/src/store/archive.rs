@@ -31,7 +31,6 @@ impl Archive {
     ///
     /// It is opened for each query, which takes a fraction of a millisecond: another file may replace it while the
     /// daemon runs, and an idle daemon needs no memory for it.
-    #[must_use]
     pub fn behind(directory: impl Into<PathBuf>) -> Self {
         Self { directory: directory.into(), reader: None, is_optional: true }
     }

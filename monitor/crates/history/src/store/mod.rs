@@ -110,7 +110,6 @@ pub enum StoreError {
 
 impl StoreError {
     /// What was tried, as a metric label.
-    #[must_use]
     pub fn op(&self) -> &'static str {
         match self {
             Self::Failed { op, .. } => op,
@@ -120,7 +119,6 @@ impl StoreError {
     }
 
     /// Whether the file itself is broken, so that another one has to take its place.
-    #[must_use]
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Damaged { .. } => true,

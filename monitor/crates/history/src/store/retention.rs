@@ -229,7 +229,6 @@ impl Writer {
     }
 
     /// Whether the file is still larger than its limit.
-    #[must_use]
     pub fn is_too_big(&self) -> bool {
         self.pages().is_ok_and(|(pages, _free, size)| pages * size > self.limits.data_bytes())
     }

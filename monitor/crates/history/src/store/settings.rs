@@ -20,7 +20,6 @@ settings! { "store":
 
 impl Limits {
     /// The configured limits; `None` if the store is disabled.
-    #[must_use]
     pub fn from_values(values: &Values) -> Option<Self> {
         values.get(&ENABLED).then(|| Self {
             max_age: Duration::from_secs(values.get(&MAX_AGE_DAYS) * DAY),

@@ -250,7 +250,6 @@ impl Writer {
     }
 
     /// Whether the transaction is as big as one may be.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         self.pending_bytes >= self.limits.transaction_bytes()
     }
@@ -353,7 +352,6 @@ impl Writer {
         let _ = self.connection.execute_batch("PRAGMA shrink_memory");
     }
 
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         open::bytes(&self.opened.path)
     }

@@ -37,7 +37,6 @@ pub struct DeviceUser {
 
 impl BlockDevice {
     /// Whether the kernel uses it, but for a mount.
-    #[must_use]
     pub fn is_used(&self) -> bool {
         self.swap || !self.devices.is_empty()
     }

@@ -38,13 +38,11 @@ impl MountSyscall {
     }
 
     /// Whether it is about what was to be mounted.
-    #[must_use]
     pub fn is_mount(self) -> bool {
         matches!(self, Self::Mount | Self::Fsconfig)
     }
 
     /// Whether it is about a mount, rather than about the name that something is mounted on.
-    #[must_use]
     pub fn is_umount(&self) -> bool {
         *self == Self::Umount2
     }
@@ -80,20 +78,17 @@ impl UmountAttempt {
     const UMOUNT_NOFOLLOW: u32 = 8;
 
     /// Whether a link at the end of its path is followed.
-    #[must_use]
     pub fn follows(&self) -> bool {
         self.syscall.is_umount() && self.flags & Self::UMOUNT_NOFOLLOW == 0
     }
 
     /// Whether it detaches a mount that is in use.
-    #[must_use]
     pub fn is_lazy(&self) -> bool {
         self.syscall.is_umount() && self.flags & Self::MNT_DETACH != 0
     }
 
     /// Whether its path ends in no name that could be removed or renamed, which is refused whatever is mounted: `/`, `.` and
     /// `..` (`filename_parentat` in fs/namei.c).
-    #[must_use]
     pub fn is_nameless(&self) -> bool {
         let last = |path: &str| path.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
         let is_nameless = |path: &str| !path.is_empty() && matches!(&*last(path), "" | "." | "..");
@@ -104,7 +99,6 @@ impl UmountAttempt {
     /// What tells the path from the same text given elsewhere: the path from the topmost mount of the namespace, with
     /// its links. It begins with an ellipsis where that is not known, so that it is like no path that is. Empty where the call
     /// is given no path.
-    #[must_use]
     pub fn place(&self) -> Cow<'_, str> {
         let Some(origin) = self.origin.as_ref().filter(|_| self.syscall != MountSyscall::Fsconfig) else {
             return Cow::Borrowed(&self.path);
@@ -218,7 +212,6 @@ names! {
 
 impl PathUncertainty {
     /// As a reason for an answer that is not complete.
-    #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
             Self::StartUnseen => {

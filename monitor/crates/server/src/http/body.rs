@@ -17,13 +17,11 @@ pub enum Body {
     Stream(mpsc::Receiver<Bytes>),
 }
 
-#[must_use]
 pub fn whole(bytes: impl Into<Bytes>) -> Body {
     Body::Whole(Some(bytes.into()))
 }
 
 /// A body of chunks, and the sender of the chunks.
-#[must_use]
 pub fn stream_body() -> (mpsc::Sender<Bytes>, Body) {
     // One that is being sent, one that waits: more would only take memory.
     let (chunks, body) = mpsc::channel(1);

@@ -26,7 +26,6 @@ impl From<String> for Compressible {
 }
 
 /// A response with the text as its body, compressed if the client accepts gzip; `plain` makes the response.
-#[must_use]
 pub fn compressed(
     request: &HeaderMap,
     text: &Compressible,

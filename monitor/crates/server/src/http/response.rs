@@ -15,7 +15,6 @@ pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// One JSON document per line.
 pub const NDJSON: HeaderValue = HeaderValue::from_static("application/x-ndjson");
 
-#[must_use]
 pub fn respond(status: StatusCode, content_type: HeaderValue, body: Body) -> Response {
     let mut response = Response::new(body);
     *response.status_mut() = status;
@@ -24,7 +23,6 @@ pub fn respond(status: StatusCode, content_type: HeaderValue, body: Body) -> Res
 }
 
 /// A line of text, such as an error.
-#[must_use]
 pub fn text(status: StatusCode, line: impl Into<String>) -> Response {
     let mut line = line.into();
     line.push('\n');
@@ -32,7 +30,6 @@ pub fn text(status: StatusCode, line: impl Into<String>) -> Response {
 }
 
 /// Refuses a method; `allowed` as in the `Allow` header.
-#[must_use]
 pub fn method_not_allowed(allowed: &'static str) -> Response {
     let mut refusal =
         text(StatusCode::METHOD_NOT_ALLOWED, format!("only {}", allowed.replace(", ", " and ")));

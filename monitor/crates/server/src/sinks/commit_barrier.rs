@@ -29,7 +29,6 @@ struct State {
 
 impl CommitBarrier {
     /// Whether the event has to be in the store before other sinks get it.
-    #[must_use]
     pub fn applies_to(&self, event: &Event) -> bool {
         matches!(event.kind, Kind::IncidentOpened | Kind::IncidentClosed)
     }

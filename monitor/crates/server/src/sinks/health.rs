@@ -32,7 +32,6 @@ impl Health {
     }
 
     /// Whether [`Self::set_ready`] was called.
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed)
     }

@@ -95,7 +95,6 @@ impl Server {
     }
 
     /// Where it listens, with the ports that the kernel chose.
-    #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }

@@ -188,12 +188,10 @@ impl<D: Destination> Reconnecting<D> {
     }
 
     /// Whether it is up, for others to see.
-    #[must_use]
     pub fn liveness(&self) -> Liveness {
         self.liveness.clone()
     }
 
-    #[must_use]
     pub fn is_up(&self) -> bool {
         matches!(self.state, State::Up)
     }

@@ -75,7 +75,6 @@ pub struct Running {
 }
 
 /// Whether a sink opens connections to other nodes.
-#[must_use]
 pub fn connects(settings: &Values) -> bool {
     settings.get(&kubernetes::EVENTS) || !settings.get(&otlp::ENDPOINT).is_empty()
 }

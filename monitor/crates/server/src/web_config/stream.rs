@@ -77,7 +77,6 @@ enum State {
 
 impl WebStream {
     /// Where it comes from.
-    #[must_use]
     pub fn peer(&self) -> IpAddr {
         self.peer
     }

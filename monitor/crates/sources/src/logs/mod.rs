@@ -136,7 +136,6 @@ pub struct Logs {
 }
 
 impl Logs {
-    #[must_use]
     pub fn open(values: &Values) -> Option<Self> {
         let files = values.get(&FILES).0;
         let (wants_kernels, units) = (values.get(&KMSG), values.get(&JOURNAL).0);

@@ -119,13 +119,11 @@ impl NetlinkSource {
         Ok(Self { config, readers, host, subscription })
     }
 
-    #[must_use]
     pub fn host(&self) -> NsInum {
         self.host
     }
 
     /// Why changes in other namespaces cannot be received, if so.
-    #[must_use]
     pub fn host_only(&self) -> Option<String> {
         self.subscription.host_only.as_ref().map(ToString::to_string)
     }

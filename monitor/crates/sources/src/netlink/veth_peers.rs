@@ -59,7 +59,6 @@ pub struct SocketElsewhere {
 }
 
 /// The other ends of these devices. `sockets` lists all that are neither in the namespace of their task nor in the given one.
-#[must_use]
 pub fn find(
     proc: &Proc,
     links: &[VethLink],

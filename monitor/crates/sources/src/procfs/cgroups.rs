@@ -60,7 +60,6 @@ fn has_other_mounts() -> bool {
 }
 
 /// Whether readers see the control groups of the whole node.
-#[must_use]
 pub fn are_all_visible() -> bool {
     let exists = |pid: u32| Path::new(&format!("/proc/{pid}/ns/cgroup")).exists();
     is_initial("self") || NODE.into_iter().any(|pid| exists(pid) && is_initial(&pid.to_string()))
@@ -107,7 +106,6 @@ pub(super) fn most_telling_of(proc: &Path, text: &str, (v1, v2): (u32, u32)) -> 
 
 /// The hierarchies that tell which processes are in a control group: v2, and of v1 the one whose groups are captured. To be
 /// called by a reader.
-#[must_use]
 pub fn hierarchies(proc: &Path) -> Vec<PathBuf> {
     let mounted = mounted(proc).unwrap_or_default();
     let of = |controllers: &str| mounted.iter().find_map(|mounted| root(mounted, controllers));

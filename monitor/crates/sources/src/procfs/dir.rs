@@ -251,7 +251,6 @@ impl Dir {
     }
 
     /// Number of tasks of the process, without listing them; `None` if unknown.
-    #[must_use]
     pub fn task_count(&self) -> Option<u64> {
         let stat = fstatat(&self.0, c"task", AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
         #[allow(clippy::useless_conversion, reason = "not all architectures have 64 bits for it")]
@@ -262,32 +261,27 @@ impl Dir {
 
     /// The size that this directory claims. Of `/proc/PID/fd` it is the number of descriptors since 6.2, and
     /// zero before (`proc_fd_getattr`, fs/proc/fd.c).
-    #[must_use]
     pub fn size(&self) -> u64 {
         fstat(&self.0).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
     }
 
     /// Who owns this directory: whose process it is, but root where the process may not be inspected by its own user.
-    #[must_use]
     pub fn owner(&self) -> Option<u32> {
         Some(fstat(&self.0).ok()?.st_uid)
     }
 
     /// Whether the process is still there.
-    #[must_use]
     pub fn is_there(&self, text: &mut Vec<u8>) -> bool {
         self.text(c"stat", text).is_ok()
     }
 }
 
 /// Whether an error of /proc means that the process, task or descriptor is not there (any more).
-#[must_use]
 pub fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
 /// The mount id in the text of `/proc/PID/fdinfo/N`; kernels before 3.15 do not show it.
-#[must_use]
 pub fn mnt_id(fdinfo: &str) -> Option<u64> {
     fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
 }

@@ -24,13 +24,11 @@ pub(super) fn stand_in() -> Option<u32> {
 
 impl Proc {
     /// The node's root directory; the daemon's own where no other can be reached.
-    #[must_use]
     pub fn host_root(&self) -> PathBuf {
         self.roots().find(|root| root.join("proc").exists()).unwrap_or_else(|| "/".into())
     }
 
     /// A path of the node; the daemon's own where no other can be reached, or that one does not exist.
-    #[must_use]
     pub fn on_host(&self, path: &Path) -> PathBuf {
         let Ok(below) = path.strip_prefix("/") else { return path.to_owned() };
         self.roots()
@@ -63,13 +61,11 @@ impl Proc {
     }
 
     /// The mount namespace of pid 1; `None` where it may not be read.
-    #[must_use]
     pub fn init_mntns(&self) -> Option<NsInum> {
         self.ns(self.stand_in.unwrap_or(1), "mnt")
     }
 
     /// With the mounts of this process as those of the node.
-    #[must_use]
     pub fn with_host(self, pid: u32) -> Self {
         Self { stand_in: Some(pid), ..self }
     }
@@ -83,25 +79,21 @@ impl Proc {
     }
 
     /// The root of that mount namespace.
-    #[must_use]
     pub fn init_root(&self) -> PathBuf {
         self.path(self.stand_in.unwrap_or(1), "root")
     }
 
     /// The mount namespace that the kernel started with. `None` where /proc does not show it, as within a process
     /// namespace.
-    #[must_use]
     pub fn first_mntns(&self) -> Option<NsInum> {
         self.ns(self.first()?, "mnt")
     }
 
-    #[must_use]
     pub fn first_root(&self) -> PathBuf {
         self.path(self.stand_in.unwrap_or(KTHREADD), "root")
     }
 
     /// The node's mount namespace, as far as it may be read: of pid 1, else of the kernel threads.
-    #[must_use]
     pub fn host_mntns(&self) -> Option<NsInum> {
         self.init_mntns().or_else(|| self.first_mntns())
     }

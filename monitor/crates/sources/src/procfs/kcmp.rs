@@ -5,7 +5,6 @@ const KCMP_FILES: libc::c_int = 2;
 
 /// Whether two threads have one table of descriptors; `None` where the kernel does not tell. The ids are those of our own
 /// pid namespace.
-#[must_use]
 pub fn share_files(one: u32, other: u32) -> Option<bool> {
     let [one, other] = [one, other].map(i64::from);
     // SAFETY: compares two kernel pointers by the ids of their tasks, and writes nothing.

@@ -67,25 +67,21 @@ const KERNEL_THREAD: u32 = 0x20_0000;
 
 impl Stat {
     /// Parses the text of such a file, of a process or a thread.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         parse_stat(text)
     }
 
     /// Whether the kernel has started it for itself.
-    #[must_use]
     pub fn is_kernel_thread(&self) -> bool {
         self.flags & KERNEL_THREAD != 0
     }
 
     /// Whether it has executed nothing since it was forked: all that it shows of its program is its parent's.
-    #[must_use]
     pub fn is_forked(&self) -> bool {
         self.flags & FORKED != 0
     }
 
     /// Whether it executes no program any more and still has things to give back. A zombie has none.
-    #[must_use]
     pub fn is_ending(&self) -> bool {
         self.flags & EXITING != 0 && !matches!(self.state, 'Z' | 'X')
     }
@@ -99,32 +95,27 @@ impl Default for Proc {
 
 impl Proc {
     /// Reads below `root`.
-    #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), aside: Vec::new(), stand_in: None }
     }
 
     /// Identity of this boot (`sys/kernel/random/boot_id`); empty where it cannot be read.
-    #[must_use]
     pub fn boot_id(&self) -> String {
         fs::read_to_string(self.root.join("sys/kernel/random/boot_id")).unwrap_or_default().trim().to_owned()
     }
 
     /// The same, with these processes left out.
-    #[must_use]
     pub fn without(&self, mut aside: Vec<u32>) -> Self {
         aside.sort_unstable();
         Self { aside, ..self.clone() }
     }
 
     /// Whether the process is left out, because whoever reads it hangs.
-    #[must_use]
     pub fn is_aside(&self, pid: u32) -> bool {
         self.aside.binary_search(&pid).is_ok()
     }
 
     /// A file of a process. Opening it can hang: for a process that is [aside](Self::is_aside) it must not be done.
-    #[must_use]
     pub fn path(&self, pid: u32, file: &str) -> PathBuf {
         readers::reading(pid);
         self.root.join(pid.to_string()).join(file)
@@ -157,30 +148,25 @@ impl Proc {
         Ok(pids)
     }
 
-    #[must_use]
     pub fn stat(&self, pid: u32) -> Option<Stat> {
         parse_stat(&String::from_utf8_lossy(&self.read(pid, "stat")?))
     }
 
     /// Whether the process runs; a zombie does not. One that is left out is taken to run.
-    #[must_use]
     pub fn is_alive(&self, pid: u32) -> bool {
         self.is_aside(pid) || self.stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
     }
 
     /// Whether the process with this id is still the one of the key, to a resolution of 10 ms.
-    #[must_use]
     pub fn is_same(&self, key: &TaskKey) -> bool {
         self.stat(key.tgid).is_some_and(|stat| stat.start_ns / NS_PER_TICK == key.start_ns / NS_PER_TICK)
     }
 
-    #[must_use]
     pub fn exe(&self, pid: u32) -> Option<String> {
         self.link(pid, "exe")
     }
 
     /// Target of a magic link; never follows it.
-    #[must_use]
     pub fn link(&self, pid: u32, file: &str) -> Option<String> {
         if self.is_aside(pid) {
             return None;
@@ -190,13 +176,11 @@ impl Proc {
     }
 
     /// Masked command line; `None` for kernel threads too.
-    #[must_use]
     pub fn cmdline(&self, pid: u32) -> Option<String> {
         redact::command_line(&self.read(pid, "cmdline")?)
     }
 
     /// The arguments as they are, for one that is looked for: they may have secrets in them, and are kept nowhere.
-    #[must_use]
     pub fn arguments(&self, pid: u32) -> Option<Vec<String>> {
         let text = self.read(pid, "cmdline")?;
         let text = text.strip_suffix(b"\0").unwrap_or(&text);
@@ -204,13 +188,11 @@ impl Proc {
     }
 
     /// Inode of a namespace (`net`, `mnt`, …), without opening it.
-    #[must_use]
     pub fn ns(&self, pid: u32, kind: &str) -> Option<NsInum> {
         parse_ns(&self.link(pid, &format!("ns/{kind}"))?)
     }
 
     /// The real user id, in the user namespace of the reader.
-    #[must_use]
     pub fn uid(&self, pid: u32) -> Option<u32> {
         let status = self.read(pid, "status")?;
         let status = String::from_utf8_lossy(&status);
@@ -218,32 +200,27 @@ impl Proc {
     }
 
     /// Whether it is the first process of a pid namespace below that of the reader. One that is left out is taken for none.
-    #[must_use]
     pub fn is_init(&self, pid: u32) -> bool {
         self.read(pid, "status").is_some_and(|status| root::is_init(&String::from_utf8_lossy(&status)))
     }
 
     /// The most specific control group path.
-    #[must_use]
     pub fn cgroup(&self, pid: u32) -> Option<String> {
         cgroups::most_telling(&self.root, &String::from_utf8(self.read(pid, "cgroup")?).ok()?)
     }
 
     /// The most specific path among those of the control groups with these ids, of v1 and of v2; `None` where the process is
     /// in neither.
-    #[must_use]
     pub fn cgroup_of(&self, pid: u32, ids: (u32, u32)) -> Option<String> {
         cgroups::most_telling_of(&self.root, &String::from_utf8(self.read(pid, "cgroup")?).ok()?, ids)
     }
 
-    #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 }
 
 /// Parses `net:[4026531840]`.
-#[must_use]
 pub fn parse_ns(link: &str) -> Option<NsInum> {
     link.split_once(":[")?.1.strip_suffix(']')?.parse().ok()
 }

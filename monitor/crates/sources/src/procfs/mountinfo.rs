@@ -32,7 +32,6 @@ pub struct Mount {
 
 impl Mount {
     /// As it appears in an observation.
-    #[must_use]
     pub fn facts(&self, mntns: NsInum, unique: Option<u64>) -> MountFacts {
         MountFacts {
             id: self.id,
@@ -48,20 +47,17 @@ impl Mount {
     }
 
     /// Whether it shares or receives what is mounted on it.
-    #[must_use]
     pub fn propagates(&self) -> bool {
         self.shared.is_some() || self.master.is_some()
     }
 
     /// Where in the file system of the mount below it sits.
-    #[must_use]
     pub fn place_on(&self, parent: &Self) -> Option<String> {
         let below = self.mountpoint.strip_prefix(parent.mountpoint.trim_end_matches('/'))?;
         Some(format!("{}{below}", parent.root.trim_end_matches('/')))
     }
 
     /// Whether the other mounts the same directory of the same file system.
-    #[must_use]
     pub fn is_copy_of(&self, other: &Self) -> bool {
         self.device == other.device && self.root == other.root
     }
@@ -83,7 +79,6 @@ const NAMES_MAX: usize = 8 << 20;
 impl MountTable {
     /// Parses the text. `root` is the root directory of the process whose file it was, as its link shows it
     /// (`/` but for a chroot): mount points are relative to it.
-    #[must_use]
     pub fn parse(text: &str, root: &str) -> Self {
         let mut table = Self::default();
         text.lines().for_each(|line| table.add_line(line, false, root));
@@ -116,7 +111,6 @@ impl MountTable {
     }
 
     /// Whether there are mounts that it does not have: too many, or with too long names.
-    #[must_use]
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
@@ -132,7 +126,6 @@ impl MountTable {
     }
 
     /// About how many bytes it takes.
-    #[must_use]
     pub fn size(&self) -> usize {
         let of = |mount: &Mount| mount.root.len() + mount.mountpoint.len() + mount.source.len();
         self.mounts.iter().map(|mount| of(mount) + 2 * size_of::<Mount>()).sum()
@@ -143,25 +136,21 @@ impl MountTable {
     }
 
     /// Whether it has no mount: the process that it is from has a root directory that was detached, and sees none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.mounts.is_empty()
     }
 
-    #[must_use]
     pub fn by_id(&self, id: u64) -> Option<&Mount> {
         self.mounts.iter().find(|mount| mount.id == id)
     }
 
     /// What is mounted at exactly this path; the topmost where several are.
-    #[must_use]
     pub fn at(&self, path: &str) -> Option<&Mount> {
         self.mounts.iter().rev().find(|mount| mount.mountpoint == path)
     }
 
     /// The topmost mount at this path, of those that can be reached from a directory on the mount `parent`: others at the
     /// same path are hidden, because something is mounted above them.
-    #[must_use]
     pub fn topmost(&self, path: &str, parent: u64) -> Option<&Mount> {
         let mut found: Option<&Mount> = None;
         for _ in 0..self.mounts.len() {
@@ -175,7 +164,6 @@ impl MountTable {
     }
 
     /// The mount that a file of this name is on: the one with the longest mount point above it.
-    #[must_use]
     pub fn covering(&self, path: &str) -> Option<&Mount> {
         // Of equally long ones the last is taken, which covers the others.
         self.mounts
@@ -185,7 +173,6 @@ impl MountTable {
     }
 
     /// To follow paths through it.
-    #[must_use]
     pub fn paths(&self) -> Paths<'_> {
         let ids: BTreeSet<u64> = self.mounts.iter().map(|mount| mount.id).collect();
         let is_own = |mount: &Mount| mount.parent == mount.id || !ids.contains(&mount.parent);
@@ -203,7 +190,6 @@ impl MountTable {
 
     /// Where in the file system of its parent a mount sits: mounts and unmounts propagate to the same place
     /// of the parent's copies.
-    #[must_use]
     pub fn attachment<'a>(&'a self, mount: &Mount) -> Option<Attachment<'a>> {
         let parent = self.by_id(mount.parent).filter(|parent| parent.id != mount.id)?;
         Some(Attachment { parent, path: mount.place_on(parent)? })
@@ -226,7 +212,6 @@ pub struct Paths<'t> {
 impl<'t> Paths<'t> {
     /// The mount that a path leads to from the root directory: each step goes to what is mounted there first. Others at the path,
     /// or above it, are hidden.
-    #[must_use]
     pub fn reached(&self, path: &str) -> Option<&'t Mount> {
         let mut reached = self.root?;
         // A table that was read while it changed may lead round in a circle.
@@ -250,7 +235,6 @@ pub struct Attachment<'a> {
 }
 
 /// The parts of `major:minor`.
-#[must_use]
 pub fn device_numbers(device: &str) -> Option<(u32, u32)> {
     let (major, minor) = device.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
@@ -258,7 +242,6 @@ pub fn device_numbers(device: &str) -> Option<(u32, u32)> {
 
 /// Whether a path, as the kernel names an open file, is the mount point or below it. A file that was
 /// unlinked has ` (deleted)` after its name.
-#[must_use]
 pub fn is_below(path: &str, mountpoint: &str) -> bool {
     match path.strip_prefix(mountpoint.trim_end_matches('/')) {
         Some("") => !path.is_empty(),
@@ -267,7 +250,6 @@ pub fn is_below(path: &str, mountpoint: &str) -> bool {
     }
 }
 
-#[must_use]
 pub fn is_fuse(fstype: &str) -> bool {
     matches!(fstype, "fuse" | "fuseblk") || fstype.starts_with("fuse.")
 }
@@ -297,7 +279,6 @@ const OF_THE_KERNEL: [&str; 20] = [
 ];
 
 /// Whether file systems of this type keep nothing that somebody may want to be rid of.
-#[must_use]
 pub fn is_of_the_kernel(fstype: &str) -> bool {
     OF_THE_KERNEL.contains(&fstype)
 }
@@ -327,7 +308,6 @@ fn parse_line(line: &str) -> Option<Mount> {
 
 /// The id of a mount of NFS version 4 and the address of its client, by the line: as mount.nfs(8) found it, or as it was given
 /// (`nfs_show_nfsv4_options`, fs/nfs/super.c).
-#[must_use]
 pub fn nfs_client(line: &str) -> Option<(u64, IpAddr)> {
     let (place, file_system) = line.split_once(" - ")?;
     let mut fields = file_system.split(' ');
@@ -337,7 +317,6 @@ pub fn nfs_client(line: &str) -> Option<(u64, IpAddr)> {
 }
 
 /// Undoes the octal escapes of blanks, tabs, line ends, backslashes and number signs.
-#[must_use]
 pub fn unescape(field: &str) -> Cow<'_, str> {
     if !field.contains('\\') {
         return Cow::Borrowed(field);

@@ -102,14 +102,12 @@ impl ProcessReader for Own {
 
 impl Own {
     /// Files that the daemon keeps open in these directories of its own are no pins.
-    #[must_use]
     pub fn with_directories(self, directories: Vec<PathBuf>) -> Self {
         Self { directories, ..self }
     }
 
     /// The mount namespace of this process, if it is not the host's and keeps copies of the host's mounts: others cannot be
     /// rid of these then. That of a container has none, unless it was given directories with other mounts below them.
-    #[must_use]
     pub fn private_mntns(&self) -> Option<NsInum> {
         let own = self.proc.ns(self.pid, "mnt")?;
         let is_private = self.host_mntns.is_some_and(|host| host != own);
@@ -121,13 +119,11 @@ impl Own {
     }
 
     /// `CapEff` of proc_pid_status(5).
-    #[must_use]
     pub fn effective_capabilities(&self) -> Option<u64> {
         parse_capabilities(&fs::read_to_string(self.proc.path(self.pid, "status")).ok()?)
     }
 
     /// Whether what this process executes gains no privileges, and whether its system calls are filtered: `NoNewPrivs`, `Seccomp`.
-    #[must_use]
     pub fn confinement(&self) -> Option<(bool, bool)> {
         parse_confinement(&fs::read_to_string(self.proc.path(self.pid, "status")).ok()?)
     }

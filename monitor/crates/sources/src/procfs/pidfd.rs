@@ -56,7 +56,6 @@ impl PidFd {
     }
 
     /// Whether the process has ended; a zombie has.
-    #[must_use]
     pub fn has_ended(&self) -> bool {
         let mut polled = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
@@ -117,7 +116,6 @@ fn wait_status(process: &OwnedFd) -> io::Result<Option<i32>> {
 }
 
 /// Whether a process with this number runs; a zombie does not, except before 5.3.
-#[must_use]
 pub fn is_running(tgid: u32) -> bool {
     match PidFd::open(tgid) {
         Ok(process) => !process.has_ended(),

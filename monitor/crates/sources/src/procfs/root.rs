@@ -12,13 +12,11 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 
 /// Whether all user ids of a process are 0, and it may mount, in the initial user namespace. Blocks like every read of a
 /// process's files.
-#[must_use]
 pub fn is_root_of_node(process: &Dir, links: &mut Buffer, text: &mut Vec<u8>) -> bool {
     process.text(c"status", text).is_ok_and(|status| is_root(&status)) && is_initial_userns(process, links)
 }
 
 /// Whether a process is in the initial user namespace; not where that cannot be read.
-#[must_use]
 pub fn is_initial_userns(process: &Dir, links: &mut Buffer) -> bool {
     process.link(c"ns/user", links).is_ok_and(|link| parse_ns(&link) == Some(INITIAL_USERNS))
 }
@@ -38,7 +36,6 @@ pub(super) fn uids(status: &str) -> Option<impl Iterator<Item = u32>> {
 
 /// Whether /proc/PID/status shows the first process of a pid namespace below that of whoever reads: it ignores every signal
 /// that it does not handle, but for SIGKILL and SIGSTOP from above.
-#[must_use]
 pub fn is_init(status: &str) -> bool {
     field(status, "NSpid:").is_some_and(|ids| ids.split_whitespace().skip(1).last() == Some("1"))
 }

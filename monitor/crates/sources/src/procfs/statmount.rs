@@ -80,7 +80,6 @@ pub struct MountNamespace {
 }
 
 impl MountNamespace {
-    #[must_use]
     pub fn own() -> Self {
         Self { id: 0, _pinned: None }
     }
@@ -119,7 +118,6 @@ impl MountNamespace {
     }
 
     /// The unique id of a mount of its table, if the mount is still there.
-    #[must_use]
     pub fn unique_id(&self, mount: &Mount) -> Option<u64> {
         let is_it = |id: &u64| self.stat(*id).is_ok_and(|stat| stat.is(mount));
         let page = |ids: &[u64]| {
@@ -129,7 +127,6 @@ impl MountNamespace {
     }
 
     /// The unique ids of some mounts of its table, in their order; none of those that are not there any more.
-    #[must_use]
     pub fn unique_ids(&self, mounts: &[&Mount]) -> Vec<Option<u64>> {
         let mut found = vec![None; mounts.len()];
         // Where the list ends early, the others are not known.
@@ -190,7 +187,6 @@ impl MountNamespace {
     }
 
     /// Whether the mount with this unique id is in the namespace; `None` where the kernel does not tell.
-    #[must_use]
     pub fn has(&self, unique: u64) -> Option<bool> {
         match self.stat(unique) {
             Ok(_) => Some(true),

@@ -106,7 +106,6 @@ pub struct Spec<'a> {
 }
 
 /// What `rbd` with these arguments was asked for.
-#[must_use]
 pub fn asked(arguments: &[u8]) -> Asked<'_> {
     let Some(words) = words(arguments, RBD) else { return Asked::Unclear };
     let given = match given(&words) {
@@ -134,7 +133,6 @@ pub fn asked(arguments: &[u8]) -> Asked<'_> {
 
 /// Which image a `rbd-nbd` with these arguments has mapped, and which snapshot of it; `None` where they do not tell for certain.
 /// `device`: the one that it has; `backend`: the cookie that the kernel has of that, if any.
-#[must_use]
 pub fn mapped_by_nbd(
     arguments: &[u8],
     device: RbdNumber,
@@ -157,7 +155,6 @@ pub fn mapped_by_nbd(
 }
 
 /// The device that a `rbd-nbd` with these arguments was started for, in place of one that has ended.
-#[must_use]
 pub fn attached_by_nbd(arguments: &[u8]) -> Option<RbdNumber> {
     let words = words(arguments, RBD_NBD)?;
     let given = given(&words).ok()?;

@@ -64,7 +64,6 @@ pub(super) fn look(sysfs: &Path) -> io::Result<Found> {
 }
 
 /// `major:minor` of a device and of its partitions, the device first.
-#[must_use]
 pub fn devices(sysfs: &Path, image: &RbdImage) -> Vec<String> {
     let name = image.number.to_string();
     let directory = sysfs.join("block").join(&name);
@@ -77,7 +76,6 @@ pub fn devices(sysfs: &Path, image: &RbdImage) -> Vec<String> {
 }
 
 /// Block devices that are made of a device or of a partition of it: `dm-0`, and the loop devices on it.
-#[must_use]
 pub fn users(sysfs: &Path, image: &RbdImage) -> Vec<String> {
     let name = image.number.to_string();
     let block = sysfs.join("block");
@@ -101,7 +99,6 @@ pub fn users(sysfs: &Path, image: &RbdImage) -> Vec<String> {
 
 /// Whether a file system that may be on several devices is on this one, or on a partition of it: its mounts do not show the number
 /// of any.
-#[must_use]
 pub fn has_pool(sysfs: &Path, image: &RbdImage) -> bool {
     let name = image.number.to_string();
     let is_it = |device: &OsStr| {

@@ -161,7 +161,6 @@ impl RuntimeError {
         }
     }
 
-    #[must_use]
     pub fn reason(&self) -> String {
         let mut cause = self.source();
         while let Some(inner) = cause.and_then(|error| error.source()) {

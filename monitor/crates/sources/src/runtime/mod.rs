@@ -55,7 +55,6 @@ impl RuntimeKind {
     pub const ALL: &'static [Self] = &[Self::Docker, Self::Cri];
 
     /// The usual places of its sockets; of several paths to one place, the first that exists is used.
-    #[must_use]
     pub fn places(self) -> &'static [&'static [&'static str]] {
         match self {
             Self::Docker => &[DOCKER, &["/run/podman/podman.sock"]],
@@ -78,13 +77,11 @@ pub struct RuntimeSocket {
 
 impl RuntimeSocket {
     /// Name of the source, as in `SourceStatus::source`.
-    #[must_use]
     pub fn source(&self) -> String {
         format!("{}:{}", self.kind.name(), self.path.display())
     }
 
     /// Whether it is where root has the socket of a runtime by default.
-    #[must_use]
     pub fn is_at_usual_place(&self) -> bool {
         let mut places = RuntimeKind::ALL.iter().flat_map(|kind| kind.places()).copied().flatten();
         places.any(|place| Path::new(place) == self.path)
@@ -157,7 +154,6 @@ impl fmt::Display for RuntimeSocket {
 
 /// The sockets at the usual places: those that are there, and those that are not. The runtime of one may be installed or
 /// started later. Where there is none at all, Docker's counts as there: that no runtime is found is to be seen.
-#[must_use]
 pub fn default_sockets() -> (Vec<RuntimeSocket>, Vec<RuntimeSocket>) {
     let socket = |kind: RuntimeKind, paths: &[&str]| {
         let mut paths = paths.iter().map(PathBuf::from);
@@ -174,7 +170,6 @@ pub fn default_sockets() -> (Vec<RuntimeSocket>, Vec<RuntimeSocket>) {
 }
 
 /// Labels of the sockets for metrics, in the same order: without a path, which has no bound.
-#[must_use]
 pub fn metric_labels(sockets: &[RuntimeSocket]) -> Vec<String> {
     let label = |(index, socket): (usize, &RuntimeSocket)| {
         let before = sockets[..index].iter().filter(|other| other.kind == socket.kind).count();

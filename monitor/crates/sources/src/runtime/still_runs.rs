@@ -32,7 +32,6 @@ impl Job for StillRuns {
 }
 
 /// The answer at once, where it needs no look at /proc: no process has the id, or nothing else is known of it.
-#[must_use]
 pub fn at_once(tgid: u32, started_ns: Option<BootNs>) -> Option<ProcessState> {
     let alive = pidfd::is_running(tgid);
     (!alive || started_ns.is_none()).then_some(ProcessState { tgid, alive })

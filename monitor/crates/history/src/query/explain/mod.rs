@@ -63,7 +63,6 @@ pub struct Line {
 }
 
 /// Reads pasted lines; blank ones do not count.
-#[must_use]
 pub fn read(text: &str) -> Page {
     let mut page = Page::default();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -110,7 +109,6 @@ impl Page {
     }
 
     /// The incidents that can explain a line of it.
-    #[must_use]
     pub fn incidents(&self) -> IncidentFilter {
         let kinds: BTreeSet<&str> = self.lines.iter().flat_map(|line| line.form.kinds).copied().collect();
         let kinds = kinds.into_iter().map(str::to_owned).collect();
@@ -195,7 +193,6 @@ impl Known {
     }
 
     /// What a line means here.
-    #[must_use]
     pub fn explain(&self, line: &Line) -> Explanation {
         let incident = self.of_line(line);
         // Of one that nobody watches any more the advice is gone.

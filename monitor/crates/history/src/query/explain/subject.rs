@@ -71,7 +71,6 @@ pub enum Subject {
 }
 
 impl Subject {
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Pod(_) => "pod",
@@ -89,7 +88,6 @@ impl Subject {
     }
 
     /// What it is called; nothing for the node.
-    #[must_use]
     pub fn name(&self) -> String {
         match self {
             Self::Pod(name)

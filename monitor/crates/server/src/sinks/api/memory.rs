@@ -95,7 +95,6 @@ pub(super) enum Next {
 
 impl Memory {
     /// An empty memory for this boot of the node.
-    #[must_use]
     pub fn new(node: &str, boot_id: &str, metrics: Arc<Metrics>) -> Self {
         Self {
             inner: Mutex::default(),

@@ -87,7 +87,6 @@ pub enum ApiError {
 pub type Question = oneshot::Sender<Box<NodeState>>;
 
 /// The channel of requests to the core.
-#[must_use]
 pub fn questions() -> (mpsc::Sender<Question>, mpsc::Receiver<Question>) {
     mpsc::channel(QUESTIONS)
 }

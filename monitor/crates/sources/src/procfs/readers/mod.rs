@@ -161,7 +161,6 @@ impl From<Proc> for Readers {
 
 impl Readers {
     /// Readers of a /proc, which report what hangs as the status of a source and as a metric.
-    #[must_use]
     pub fn reporting(proc: Proc, tx: Sender, metrics: Arc<Metrics>) -> Self {
         Self::new(proc, Some(Report { tx, metrics }))
     }
@@ -172,7 +171,6 @@ impl Readers {
         Self(Arc::new(Inner { proc, slots, lost, state, prefiltered, reporting, report }))
     }
 
-    #[must_use]
     pub fn proc(&self) -> &Proc {
         &self.0.proc
     }

@@ -61,7 +61,6 @@ type Body = serde_json::Result<Opened<Vec<u8>>>;
 pub type Entry = (&'static str, fn(&RawValue, &Proc) -> Body);
 
 /// How a job is entered in the list of those that a reader knows.
-#[must_use]
 pub const fn entry<J: Job>() -> Entry {
     (J::NAME, run::<J>)
 }
@@ -166,7 +165,6 @@ fn is_reader() -> bool {
 }
 
 /// The process for which this reader reads; `None` in any other process.
-#[must_use]
 pub fn asker() -> Option<u32> {
     is_reader().then(std::os::unix::process::parent_id)
 }

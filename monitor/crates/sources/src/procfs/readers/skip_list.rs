@@ -155,7 +155,6 @@ impl SkipList {
 
 impl Readers {
     /// Which processes hang their readers, as far as that is known by now.
-    #[must_use]
     pub fn status(&self) -> SourceStatus {
         let state = self.0.state();
         state.skipped.status(state.missing, READERS)
