@@ -1,10 +1,11 @@
 //! What was known of mounts of the host while they were mounted: their file systems, and the copies in other namespaces that an
 //! unmount there reaches. Once they are detached, no table shows any of it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kevtmon_observation::{DetachedMount, MeantMount, NsInum};
+use kevtmon_types::lock::lock;
 use serde::{Deserialize, Serialize};
 
 /// So long a mount is remembered that the host has no longer: whoever wants to know of it asks sooner.
@@ -35,7 +36,7 @@ pub struct Attached(Arc<Mutex<Vec<(AttachedMount, Instant)>>>);
 impl Attached {
     pub(super) fn update(&self, seen: Vec<AttachedMount>) {
         let now = Instant::now();
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         known.retain(|(mount, at)| {
             now.saturating_duration_since(*at) < REMEMBERED
                 && !seen.iter().any(|seen| is_same(seen.mount, mount.mount))
@@ -46,7 +47,7 @@ impl Attached {
 
     /// What is known of these mounts, in their order.
     pub(super) fn of(&self, mounts: &[DetachedMount]) -> Vec<Option<AttachedMount>> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.0);
         let find = |wanted: &DetachedMount| {
             let found = known.iter().rev().find(|(mount, _)| is_same(mount.mount, wanted.meant));
             found.map(|(mount, _)| mount.clone())

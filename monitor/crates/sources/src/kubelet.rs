@@ -10,10 +10,11 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kevtmon_observation::{Fact, KubeletFacts, KubeletNamespace, NsInum};
+use kevtmon_types::lock::lock;
 use kevtmon_types::settings::{Valid, settings};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -175,13 +176,13 @@ impl KubeletFinder {
 
     /// What the last look found, else what is known without one.
     pub fn known(&self) -> KubeletFacts {
-        self.lookup().facts.clone().unwrap_or_else(|| self.configured())
+        lock(&self.lookup).facts.clone().unwrap_or_else(|| self.configured())
     }
 
     /// Has a reader of /proc look, and sends what it finds: one look at a time, and no answer that was begun before the
     /// last question.
     pub fn look_and_send(&self, readers: &Readers, tx: &Sender) {
-        if !self.lookup().stage.ask() {
+        if !lock(&self.lookup).stage.ask() {
             return;
         }
         let (finder, readers, tx) = (self.clone(), readers.clone(), tx.clone());
@@ -202,10 +203,10 @@ impl KubeletFinder {
     /// What the last look that was asked for found.
     async fn look(&self, readers: &Readers) -> Option<KubeletFacts> {
         loop {
-            let former = self.lookup().former.clone();
+            let former = lock(&self.lookup).former.clone();
             let job = Look { configured: self.configured.clone(), former, daemon: std::process::id() };
             let found = readers.ask(job, PATIENCE).await;
-            let mut lookup = self.lookup();
+            let mut lookup = lock(&self.lookup);
             let is_last = lookup.stage.is_done();
             let facts = match found {
                 Ok(Found { facts, former }) => {
@@ -222,10 +223,6 @@ impl KubeletFinder {
                 return facts;
             }
         }
-    }
-
-    fn lookup(&self) -> MutexGuard<'_, Lookup> {
-        self.lookup.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

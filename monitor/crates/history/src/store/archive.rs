@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use kevtmon_types::lock::lock;
 
 use super::{Reader, StoreError};
 use crate::query::filter::{EventFilter, IncidentFilter};
@@ -41,7 +43,7 @@ impl Archive {
     ) -> Result<T, HistoryError> {
         let answer = match &self.reader {
             Some(reader) => {
-                let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut reader = lock(reader);
                 // A snapshot is held by itself.
                 let held = (!self.is_optional).then(|| reader.hold(&self.directory)).transpose();
                 held.and_then(|_held| question(&reader))

@@ -1,9 +1,10 @@
 //! When logs are looked at, and whether the last look has ended: who reads them may wait for a disk, and cannot tell it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use kevtmon_observation::{Fact, SourceKind, SourceStatus};
+use kevtmon_types::lock::lock;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -22,7 +23,7 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn at(&self, log: &str) {
-        log.clone_into(&mut self.log.lock().unwrap_or_else(PoisonError::into_inner));
+        log.clone_into(&mut lock(&self.log));
     }
 
     pub(super) fn was_overruled(&self) -> bool {
@@ -51,7 +52,7 @@ impl Pace {
         if self.missed < MISSED_MAX || progress.is_overruled.load(Ordering::SeqCst) {
             return true;
         }
-        let log = progress.log.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let log = lock(&progress.log).clone();
         let reason = format!("reading the logs has taken more than {MISSED_MAX} s; it waits at {log}");
         let status = SourceStatus::down(SourceKind::Logs, NAME, reason);
         match self.tx.try_send(observed_now(Fact::Source(status))) {

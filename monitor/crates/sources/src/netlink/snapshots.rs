@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Instant;
 
 use kevtmon_observation::{BootNs, Fact, NetnsSnapshot, NsInum, Observation, RouteFacts, Source};
+use kevtmon_types::error_chain::chain;
 
 use super::discover::DiscoveredNetns;
 use super::dump::{PeerName, ReadError, Reading};
@@ -269,11 +270,6 @@ fn link_of(fact: &Fact) -> Option<(u32, bool)> {
         Fact::LinkGone { ifindex, .. } => Some((*ifindex, true)),
         _ => None,
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 #[cfg(test)]

@@ -5,13 +5,14 @@
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryFutureExt, TryStreamExt, future, stream};
 use kevtmon_observation::{ContainerFacts, PodProof};
+use kevtmon_types::lock::lock;
 use known::Known;
 use prost::Message;
 use tokio::time::sleep;
@@ -113,12 +114,12 @@ impl RuntimeClient for Cri {
         };
         let mut listed: Listed = containers.containers.into_iter().map(in_sandbox).collect();
         listed.containers.extend(sandboxes);
-        let containers = self.known().list(listed.containers);
+        let containers = lock(&self.known).list(listed.containers);
         Ok(Listed { containers, malformed: listed.malformed + malformed })
     }
 
     async fn inspect(&self, id: &str) -> Result<Option<Inspection>, RuntimeError> {
-        let listed = self.known().get(id);
+        let listed = lock(&self.known).get(id);
         let found = if listed.is_some() { listed } else { self.find(id).await? };
         let Some(facts) = found else { return Ok(None) };
         let inspection = if facts.sandbox {
@@ -130,7 +131,7 @@ impl RuntimeClient for Cri {
         };
         Ok(inspection.map(|Inspection { facts, since }| {
             let told = facts.state;
-            let facts = self.known().put(facts);
+            let facts = lock(&self.known).put(facts);
             // Where an event knows better, it has the time as well.
             Inspection { since: since.filter(|_| facts.state == told), facts }
         }))
@@ -156,10 +157,6 @@ impl RuntimeClient for Cri {
 }
 
 impl Cri {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        lock(&self.known)
-    }
-
     /// Docker keeps no pods: an adapter reads them from what its containers are called.
     fn proof(&self) -> PodProof {
         if &*self.runtime == "docker" { PodProof::Claimed } else { PodProof::Cri }
@@ -195,7 +192,7 @@ impl Cri {
             if let Some(facts) = self.find_now(id).await? {
                 return Ok(Some(facts));
             }
-            if !self.known().is_announced(id) {
+            if !lock(&self.known).is_announced(id) {
                 return Ok(None);
             }
             sleep(pause).await;
@@ -260,10 +257,6 @@ impl Cri {
 }
 
 type Opening = Pin<Box<dyn Future<Output = Result<Streaming<Bytes>, Fault>> + Send>>;
-
-fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
-    known.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The newest version that is served, and who serves it.
 async fn version(channel: &Channel) -> Result<(&'static str, api::VersionResponse), RuntimeError> {

@@ -4,10 +4,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kevtmon_types::lock::lock;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, timeout};
-
-use super::locked;
 
 /// That of one kind of jobs.
 #[derive(Debug, Default)]
@@ -27,16 +26,16 @@ pub(super) struct Locked {
 impl DiskLock {
     /// `None`, at once, where the job before takes longer than `patience` already.
     pub(super) async fn lock(self: Arc<Self>, patience: Duration) -> Option<Locked> {
-        let began = *locked(&self.began);
+        let began = *lock(&self.began);
         let left = patience.checked_sub(began.map_or(Duration::ZERO, |began| began.elapsed()))?;
         let guard = timeout(left, Arc::clone(&self.one).lock_owned()).await.ok()?;
-        *locked(&self.began) = Some(Instant::now());
+        *lock(&self.began) = Some(Instant::now());
         Some(Locked { lock: self, _guard: guard })
     }
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        *locked(&self.lock.began) = None;
+        *lock(&self.lock.began) = None;
     }
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use child::{Child, Ended};
@@ -20,6 +20,7 @@ use disk_lock::{DiskLock, Locked};
 use hanging::Describe;
 use kevtmon_metrics::Metrics;
 use kevtmon_observation::Fact;
+use kevtmon_types::lock::lock;
 use prefilter::{Filtered, Prefilter};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -256,7 +257,7 @@ impl BlockingReaders {
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        locked(&self.state)
+        lock(&self.state)
     }
 
     async fn attempt<J: Job>(
@@ -461,10 +462,6 @@ impl Inner {
         report.metrics.proc_readers_stuck(count);
         tell(&report.tx, Fact::Source(status)).await;
     }
-}
-
-fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls `work` at this interval until it returns false or nobody asks readers any more.

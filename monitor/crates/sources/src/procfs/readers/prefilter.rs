@@ -9,11 +9,12 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kevtmon_types::lock::lock;
 use serde::{Deserialize, Serialize};
 
+use super::Job;
 use super::apart::apart;
 use super::serve::reading_none;
-use super::{Job, locked};
 use crate::procfs::Proc;
 use crate::procfs::dir::Buffer;
 
@@ -49,15 +50,15 @@ impl Job for Prefilter {
         let (work, end) = (Mutex::new(Filtered { unread, ..Filtered::default() }), Instant::now() + BUDGET);
         reading_none();
         let read_some = || {
-            let next = || locked(&work).unread.pop_first().filter(|_| Instant::now() < end);
+            let next = || lock(&work).unread.pop_first().filter(|_| Instant::now() < end);
             while let Some(tgid) = next() {
                 let proc = proc.clone();
                 match apart(tgid, STACK, move || read(&proc, tgid)) {
                     Ok(Some(())) => {}
-                    Ok(None) => _ = locked(&work).hanging.insert(tgid),
+                    Ok(None) => _ = lock(&work).hanging.insert(tgid),
                     // There are too many threads.
                     Err(_) => {
-                        locked(&work).unread.insert(tgid);
+                        lock(&work).unread.insert(tgid);
                         return;
                     }
                 }
