@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NlasIterator};
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use netlink_sys::{Socket, SocketAddr};
-use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns};
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike as _};
+use nix::{getsockopt_impl, sockopt_impl};
 
 use super::procfs::dir::mnt_id;
 use super::procfs::mountinfo::device_numbers;
@@ -40,6 +40,8 @@ const DATAGRAM: usize = 64 << 10;
 /// A list takes no longer than this, and has no more than so many sockets: of others it tells nothing.
 const LIST_MAX: Duration = Duration::from_millis(300);
 const SOCKETS_MAX: usize = 1 << 18;
+
+sockopt_impl!(Domain, GetOnly, libc::SOL_SOCKET, libc::SO_DOMAIN, libc::c_int);
 
 /// What a socket is bound to, as far as a list tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -184,14 +186,7 @@ pub fn bound_file(own: &Path, process: &PidFd, fd: u32) -> io::Result<Option<Bou
 }
 
 pub(super) fn family(socket: &OwnedFd) -> io::Result<libc::c_int> {
-    let mut family = 0;
-    let mut length = libc::socklen_t::try_from(size_of_val(&family)).unwrap_or(0);
-    // SAFETY: the kernel writes at most `length` bytes to `family`, and the length to `length`.
-    Errno::result(unsafe {
-        let (value, length) = ((&raw mut family).cast(), &raw mut length);
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN, value, length)
-    })?;
-    Ok(family)
+    Ok(getsockopt(socket, Domain)?)
 }
 
 #[cfg(test)]

@@ -17,9 +17,10 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 use nix::errno::Errno;
 use nix::sys::socket::{
-    ControlMessageOwned, MsgFlags, NetlinkAddr, UnknownCmsg, recvmsg, setsockopt, sockopt,
+    ControlMessageOwned, MsgFlags, NetlinkAddr, UnknownCmsg, getsockopt, recvmsg, setsockopt, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
+use nix::{getsockopt_impl, sockopt_impl};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -34,6 +35,8 @@ const NLMSG_HEADER: usize = 16;
 const OPTIONAL_TABLES: [u16; 2] = [libc::RTM_GETRULE, RTM_GETNEXTHOP];
 /// Longest wait for one datagram of an answer.
 const PATIENCE: Duration = Duration::from_millis(300);
+
+sockopt_impl!(NetnsCookie, GetOnly, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Datagram {
@@ -241,19 +244,7 @@ impl RequestSocket {
 
     /// The cookie of the namespace that the socket is in; `None` before 5.14.
     pub(super) fn netns_cookie(&self) -> Option<u64> {
-        let mut cookie = 0_u64;
-        let mut length = libc::socklen_t::try_from(size_of_val(&cookie)).unwrap_or(0);
-        // SAFETY: the kernel writes at most `length` bytes to `cookie`, and the length to `length`.
-        let result = unsafe {
-            libc::getsockopt(
-                self.socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_NETNS_COOKIE,
-                (&raw mut cookie).cast(),
-                &raw mut length,
-            )
-        };
-        (result == 0 && cookie != 0).then_some(cookie)
+        getsockopt(&self.socket, NetnsCookie).ok().filter(|cookie| *cookie != 0)
     }
 
     /// Dumps a table, message by message; one that the kernel does not have is empty. Returns whether the kernel
