@@ -3,7 +3,6 @@
 //!
 //! By a socket of its own that listens to the host's namespace alone: what containers set in theirs displaces nothing.
 
-use std::io;
 use std::time::Duration;
 
 use kevtmon_observation::{Fact, InterfaceSysctls, RpFilter, Source};
@@ -13,7 +12,7 @@ use tokio::time::sleep;
 
 use super::dump::{self, BUDGET};
 use super::message::{self, Decoded, attributes};
-use super::socket::{DATAGRAM, RequestError, RequestSocket, SetupError, Subscription};
+use super::socket::{DATAGRAM, RequestError, RequestSocket, Subscription};
 use crate::{Sender, observed_now_by, spawn_until_closed};
 
 /// `struct netconfmsg` with its padding, and attributes of include/uapi/linux/netconf.h.
@@ -29,20 +28,11 @@ const NETCONFA_IFINDEX_DEFAULT: i32 = -2;
 /// What cannot be read is tried again so late.
 const RETRY: Duration = Duration::from_secs(10);
 
-#[derive(Debug, thiserror::Error)]
-enum FollowError {
-    #[error("cannot {}", .0.step)]
-    Socket(#[source] SetupError),
-    #[error("cannot watch the socket")]
-    Watch(#[source] io::Error),
-}
-
 /// Follows them until the receiver of observations is gone. To be called where the host's network namespace is that of the
 /// process.
 pub fn follow_host_sysctls(tx: Sender) {
     let groups = [libc::RTNLGRP_IPV4_NETCONF, libc::RTNLGRP_IPV6_NETCONF];
-    let socket = Subscription::of_host(&groups).map_err(FollowError::Socket);
-    match socket.and_then(|socket| socket.watch().map_err(FollowError::Watch)) {
+    match Subscription::of_host(&groups).and_then(Subscription::watch) {
         Ok(socket) => spawn_until_closed(tx.clone(), follow(socket, tx)),
         Err(error) => tracing::debug!(
             error = &error as &dyn std::error::Error,

@@ -37,13 +37,14 @@ pub(super) use discover::{Discover, Open};
 pub use host_neighbors::follow_host_neighbors;
 pub use host_sysctls::follow_host_sysctls;
 use kevtmon_observation::NsInum;
+use kevtmon_types::error_chain::chain;
 pub use pod_routes::look_up_and_send as look_up_pod_routes_and_send;
 pub use requested::{Malformed, ops};
 use tokio::sync::mpsc;
 pub use veth_peers::{SocketElsewhere, find as find_veth_peers};
 
-use self::socket::Subscription;
 pub(super) use self::socket::attach_filter;
+use self::socket::{SetupError, Subscription};
 use self::stream::Stream;
 use super::Sender;
 use super::procfs::readers::Readers;
@@ -75,12 +76,8 @@ pub use super::Barrier;
 
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    #[error("netlink: cannot {step}")]
-    Socket {
-        step: &'static str,
-        #[source]
-        source: io::Error,
-    },
+    #[error("netlink: {0}")]
+    Socket(#[from] SetupError),
     /// The own network namespace is unknown, so no fact could be assigned to a namespace.
     #[error("netlink: cannot read the namespace of this process")]
     Namespace(#[source] io::Error),
@@ -114,8 +111,7 @@ impl NetlinkSource {
             groups.push(libc::RTNLGRP_NEIGH);
         }
         let host = discover::own_namespace(readers.proc()).map_err(NetlinkError::Namespace)?;
-        let subscription = Subscription::open(config.receive_buffer, &groups)
-            .map_err(|error| NetlinkError::Socket { step: error.step, source: error.source })?;
+        let subscription = Subscription::open(config.receive_buffer, &groups)?;
         Ok(Self { config, readers, host, subscription })
     }
 
@@ -136,7 +132,7 @@ impl NetlinkSource {
             Ok(socket) => {
                 Stream::new(self.config, self.readers, self.host, socket, tx).run(requests, barriers).await;
             }
-            Err(error) => tracing::error!(%error, "cannot poll the netlink socket"),
+            Err(error) => tracing::error!("{}", chain(&error)),
         }
     }
 }

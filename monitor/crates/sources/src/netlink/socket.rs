@@ -49,11 +49,10 @@ pub(super) struct Datagram {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{step}")]
-pub(super) struct SetupError {
-    pub(super) step: &'static str,
-    #[source]
-    pub(super) source: io::Error,
+#[error("cannot {step}")]
+pub struct SetupError {
+    step: &'static str,
+    source: io::Error,
 }
 
 fn setup(step: &'static str) -> impl FnOnce(io::Error) -> SetupError {
@@ -102,10 +101,11 @@ impl Subscription {
     }
 
     /// Makes the runtime of this thread watch the socket.
-    pub(super) fn watch(self) -> io::Result<AsyncFd<Self>> {
+    pub(super) fn watch(self) -> Result<AsyncFd<Self>, SetupError> {
         // SAFETY: the descriptor is the one of the socket that is moved in, and stays open and the same
         // until both are dropped together.
-        unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) }.map_err(Into::into)
+        unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) }
+            .map_err(|error| setup("poll the netlink socket")(error.into()))
     }
 
     /// Has the kernel answer behind all that it has sent by now. Nothing is locked for that.
