@@ -32,21 +32,6 @@ pub const SYSLOG: Capability = Capability { name: "CAP_SYSLOG", bit: 34 };
 pub const PERFMON: Capability = Capability { name: "CAP_PERFMON", bit: 38 };
 pub const BPF: Capability = Capability { name: "CAP_BPF", bit: 39 };
 
-const NAMED: [Capability; 12] = [
-    CHOWN,
-    DAC_OVERRIDE,
-    DAC_READ_SEARCH,
-    NET_BIND_SERVICE,
-    NET_BROADCAST,
-    NET_ADMIN,
-    SYS_PTRACE,
-    SYS_ADMIN,
-    SYS_RESOURCE,
-    SYSLOG,
-    PERFMON,
-    BPF,
-];
-
 impl Capability {
     /// Whether a mask in the form of `CapEff` of proc_pid_status(5) has it.
     pub const fn is_in(self, mask: u64) -> bool {
@@ -59,11 +44,11 @@ pub fn mask(of: &[Capability]) -> u64 {
     of.iter().fold(0, |mask, capability| mask | 1 << capability.bit)
 }
 
-/// The names of those in a mask; the number of one that is not named here.
+/// The names of those in a mask; the number of one that is not known.
 pub fn names(mask: u64) -> Vec<String> {
-    let name = |bit: u32| {
-        let named = NAMED.iter().find(|capability| capability.bit == bit);
-        named.map_or_else(|| format!("capability {bit}"), |capability| capability.name.to_owned())
+    let name = |bit: u32| match CapabilitySet::from_bits_retain(1 << bit).iter_names().next() {
+        Some((name, _)) => format!("CAP_{name}"),
+        None => format!("capability {bit}"),
     };
     (0..u64::BITS).filter(|bit| mask & 1 << bit != 0).map(name).collect()
 }
@@ -116,11 +101,26 @@ mod tests {
             names(0x0028_1804),
             ["CAP_DAC_READ_SEARCH", "CAP_NET_BROADCAST", "CAP_NET_ADMIN", "CAP_SYS_PTRACE", "CAP_SYS_ADMIN"]
         );
-        assert_eq!(names(1 << 39 | 1 << 7), ["capability 7", "CAP_BPF"]);
+        assert_eq!(names(1 << 39 | 1 << 7 | 1 << 63), ["CAP_SETUID", "CAP_BPF", "capability 63"]);
         assert!(names(0).is_empty());
-        for capability in NAMED {
+        let all = [
+            CHOWN,
+            DAC_OVERRIDE,
+            DAC_READ_SEARCH,
+            SETPCAP,
+            NET_BIND_SERVICE,
+            NET_BROADCAST,
+            NET_ADMIN,
+            SYS_PTRACE,
+            SYS_ADMIN,
+            SYS_RESOURCE,
+            SYSLOG,
+            PERFMON,
+            BPF,
+        ];
+        for capability in all {
             assert_eq!(names(mask(&[capability])), [capability.name]);
-            assert!(capability.is_in(mask(&NAMED)) && !capability.is_in(0));
+            assert!(capability.is_in(mask(&all)) && !capability.is_in(0));
         }
     }
 
