@@ -10,7 +10,7 @@ use kevtmon_types::settings::settings;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Sender;
-use super::kubelet::{below, is_plain};
+use super::kubelet::{below, plain_paths};
 use super::procfs::Proc;
 use super::procfs::readers::{Job, Readers, reading_none};
 
@@ -41,13 +41,7 @@ impl BinDirs {
 
 impl<'de> Deserialize<'de> for BinDirs {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let paths = Vec::<PathBuf>::deserialize(from)?;
-        match paths.iter().find(|path| !is_plain(path.to_str().unwrap_or_default())) {
-            Some(path) => Err(serde::de::Error::custom(format!(
-                "{path:?} is not valid: expected an absolute path such as /opt/cni/bin"
-            ))),
-            None => Ok(Self(paths)),
-        }
+        plain_paths(from, "/opt/cni/bin").map(Self)
     }
 }
 

@@ -53,14 +53,7 @@ pub struct Roots(pub Vec<PathBuf>);
 
 impl<'de> Deserialize<'de> for Roots {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let paths = Vec::<PathBuf>::deserialize(from)?;
-        let is_plain = |path: &&PathBuf| is_plain(path.to_str().unwrap_or_default());
-        match paths.iter().find(|path| !is_plain(path)) {
-            Some(path) => Err(serde::de::Error::custom(format!(
-                "{path:?} is not valid: expected an absolute path such as /data/kubelet"
-            ))),
-            None => Ok(Self(paths)),
-        }
+        plain_paths(from, "/data/kubelet").map(Self)
     }
 }
 
@@ -343,12 +336,24 @@ fn is_plain_or_none(path: &str) -> bool {
 /// A path of the configuration.
 pub(super) fn plain_path<'de, D: Deserializer<'de>>(from: D, example: &str) -> Result<PathBuf, D::Error> {
     let path = PathBuf::deserialize(from)?;
+    check_plain(&path, example).map(|()| path)
+}
+
+/// Paths of the configuration.
+pub(super) fn plain_paths<'de, D: Deserializer<'de>>(
+    from: D,
+    example: &str,
+) -> Result<Vec<PathBuf>, D::Error> {
+    let paths = Vec::<PathBuf>::deserialize(from)?;
+    let checked = paths.iter().try_for_each(|path| check_plain(path, example));
+    checked.map(|()| paths)
+}
+
+fn check_plain<E: serde::de::Error>(path: &Path, example: &str) -> Result<(), E> {
     if is_plain(path.to_str().unwrap_or_default()) {
-        return Ok(path);
+        return Ok(());
     }
-    let path = path.display();
-    let reason = format!("\"{path}\" is not valid: expected an absolute path such as {example}");
-    Err(serde::de::Error::custom(reason))
+    Err(E::custom(format!("{path:?} is not valid: expected an absolute path such as {example}")))
 }
 
 /// Each root directory as it is given, and as symbolic links lead to it below `top`.

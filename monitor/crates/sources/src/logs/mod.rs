@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::kubelet::{is_plain, plain_path};
+use super::kubelet::{plain_path, plain_paths};
 use super::{Sender, observed_now, spawn_until_closed};
 
 mod follow;
@@ -72,13 +72,7 @@ pub struct Files(pub Vec<PathBuf>);
 
 impl<'de> Deserialize<'de> for Files {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let paths = Vec::<PathBuf>::deserialize(from)?;
-        if let Some(path) = paths.iter().find(|path| !is_plain(path.to_str().unwrap_or_default())) {
-            let path = path.display();
-            return Err(serde::de::Error::custom(format!(
-                "\"{path}\" is not valid: expected an absolute path such as /var/log/kubelet.log"
-            )));
-        }
+        let paths = plain_paths(from, "/var/log/kubelet.log")?;
         if paths.len() > FILES_MAX {
             return Err(serde::de::Error::custom(format!("expected {FILES_MAX} files at most")));
         }
