@@ -3,7 +3,6 @@
 //! Decides when to read what; what it means for the model is decided in `changes` and `snapshots`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::future;
 use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -14,6 +13,7 @@ use kevtmon_observation::{
 use kevtmon_types::clock::boot_now;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep_until;
 
 use super::discover::{Discover, DiscoveredNetns};
 use super::dump::{self, ReadError};
@@ -147,7 +147,9 @@ impl Stream {
                     }
                     Err(_) => return,
                 },
-                () = until(deadline) => Event::Due,
+                () = sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => {
+                    Event::Due
+                }
             };
             match event {
                 Event::Outcome(outcome) => self.end_work(outcome).await,
@@ -451,12 +453,5 @@ pub(super) fn changes_routes(fact: &Fact) -> bool {
         Fact::Route(route) | Fact::RouteGone(route) => route.is_default(),
         Fact::NetnsStale { .. } => true,
         _ => false,
-    }
-}
-
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-        None => future::pending().await,
     }
 }

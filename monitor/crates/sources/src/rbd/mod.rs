@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use kevtmon_observation::{Fact, RbdImages, RbdNumber};
 use kevtmon_types::settings::settings;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -91,7 +92,7 @@ impl Follower {
             loop {
                 tokio::select! {
                     () = &mut rest => break,
-                    heard = heard(uevents.as_mut()) => match heard {
+                    Some(heard) = OptionFuture::from(uevents.as_mut().map(Uevents::next)) => match heard {
                         Heard::Rbd => {
                             let now = Instant::now();
                             after = AFTER_EVENT.map(|pause| now + pause).into_iter().rev().collect();
@@ -170,14 +171,6 @@ impl Follower {
         };
         nbd::add(connected, &mappers, was_image, &mut found);
         Ok(found)
-    }
-}
-
-/// What the kernel tells next; for ever nothing where it is not listened to.
-async fn heard(uevents: Option<&mut Uevents>) -> Heard {
-    match uevents {
-        Some(uevents) => uevents.next().await,
-        None => std::future::pending().await,
     }
 }
 

@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::OptionFuture;
 use futures_util::stream::FuturesUnordered;
 use kevtmon_observation::{
     BootNs, ContainerFacts, ContainerState, Fact, Observation, Source, SourceKind, SourceStatus,
@@ -135,7 +136,8 @@ impl<C: RuntimeClient> Session<'_, C> {
                 self.go_live(up).await;
             }
             tokio::select! {
-                change = next(&mut self.events) => match change {
+                Some(change) =
+                    OptionFuture::from(self.events.as_mut().ok().map(StreamExt::next)) => match change {
                     None => return Err(RuntimeError::EventsEnded),
                     Some(Err(error @ RuntimeError::NoEvents { .. })) => self.without_events(error).await,
                     Some(Err(RuntimeError::UnidentifiedEvent { .. })) => self.malformed(1).await,
@@ -146,8 +148,11 @@ impl<C: RuntimeClient> Session<'_, C> {
                     self.inspected(inspected).await;
                 }
                 id = wanted(&mut self.wanted) => self.look_at(&id),
-                answer = answered(&mut self.listing) => self.listed(answer).await?,
-                () = reached(self.due) => {
+                Some(answer) =
+                    OptionFuture::from(self.listing.as_mut().map(|listing| &mut listing.answer)) => {
+                    self.listed(answer).await?;
+                }
+                () = sleep_until(self.due.unwrap_or_else(Instant::now)), if self.due.is_some() => {
                     self.due = None;
                     if self.live { self.list() } else { self.go_live(up).await }
                 }
@@ -384,20 +389,6 @@ async fn bounded<T>(
     timeout(patience, answer).await.unwrap_or(Err(RuntimeError::Timeout { after: patience }))
 }
 
-async fn next(events: &mut Result<Changes, RuntimeError>) -> Option<Result<Change, RuntimeError>> {
-    match events {
-        Ok(events) => events.next().await,
-        Err(_) => pending().await,
-    }
-}
-
-async fn answered(listing: &mut Option<Listing>) -> Result<Listed, RuntimeError> {
-    match listing {
-        Some(listing) => (&mut listing.answer).await,
-        None => pending().await,
-    }
-}
-
 /// The next container that is to be read again. Of too many at once the oldest are left out: whoever wants them asks again.
 async fn wanted(ids: &mut broadcast::Receiver<String>) -> String {
     loop {
@@ -406,12 +397,5 @@ async fn wanted(ids: &mut broadcast::Receiver<String>) -> String {
             Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => pending().await,
         }
-    }
-}
-
-async fn reached(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due).await,
-        None => pending().await,
     }
 }
