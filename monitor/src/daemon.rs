@@ -119,9 +119,6 @@ pub struct Options {
 }
 
 /// Runs the daemon in a local task set until SIGINT or SIGTERM. `reload` reads the configuration again.
-///
-/// # Errors
-/// When a required part cannot be started, or ends.
 pub async fn run(
     config: Config,
     options: Options,

@@ -90,9 +90,6 @@ pub enum PrivilegeError {
 }
 
 /// Checks the effective capabilities of this process.
-///
-/// # Errors
-/// When a required one is missing.
 pub fn check(own: &Own) -> Result<(), PrivilegeError> {
     judge(own.effective_capabilities().ok_or(PrivilegeError::Unreadable)?)
 }

@@ -43,9 +43,6 @@ pub enum LoggingError {
 }
 
 /// Starts logging at `info`, or as configured by `RUST_LOG`.
-///
-/// # Errors
-/// When `RUST_LOG` cannot be parsed.
 pub fn init(format: LogFormat, programs: bool) -> Result<(), LoggingError> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(directives(env::var("RUST_LOG").unwrap_or_default(), programs)?)

@@ -109,9 +109,7 @@ impl Cli {
 }
 
 /// Parses the arguments, the program's name first.
-///
-/// # Errors
-/// The exit code, once help, version or the error is printed: 0 or [`exit::USAGE`].
+/// Errors: the exit code, once help, version or the error is printed: 0 or [`exit::USAGE`].
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, u8> {
     Cli::try_parse_from(args).map_err(|error| {
         // There is nowhere left to report that standard error cannot be written.

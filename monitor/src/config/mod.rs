@@ -143,9 +143,6 @@ pub enum ConfigError {
 
 impl Config {
     /// Reads the file and the environment, and merges them with the arguments.
-    ///
-    /// # Errors
-    /// When the file cannot be read or parsed, or the arguments contradict each other.
     pub fn load(overrides: &Overrides) -> Result<Self, ConfigError> {
         let environment = Environment {
             node_name: env::var(NODE_NAME_VARIABLE).ok().filter(|name| !name.is_empty()),

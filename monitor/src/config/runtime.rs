@@ -78,9 +78,6 @@ pub enum Runtimes {
 
 impl Runtimes {
     /// Combines the values; none at all means [`Self::Auto`].
-    ///
-    /// # Errors
-    /// When `auto` or `none` does not stand alone.
     pub fn of(values: &[Self]) -> Result<Self, RuntimeSpecError> {
         match values {
             [] => Ok(Self::Auto),

@@ -119,9 +119,6 @@ const CONNECTING: [libc::c_int; 2] = [libc::AF_INET, libc::AF_INET6];
 const NAMESPACES: [libc::c_int; 2] = [libc::CLONE_NEWNET, libc::CLONE_NEWCGROUP];
 
 /// Filters the calls of all threads of this process, and of the processes that they start from now on.
-///
-/// # Errors
-/// When the kernel takes no filter, or there is none for this architecture.
 pub(super) fn apply(connects: bool) -> Result<(), FilterError> {
     apply_filter_all_threads(&program(connects)?).map_err(|error| FilterError::Apply(io::Error::other(error)))
 }

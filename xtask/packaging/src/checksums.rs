@@ -12,9 +12,6 @@ use crate::tree::files;
 const NAME: &str = "SHA256SUMS";
 
 /// Writes the sums of all other files in a directory; returns the file.
-///
-/// # Errors
-/// If a file cannot be read, or the sums cannot be written.
 pub fn write(directory: &Path) -> Result<PathBuf> {
     let names = files(directory)?.into_iter().map(|(name, _)| name).filter(|name| name != NAME);
     let mut sum = Command::new("sha256sum");

@@ -24,9 +24,6 @@ const CONFFILE: &str = "etc/kevtmon/kevtmon.toml";
 const PROGRAMS: [&str; 2] = ["/usr/local/bin/kevtmon", "/usr/bin/kevtmon"];
 
 /// Builds it in a directory; returns the file.
-///
-/// # Errors
-/// If a file is missing, or `dpkg-deb` fails.
 pub fn pack(release: &Release, into: &Path) -> Result<PathBuf> {
     let name = format!("kevtmon_{}_{}", release.version, release.architecture.debian);
     let tree = Tree::new(into.join(format!("{name}.work")))?;

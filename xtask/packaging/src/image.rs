@@ -17,9 +17,6 @@ use crate::tool::run;
 use crate::tree::{PLAIN, PROGRAM, Tree, compress};
 
 /// Packs it into a directory, with the tag `kevtmon:VERSION`; returns the file.
-///
-/// # Errors
-/// If the Dockerfile has an instruction that is not known here, or a file cannot be written.
 pub fn pack(release: &Release, into: &Path) -> Result<PathBuf> {
     let path = release.root.join("deploy/docker/Dockerfile");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

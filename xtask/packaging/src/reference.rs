@@ -22,9 +22,6 @@ pub(crate) const ZSH: &str = "_kevtmon";
 pub(crate) const FISH: &str = "kevtmon.fish";
 
 /// Has a daemon that runs on this machine write it into a directory, which is made; the pages have the day of `time`.
-///
-/// # Errors
-/// If the daemon does not print it, or it cannot be written.
 pub fn write(daemon: &Path, into: &Path, time: u64) -> Result<()> {
     let make = |directory: PathBuf| {
         fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))

@@ -19,9 +19,6 @@ const FILES: [(&str, &str); 6] = [
 ];
 
 /// Packs it into a directory; returns the file.
-///
-/// # Errors
-/// If a file is missing or cannot be written.
 pub fn pack(release: &Release, into: &Path) -> Result<PathBuf> {
     let name = release.name();
     let work = into.join(format!("{name}.work"));

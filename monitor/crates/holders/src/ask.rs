@@ -55,9 +55,6 @@ pub struct Caller {
 
 impl Caller {
     /// This process.
-    ///
-    /// # Errors
-    /// Where /proc does not show it.
     pub fn this_process() -> io::Result<Self> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidData);
         let proc = Proc::default();
@@ -78,9 +75,6 @@ pub enum Whose {
 }
 
 /// The mount namespace of process 1, else that of the kernel threads; `None` where neither may be read.
-///
-/// # Errors
-/// When no reader answered in time.
 pub async fn initial_namespace(
     readers: &Readers,
     patience: Duration,

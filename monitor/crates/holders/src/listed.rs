@@ -67,9 +67,6 @@ impl Listed {
     }
 
     /// Who has something of it now and had nothing before: others gave it to him meanwhile, and may have nothing any more.
-    ///
-    /// # Errors
-    /// As the lists.
     pub(super) fn given_since(&mut self) -> io::Result<BTreeSet<u32>> {
         let (Some(device), Some(before)) = (self.device, &self.holding) else { return Ok(BTreeSet::new()) };
         let mut now = self.list(device)?;

@@ -133,9 +133,7 @@ struct State {
 
 /// Starts the threads; each request that is taken is answered by one `Fact::Holders`, `Fact::MountPresence` or
 /// `Fact::DetachedUsers`, and by more where a scan goes on.
-///
-/// # Errors
-/// When a thread cannot be started, or outside of a runtime.
+/// Errors: when a thread cannot be started, or outside of a runtime.
 pub fn spawn(readers: Readers, tx: Sender, limits: Limits) -> io::Result<Scanner> {
     let shared = Arc::new(Shared::default());
     let scanner = Scanner { shared: Arc::clone(&shared), queue: limits.queue };

@@ -94,9 +94,6 @@ pub struct Remote {
 
 impl Remote {
     /// Checks that a daemon of this interface version runs.
-    ///
-    /// # Errors
-    /// When there is none.
     pub fn connect(path: &Path) -> Result<Self, RemoteError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -120,34 +117,22 @@ impl Remote {
     }
 
     /// Versions of the daemon.
-    ///
-    /// # Errors
-    /// When it does not answer.
     pub fn version(&self) -> Result<VersionAnswer, RemoteError> {
         Ok(serde_json::from_str(&self.get("/v1/version")?)?)
     }
 
     /// What the daemon tells of itself.
-    ///
-    /// # Errors
-    /// When it does not answer, or is too old to.
     pub fn doctor(&self) -> Result<DaemonReport, RemoteError> {
         Ok(serde_json::from_str(&self.get("/v1/doctor")?)?)
     }
 
     /// The story of the subject, answered in the daemon.
-    ///
-    /// # Errors
-    /// When it does not answer.
     pub fn why(&self, subject: &str) -> Result<Outcome, RemoteError> {
         Ok(serde_json::from_str(&self.get(&format!("/v1/why?{}", wire::write_why(subject)))?)?)
     }
 
     /// Calls `each` with each new event, as JSON, and with none whenever nothing came for `pause`, until it breaks or the
     /// stream ends.
-    ///
-    /// # Errors
-    /// When the daemon does not answer or the connection breaks.
     pub fn follow(
         &self,
         filter: &EventFilter,
@@ -184,9 +169,6 @@ impl Remote {
     }
 
     /// The body of the answer to a request, as the daemon sent it.
-    ///
-    /// # Errors
-    /// When it does not answer, or refuses.
     pub fn get(&self, target: &str) -> Result<String, RemoteError> {
         self.runtime.block_on(async {
             let answer = self.head(target).await?;

@@ -54,9 +54,6 @@ pub fn names(mask: u64) -> Vec<String> {
 }
 
 /// Gives up all others of this thread, for good.
-///
-/// # Errors
-/// When the kernel refuses it.
 pub fn keep(kept: &[Capability]) -> io::Result<()> {
     let kept = CapabilitySet::from_bits_retain(mask(kept));
     let CapabilitySets { effective, permitted, inheritable } = thread::capabilities(None)?;
@@ -69,9 +66,7 @@ pub fn keep(kept: &[Capability]) -> io::Result<()> {
 }
 
 /// Has no program that this thread executes gain more than the thread has (`no_new_privs`), nor than these.
-///
-/// # Errors
-/// When the kernel refuses the first.
+/// Errors: when the kernel refuses the first.
 pub fn gain_none_but(kept: &[Capability]) -> io::Result<()> {
     thread::set_no_new_privs(true)?;
     let kept = mask(kept);

@@ -70,9 +70,7 @@ fn numbers(sys: &Path, name: &str) -> Vec<String> {
 
 impl Loop {
     /// `major:minor` of the file system that its file is on, as stat(2) gives it.
-    ///
-    /// # Errors
-    /// Where there is no node of the device, or it has another file by now.
+    /// Errors: where there is no node of the device, or it has another file by now.
     pub fn file_system(&self, sys: &Path) -> io::Result<String> {
         let device = self.open()?;
         let mut status = Status::new_zeroed();

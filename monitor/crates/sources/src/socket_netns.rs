@@ -14,15 +14,13 @@ const SIOCGSKNS: libc::c_ulong = 0x894c;
 /// Controllers of v1 by which a socket has the class of a task.
 const CLASSES: [&str; 2] = ["net_cls", "net_prio"];
 
-/// # Errors
-/// As ioctl(2): `ENOTTY` for other files, at best.
+/// Errors: as ioctl(2): `ENOTTY` for other files, at best.
 pub fn of_own(socket: BorrowedFd<'_>) -> io::Result<File> {
     // SAFETY: SIOCGSKNS takes no argument and returns a new descriptor (close-on-exec) or -1.
     Ok(unsafe { owned(libc::ioctl(socket.as_raw_fd(), SIOCGSKNS)) }?.into())
 }
 
-/// # Errors
-/// `ENOTSUP` where that would change the socket, `ENOTSOCK` for other files, and as pidfd_getfd(2).
+/// Errors: `ENOTSUP` where that would change the socket, `ENOTSOCK` for other files, and as pidfd_getfd(2).
 pub fn of_other(proc: &Proc, process: &PidFd, fd: u32) -> io::Result<File> {
     // Whoever receives a socket gives it the classes of its own control groups (`__receive_sock`, net/core/scm.c).
     if has_classes(&std::fs::read_to_string(proc.root().join("self/cgroup"))?) {

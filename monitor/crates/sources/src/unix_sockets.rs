@@ -67,9 +67,7 @@ pub fn device(text: &str) -> Option<u32> {
 }
 
 /// The unix sockets of a network namespace by inode number: all, or those of which there was time to learn.
-///
-/// # Errors
-/// When the namespace cannot be entered, or the kernel has no such list.
+/// Errors: when the namespace cannot be entered, or the kernel has no such list.
 pub fn list(netns: OwnedFd) -> io::Result<Vec<(u32, Binding)>> {
     // A socket stays in the namespace in which it was made, and the thread ends there.
     let thread = thread::Builder::new().spawn(move || {
@@ -161,9 +159,7 @@ pub fn named(line: &str) -> Option<(u32, Binding)> {
 }
 
 /// The file to which a socket of a process is bound, if it is. `own`: the directory of this process in /proc.
-///
-/// # Errors
-/// `EBADF` and `ESRCH` where there is no such descriptor any more; `ENOSYS` before 5.6.
+/// Errors: `EBADF` and `ESRCH` where there is no such descriptor any more; `ENOSYS` before 5.6.
 pub fn bound_file(own: &Path, process: &PidFd, fd: u32) -> io::Result<Option<BoundFile>> {
     let socket = process.copy_of(fd)?;
     match family(&socket) {

@@ -242,9 +242,6 @@ fn kinds() -> String {
 }
 
 /// A kind, or the beginning of some with its dot: `neighbor.`, `neighbor.*`, `neighbor`.
-///
-/// # Errors
-/// When no event has such a kind.
 pub fn kind(text: &str) -> Result<String, FilterError> {
     let text = text.strip_suffix('*').unwrap_or(text);
     let family = format!("{}.", text.strip_suffix('.').unwrap_or(text));
@@ -260,9 +257,6 @@ pub fn kind(text: &str) -> Result<String, FilterError> {
 }
 
 /// A kind of incident.
-///
-/// # Errors
-/// When no incident has such a kind.
 pub fn incident_kind(text: &str) -> Result<String, FilterError> {
     match diagnose::kind(text).is_some() {
         true => Ok(text.to_owned()),
@@ -271,9 +265,6 @@ pub fn incident_kind(text: &str) -> Result<String, FilterError> {
 }
 
 /// A severity by its name.
-///
-/// # Errors
-/// When it is none.
 pub fn severity(text: &str) -> Result<Severity, FilterError> {
     Severity::ALL
         .into_iter()
@@ -282,9 +273,6 @@ pub fn severity(text: &str) -> Result<Severity, FilterError> {
 }
 
 /// A pod by `NAMESPACE/NAME` or uid.
-///
-/// # Errors
-/// When it is neither.
 pub fn pod(text: &str) -> Result<Lookup, FilterError> {
     let is_name = |part: &str| !part.is_empty() && !part.contains('/');
     match text.split_once('/') {
@@ -297,9 +285,6 @@ pub fn pod(text: &str) -> Result<Lookup, FilterError> {
 }
 
 /// A container by the first digits of its id.
-///
-/// # Errors
-/// When they are no hex digits, or more than an id has.
 pub fn container(text: &str) -> Result<Lookup, FilterError> {
     let is_prefix =
         (1..=64).contains(&text.len()) && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));

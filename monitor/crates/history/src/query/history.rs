@@ -23,27 +23,15 @@ pub const PAGE_BYTES: usize = 4 << 20;
 pub trait History: Send + Sync {
     /// Events that match: at most `filter.limit` and [`PAGE_BYTES`], the oldest first in
     /// either order.
-    ///
-    /// # Errors
-    /// When it cannot be read.
     fn events(&self, filter: &EventFilter) -> Result<Page, HistoryError>;
 
     /// Each incident by its newest event, the oldest first.
-    ///
-    /// # Errors
-    /// When it cannot be read.
     fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError>;
 
     /// How far it reaches.
-    ///
-    /// # Errors
-    /// When it cannot be read.
     fn extent(&self) -> Result<Extent, HistoryError>;
 
     /// The numbers of all events of a boot between two numbers, without these.
-    ///
-    /// # Errors
-    /// When it cannot be read.
     fn numbers(&self, boot_id: &str, after: u64, before: u64) -> Result<BTreeSet<u64>, HistoryError> {
         let mut filter = EventFilter {
             boot_id: Some(boot_id.to_owned()),
@@ -64,9 +52,6 @@ pub trait History: Send + Sync {
     }
 
     /// The model of the node, where it is known.
-    ///
-    /// # Errors
-    /// When it cannot be read.
     fn state(&self) -> Result<Option<NodeState>, HistoryError> {
         Ok(None)
     }
@@ -221,9 +206,6 @@ impl IncidentView {
     }
 
     /// Parses the newest event of an incident.
-    ///
-    /// # Errors
-    /// When it is no event, or one of another major version.
     pub fn read(json: &str) -> Result<Option<Self>, RecordError> {
         /// Not all of it: a mount can have hundreds of holders.
         #[derive(Deserialize)]

@@ -37,9 +37,6 @@ pub enum RecordError {
 
 impl Record {
     /// Reads a line.
-    ///
-    /// # Errors
-    /// When it is no event, or one of another major version.
     pub fn read(line: impl Into<Arc<str>>) -> Result<Self, RecordError> {
         let line = line.into();
         match serde_json::from_str::<Event>(&line) {

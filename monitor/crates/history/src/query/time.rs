@@ -12,9 +12,6 @@ pub struct InvalidTime {
 }
 
 /// Parses how long ago it was, or a time with its zone.
-///
-/// # Errors
-/// When it is neither, or outside the calendar.
 pub fn parse(text: &str, now: Timestamp) -> Result<Timestamp, InvalidTime> {
     let ago = text.trim().parse::<Span>().ok().filter(|ago| !ago.is_negative());
     let ago = ago.and_then(|ago| ago.to_duration(SpanRelativeTo::days_are_24_hours()).ok());

@@ -53,9 +53,6 @@ pub struct Nothing {
 }
 
 /// The story of the subject that a word resolves to.
-///
-/// # Errors
-/// When the history cannot be read.
 pub fn why(history: &dyn History, word: &str) -> Result<Outcome, HistoryError> {
     let state = history.state()?;
     let of_incidents = incident_subjects(history, word)?;

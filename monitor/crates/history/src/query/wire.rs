@@ -60,9 +60,6 @@ const INCIDENTS: &[&str] =
     &["all", "kind", "pod", "severity", "since", "id", "id_prefix", "evidence", "boot"];
 
 /// Parses the query string of `/v1/events`.
-///
-/// # Errors
-/// When a parameter is unknown or cannot be parsed.
 pub fn parse_events(query: &str, now: Timestamp) -> Result<EventsRequest, RequestError> {
     let mut filter = EventFilter::default();
     let mut follow = false;
@@ -129,9 +126,6 @@ pub fn write_events(filter: &EventFilter, follow: bool) -> String {
 }
 
 /// Parses the query string of `/v1/incidents`.
-///
-/// # Errors
-/// When a parameter is unknown or cannot be parsed.
 pub fn parse_incidents(query: &str, now: Timestamp) -> Result<IncidentFilter, RequestError> {
     let mut filter = IncidentFilter::default();
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -167,9 +161,6 @@ pub fn write_incidents(filter: &IncidentFilter) -> String {
 }
 
 /// Parses the query string of `/v1/why`.
-///
-/// # Errors
-/// When a parameter is unknown, or the subject is missing or too long.
 pub fn parse_why(query: &str) -> Result<String, RequestError> {
     let mut subject = String::new();
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -250,9 +241,6 @@ pub struct VersionAnswer {
 }
 
 /// A page as a body. The events are copied as they are.
-///
-/// # Errors
-/// When the extent cannot become JSON.
 pub fn write_page(page: &Page, extent: Extent) -> Result<String, serde_json::Error> {
     let next = page.next.map(|next| next.to_string());
     let mut body = to_json(&EventsAnswer { extent, next, events: Vec::new() })?;
@@ -271,9 +259,6 @@ pub fn write_page(page: &Page, extent: Extent) -> Result<String, serde_json::Err
 }
 
 /// A body as a page.
-///
-/// # Errors
-/// When it is none.
 pub fn read_page(body: &str) -> Result<(Page, Extent), serde_json::Error> {
     let answer: EventsAnswer<'_> = serde_json::from_str(body)?;
     let events = answer.events.into_iter().map(|event| found(event.get())).collect::<Result<_, _>>()?;
@@ -282,9 +267,6 @@ pub fn read_page(body: &str) -> Result<(Page, Extent), serde_json::Error> {
 }
 
 /// An event with its position, parsed from its JSON.
-///
-/// # Errors
-/// When it has none.
 pub fn found(line: &str) -> Result<Found, serde_json::Error> {
     #[derive(Deserialize)]
     struct Place<'a> {

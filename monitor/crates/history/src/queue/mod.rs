@@ -42,9 +42,7 @@ pub trait Worker: Send + 'static {
 
     /// Processes a batch and leaves it empty. Returns until when the worker rests: nothing is taken before, unless
     /// it is urgent.
-    ///
-    /// # Errors
-    /// When nothing can be processed, ever: the queue closes.
+    /// Errors: when nothing can be processed, ever: the queue closes.
     fn process(&mut self, batch: &mut Self::Buffer) -> io::Result<Option<Instant>>;
 
     /// Passes to the producer what came of the last batch. Called with the lock held.
@@ -92,9 +90,6 @@ enum Phase {
 
 impl<B: Buffer> Queue<B> {
     /// Starts the worker's thread.
-    ///
-    /// # Errors
-    /// When no thread can be started.
     pub fn start(thread_name: &str, worker: impl Worker<Buffer = B>) -> io::Result<Self> {
         let state = State { waiting: B::default(), phase: Phase::Open, working: None };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
@@ -140,9 +135,7 @@ impl<B: Buffer> Queue<B> {
     }
 
     /// Lets the worker process what waits, until the deadline.
-    ///
-    /// # Errors
-    /// How much still waits when it was not done in time.
+    /// Errors: how much still waits when it was not done in time.
     pub fn finish(self, deadline: Instant) -> Result<(), usize> {
         let mut state = self.shared.lock();
         if state.phase == Phase::Open {

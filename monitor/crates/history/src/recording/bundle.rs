@@ -74,9 +74,6 @@ fn listed(ids: &[String]) -> String {
 
 /// Writes the bundle of the incident with this id, or with the only id that begins like this: of its last episode, or of
 /// the one in `ID-EPISODE`. Works while the daemon runs, and after it.
-///
-/// # Errors
-/// When it has no window, or files cannot be read or written.
 pub fn bundle(
     state_dir: &Path,
     wanted: &str,

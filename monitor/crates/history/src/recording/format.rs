@@ -139,9 +139,7 @@ pub struct Doctor {
 }
 
 /// Appends a value and a newline.
-///
-/// # Errors
-/// Never in practice: nothing that is written has maps with keys that are not strings.
+/// Errors: never in practice: nothing that is written has maps with keys that are not strings.
 pub fn write_line(value: &impl Serialize, out: &mut Vec<u8>) -> io::Result<()> {
     serde_json::to_writer(&mut *out, value)?;
     out.push(b'\n');

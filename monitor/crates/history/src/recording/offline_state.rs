@@ -30,9 +30,6 @@ pub enum OfflineStateError {
 
 /// The model as it was last recorded in this state directory; `None` where nothing was. Each segment begins with
 /// the complete state of the core, so the newest that can be read is enough.
-///
-/// # Errors
-/// When there are segments and none can be read.
 pub fn offline_state(state_dir: &Path) -> Result<Option<NodeState>, OfflineStateError> {
     let directory = state_dir.join(DIRECTORY);
     let segments = match numbered(&directory) {

@@ -79,9 +79,7 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// The next line; `None` at the end.
-    ///
-    /// # Errors
-    /// When it cannot be read, or is of another version. Nothing can be read after that.
+    /// Errors: when it cannot be read, or is of another version. Nothing can be read after that.
     pub fn next_line(&mut self) -> Result<Option<Line>, ReadError> {
         if !self.advance()? {
             return if self.number == 0 { Err(ReadError::Empty) } else { Ok(None) };

@@ -20,15 +20,9 @@ const KEPT_CAPACITY: usize = 64 * 1024;
 /// Where the lines of a recording are written.
 pub(super) trait SegmentWriter: Send + 'static {
     /// Starts a part; the lines that follow belong to it.
-    ///
-    /// # Errors
-    /// When nothing can be written.
     fn start_part(&mut self, start: PartStart) -> io::Result<()>;
 
     /// Writes whole lines.
-    ///
-    /// # Errors
-    /// When they cannot be written, or not all of them.
     fn write_lines(&mut self, lines: &[u8]) -> io::Result<()>;
 
     /// An incident opened, or changed since.
@@ -81,9 +75,6 @@ struct Records {
 
 impl RecordQueue {
     /// Starts the thread, which tells why nothing can be written, and that it can again. `failed`: the former was told.
-    ///
-    /// # Errors
-    /// When no thread can be started.
     pub(super) fn start(
         name: &'static str,
         bounds: RecordBounds,

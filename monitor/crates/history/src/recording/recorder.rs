@@ -50,9 +50,6 @@ pub struct Record {
 
 impl Record {
     /// Refuses what is at its path, if that is no regular file: before anything is started, which would log first.
-    ///
-    /// # Errors
-    /// When it is something else, or cannot be looked at.
     pub fn check(&self) -> Result<(), RecordError> {
         rotating_file::look(&self.path).map(drop).map_err(|error| self.error(error))
     }
@@ -150,9 +147,6 @@ impl Recorder {
     }
 
     /// Records everything to a file.
-    ///
-    /// # Errors
-    /// When it cannot be created.
     pub fn add_file(&mut self, record: &Record) -> Result<(), RecordError> {
         let file = RotatingFile::create(&record.path).map_err(|error| record.error(error))?;
         let bounds = RecordBounds { capacity: 8 * MIB, urgent: MIB / 4 };
@@ -170,9 +164,6 @@ impl Recorder {
 
     /// Keeps the last minutes in the state directory. Where that cannot be written, a warning is logged, and it is tried again
     /// while the daemon runs without; then this is its status.
-    ///
-    /// # Errors
-    /// When no thread can be started.
     pub fn add_flight(
         &mut self,
         state_dir: &Path,

@@ -46,9 +46,6 @@ pub struct Summary {
 
 /// Replays all of it. With a policy, its thresholds and the like hold instead of what was
 /// recorded; the node, its boot and its sources stay as they were.
-///
-/// # Errors
-/// When it is no recording, cannot be read, or an event cannot be written.
 pub fn replay(
     input: impl BufRead,
     policy: Option<&Policy>,

@@ -37,9 +37,7 @@ impl RotatingFile {
 }
 
 /// The regular file at a path, if there is one. Who can write to the directory could aim a link at any file of the node.
-///
-/// # Errors
-/// With [`io::ErrorKind::InvalidInput`] when it is something else.
+/// Errors: with [`io::ErrorKind::InvalidInput`] when it is something else.
 pub(super) fn look(path: &Path) -> io::Result<Option<Metadata>> {
     match fs::symlink_metadata(path) {
         Ok(there) if !there.is_file() => {
@@ -74,9 +72,6 @@ impl SegmentWriter for RotatingFile {
 }
 
 /// Creates an empty file that only its owner can read. Symbolic links are not followed.
-///
-/// # Errors
-/// When it cannot be created.
 pub fn create_private(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .write(true)

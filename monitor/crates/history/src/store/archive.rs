@@ -19,9 +19,6 @@ pub struct Archive {
 
 impl Archive {
     /// A history for one command: the file stays open.
-    ///
-    /// # Errors
-    /// When there is no store, or it cannot be opened.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let directory = directory.into();
         let reader = Some(Mutex::new(Reader::open_beside_daemon(&directory)?));

@@ -42,17 +42,12 @@ type Files = [Option<[i64; 4]>; 2];
 
 impl Reader {
     /// Opens the store in this state directory, which nobody but this process writes to.
-    ///
-    /// # Errors
-    /// When there is none, it cannot be read, or it was written by another version of the program.
+    /// Errors: when there is none, it cannot be read, or it was written by another version of the program.
     pub fn open_read_only(directory: &Path) -> Result<Self, StoreError> {
         Self::find(directory, |path| connect(path).or_else(|error| connect_alone(path).map_err(|_| error)))
     }
 
     /// Opens it as another process than the daemon, if there is one: the view of the files stays as it is.
-    ///
-    /// # Errors
-    /// As [`Self::open_read_only`].
     pub fn open_beside_daemon(directory: &Path) -> Result<Self, StoreError> {
         let _held = share(directory)?;
         Self::find(directory, connect_alone)
@@ -81,9 +76,7 @@ impl Reader {
 
     /// Has a daemon leave the file and its log as they are until what is returned is dropped, and opens them again if they are
     /// not as they were.
-    ///
-    /// # Errors
-    /// When the directory cannot be locked, or the file not be opened.
+    /// Errors: when the directory cannot be locked, or the file not be opened.
     pub fn hold(&mut self, directory: &Path) -> Result<File, StoreError> {
         let held = share(directory)?;
         if files(&self.path) != self.opened {
@@ -93,9 +86,6 @@ impl Reader {
     }
 
     /// Starts one snapshot of the file for all following queries, until the reader is dropped.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
     pub fn begin_snapshot(&self) -> Result<(), StoreError> {
         // A deferred transaction sees the file as it is at its first read.
         self.connection
@@ -110,9 +100,6 @@ impl Reader {
     }
 
     /// The events that meet every condition, a page of them.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
     pub fn events(&self, filter: &EventFilter) -> Result<Page, StoreError> {
         let found =
             self.view(|| if filter.seqs.is_empty() { self.search(filter) } else { self.numbered(filter) });
@@ -166,9 +153,6 @@ impl Reader {
     }
 
     /// The numbers of all events of a boot between two numbers, without these.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
     pub fn numbers(&self, boot_id: &str, after: u64, before: u64) -> Result<BTreeSet<u64>, StoreError> {
         self.view(|| {
             // Another boot can have an event in this range of ids, but not under the number that belongs to it.
@@ -223,9 +207,6 @@ impl Reader {
     }
 
     /// The newest state of each incident, the oldest first.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
     pub fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, StoreError> {
         let rows = self.view(|| self.incident_rows(filter))?;
         // What cannot be read was written by another version of the program.
@@ -278,9 +259,6 @@ impl Reader {
     }
 
     /// How far it reaches.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
     pub fn extent(&self) -> Result<Extent, StoreError> {
         let event = |statement: &str| -> rusqlite::Result<Option<Event>> {
             let json: Option<String> =

@@ -91,9 +91,7 @@ impl Writer {
     }
 
     /// Takes into the transaction what the next run is to know.
-    ///
-    /// # Errors
-    /// When they cannot be written; then the transaction is lost, and the caller drops the writer.
+    /// Errors: when they cannot be written; then the transaction is lost, and the caller drops the writer.
     pub fn keep(&mut self, kept: &Kept) -> Result<(), StoreError> {
         self.begin()?;
         let gateways = self.keep_as("gateways", &kept.gateways);

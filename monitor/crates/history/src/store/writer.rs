@@ -65,9 +65,7 @@ pub struct Writer {
 
 impl Writer {
     /// Opens or creates the store. The first attempt of a daemon resumes from the previous run.
-    ///
-    /// # Errors
-    /// When there is no usable directory or file, or another daemon uses it.
+    /// Errors: when there is no usable directory or file, or another daemon uses it.
     pub fn resume(
         directory: &Path,
         limits: Limits,
@@ -91,9 +89,7 @@ impl Writer {
 
     /// Opens or creates the store for a daemon that is running already, whose next event has this number. Open
     /// incidents that the daemon does not know are closed.
-    ///
-    /// # Errors
-    /// When there is no usable directory or file, or another daemon uses it.
+    /// Errors: when there is no usable directory or file, or another daemon uses it.
     pub fn reopen(
         directory: &Path,
         limits: Limits,
@@ -172,17 +168,12 @@ impl Writer {
     }
 
     /// Takes an event into the transaction, which begins with the first one.
-    ///
-    /// # Errors
-    /// When it cannot be written; then the transaction is lost, and the caller drops the writer.
+    /// Errors: when it cannot be written; then the transaction is lost, and the caller drops the writer.
     pub fn insert(&mut self, event: &Event) -> Result<(), StoreError> {
         self.insert_line(event, &to_json(event).unwrap_or_default())
     }
 
     /// The same for an event that is serialized already.
-    ///
-    /// # Errors
-    /// As [`Self::insert`].
     pub fn insert_line(&mut self, event: &Event, json: &str) -> Result<(), StoreError> {
         self.begin()?;
         self.put(event, json).map_err(failed("write"))?;
@@ -233,9 +224,7 @@ impl Writer {
     }
 
     /// Writes an incident whose events are not in the store: they arrived while it was down.
-    ///
-    /// # Errors
-    /// When it cannot be written; then the transaction is lost, and the caller drops the writer.
+    /// Errors: when it cannot be written; then the transaction is lost, and the caller drops the writer.
     pub fn restore_incident(&mut self, event: &Event) -> Result<(), StoreError> {
         self.begin()?;
         let json = to_json(event).unwrap_or_default();
@@ -256,17 +245,12 @@ impl Writer {
 
     /// Commits the transaction, and records that the daemon is alive. What was inserted then survives the end of this
     /// process.
-    ///
-    /// # Errors
-    /// When it cannot be written; then the transaction is lost, and the caller drops the writer.
+    /// Errors: when it cannot be written; then the transaction is lost, and the caller drops the writer.
     pub fn commit(&mut self) -> Result<(), StoreError> {
         self.end(false)
     }
 
     /// The last commit of a daemon that stops cleanly.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn stop(mut self) -> Result<(), StoreError> {
         self.end(true)?;
         let Self { connection, opened, .. } = self;
@@ -313,9 +297,6 @@ impl Writer {
 
     /// Copies the log into the file if it is long: the only time when the store waits for the disk. Called between
     /// transactions.
-    ///
-    /// # Errors
-    /// When it cannot be copied.
     pub fn checkpoint(&mut self) -> Result<Log, StoreError> {
         let log = with_suffix(&self.opened.path, "-wal");
         let bytes = fs::metadata(log).map_or(0, |log| log.len());
@@ -357,17 +338,12 @@ impl Writer {
     }
 
     /// Checks that what is written can be found.
-    ///
-    /// # Errors
-    /// When the file or its log was removed, replaced or truncated.
+    /// Errors: when the file or its log was removed, replaced or truncated.
     pub fn check_in_place(&self) -> Result<(), StoreError> {
         self.in_place.check()
     }
 
     /// Renames what is left of the files because of this damage, so that the next attempt creates new ones.
-    ///
-    /// # Errors
-    /// When they cannot be moved.
     pub fn quarantine(self, why: &StoreError) -> Result<Option<Quarantined>, StoreError> {
         let Self { connection, opened, in_place, .. } = self;
         drop(connection);

@@ -51,9 +51,7 @@ impl<'a> Mapped<'a> {
 
 /// The first mapping of a file of this file system that is on one of these mounts. `is_program`: what is not told again as a
 /// mapping.
-///
-/// # Errors
-/// Where none was found, and it was not shown of all on which mount they are.
+/// Errors: where none was found, and it was not shown of all on which mount they are.
 pub fn first_of(
     process: &Dir,
     device: &str,

@@ -201,9 +201,6 @@ fn kernel() -> KernelMounts {
 }
 
 /// Looks once, on demand. All copies are told: nobody has seen here what the host had before.
-///
-/// # Errors
-/// When no reader answered in time.
 pub async fn look_once(readers: &Readers, patience: Duration) -> Result<OnDemand, Unread> {
     let inventory = Inventory { budget: patience, in_background: false, wanted: Vec::new() };
     let found = readers.ask(inventory, patience).await?;

@@ -48,9 +48,6 @@ impl Beginning {
 
 impl View<'_> {
     /// Whether all that led to a mount is for certain what led there when the call began.
-    ///
-    /// # Errors
-    /// When that cannot be looked at.
     pub fn is_in_place(&self, resolved: &Resolved, since: Beginning) -> Result<bool, Unresolved> {
         let walked = resolved.walked.iter().map(|path| names(path).collect::<Vec<_>>());
         let mut walked: Vec<_> = walked.filter(|names| names.len() > self.shown.len()).collect();

@@ -84,9 +84,7 @@ pub trait Handler: Send + Sync + 'static {
     type Peer: Send + Sync + 'static;
 
     /// Identifies a client when it connects.
-    ///
-    /// # Errors
-    /// Why it has no access. Its connection is closed at once and takes no place.
+    /// Errors: why it has no access. Its connection is closed at once and takes no place.
     fn identify(&self, stream: &Self::Stream) -> Result<Self::Peer, String>;
 
     fn handle(
@@ -105,9 +103,6 @@ pub struct Server {
 
 impl Server {
     /// Serves what connects to the listeners, which are made within its runtime.
-    ///
-    /// # Errors
-    /// When no runtime or thread can be started.
     pub fn start<A: Accept, H: Handler<Stream = A::Stream>>(
         name: &str,
         listeners: impl FnOnce() -> io::Result<Vec<A>> + Send + 'static,

@@ -63,9 +63,6 @@ struct Events {
 
 impl EventQueue {
     /// Starts the thread of a sink.
-    ///
-    /// # Errors
-    /// When no thread can be started.
     pub fn start(
         name: &'static str,
         min_severity: Severity,

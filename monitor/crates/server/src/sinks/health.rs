@@ -37,9 +37,7 @@ impl Health {
     }
 
     /// Whether the core is healthy.
-    ///
-    /// # Errors
-    /// For how many nanoseconds it has been silent, when that is too long.
+    /// Errors: for how many nanoseconds it has been silent, when that is too long.
     pub fn check(&self, now: BootNs) -> Result<(), u64> {
         let silent = now.saturating_sub(self.last_tick.load(Ordering::Relaxed));
         if silent <= HEARTBEAT_TIMEOUT_NS { Ok(()) } else { Err(silent) }

@@ -51,15 +51,11 @@ const SINKS: [(&str, startup::Start); 6] = [
 /// What the thread of a queue hands its events to.
 pub trait Sink: Send + 'static {
     /// Takes an event; may buffer it until [`Self::flush`].
-    ///
-    /// # Errors
-    /// When the sink can take no more, ever.
+    /// Errors: when the sink can take no more, ever.
     fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()>;
 
     /// Writes what was buffered; called as soon as nothing waits.
-    ///
-    /// # Errors
-    /// When the sink can take no more, ever.
+    /// Errors: when the sink can take no more, ever.
     fn flush(&mut self) -> io::Result<()>;
 
     /// After an error: how many of the events that it was given were not written.

@@ -68,9 +68,6 @@ pub struct Server {
 
 impl Server {
     /// Listens on every address, then serves.
-    ///
-    /// # Errors
-    /// When one of the addresses cannot be used.
     pub fn start(
         addresses: &[SocketAddr],
         metrics: Arc<Metrics>,

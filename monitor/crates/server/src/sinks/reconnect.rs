@@ -39,21 +39,15 @@ pub trait Destination: Send + 'static {
     }
 
     /// Connects, or opens what is written to.
-    ///
-    /// # Errors
-    /// When that fails; it is tried again later.
+    /// Errors: when that fails; it is tried again later.
     fn connect(&mut self) -> Result<(), Self::Error>;
 
     /// Writes an event; may buffer it until [`Self::flush`].
-    ///
-    /// # Errors
-    /// When the destination is down from now on.
+    /// Errors: when the destination is down from now on.
     fn write(&mut self, event: &Arc<SharedEvent>) -> Result<(), Self::Error>;
 
     /// Writes what was buffered; called as soon as nothing waits.
-    ///
-    /// # Errors
-    /// When the destination is down from now on.
+    /// Errors: when the destination is down from now on.
     fn flush(&mut self) -> Result<(), Self::Error> {
         Ok(())
     }
@@ -80,9 +74,7 @@ pub trait Destination: Send + 'static {
     }
 
     /// As [`Sink::on_time`], while connected.
-    ///
-    /// # Errors
-    /// When the destination is down from now on.
+    /// Errors: when the destination is down from now on.
     fn on_time(&mut self) -> Result<(), Self::Error> {
         self.flush()
     }
@@ -93,9 +85,6 @@ pub trait Destination: Send + 'static {
     }
 
     /// Nothing more arrives.
-    ///
-    /// # Errors
-    /// When what was buffered cannot be written.
     fn close(&mut self) -> Result<(), Self::Error> {
         Ok(())
     }

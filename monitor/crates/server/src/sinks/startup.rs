@@ -80,9 +80,7 @@ pub fn connects(settings: &Values) -> bool {
 }
 
 /// Starts every sink that is enabled.
-///
-/// # Errors
-/// When a thread or standard output is not available. A destination that is down is no error.
+/// Errors: when a thread or standard output is not available. A destination that is down is no error.
 pub fn start(context: &Context<'_>) -> Result<Running, StartError> {
     let mut running = Running::default();
     for (what, start) in SINKS {

@@ -68,9 +68,6 @@ pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<Start
 }
 
 /// Opens the store and starts its thread. That it cannot be opened is no error: it is tried again.
-///
-/// # Errors
-/// When no thread can be started.
 pub fn start(config: StoreConfig, metrics: Arc<Metrics>, core: Sender) -> io::Result<Started> {
     let (sink, previous_run, status) = open(config, Arc::clone(&metrics), core, limited(RETRY))?;
     let store = (Arc::clone(&sink.destination.barrier), Arc::clone(&sink.destination.kept));

@@ -92,9 +92,6 @@ const HTTP: Keys =
 
 impl WebConfig {
     /// Reads the file, and those that it names, relative to its directory.
-    ///
-    /// # Errors
-    /// When one cannot be read, or has a mistake.
     pub fn load(path: &Path) -> Result<Self, WebConfigError> {
         Self::read(path, &mut Files::default())
     }

@@ -32,9 +32,6 @@ pub struct WebListener {
 
 impl WebListener {
     /// One that does not block, within a runtime. Without a configuration, everybody is served, and nothing encrypted.
-    ///
-    /// # Errors
-    /// When the runtime cannot watch it.
     pub fn new(listener: std::net::TcpListener, config: Option<Arc<WatchedConfig>>) -> io::Result<Self> {
         Ok(Self { listener: TcpListener::from_std(listener)?, config })
     }

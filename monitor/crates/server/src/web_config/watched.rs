@@ -56,9 +56,6 @@ struct Current {
 
 impl WatchedConfig {
     /// Reads it.
-    ///
-    /// # Errors
-    /// When it cannot be used.
     pub fn load(path: &Path) -> Result<Self, WebConfigError> {
         let mut seen = Files::default();
         let web = WebConfig::read(path, &mut seen)?;
@@ -84,9 +81,7 @@ impl WatchedConfig {
     }
 
     /// Whether a client may read metrics.
-    ///
-    /// # Errors
-    /// Why not.
+    /// Errors: why not.
     pub async fn admit(&self, authorization: Option<&HeaderValue>, from: IpAddr) -> Result<(), Refusal> {
         if !self.has_tls() {
             self.look().await;

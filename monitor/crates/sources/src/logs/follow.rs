@@ -89,9 +89,7 @@ impl Followed {
     }
 
     /// Reads what was written since the last look, at most so many bytes.
-    ///
-    /// # Errors
-    /// When it is there and cannot be read, or is no regular file.
+    /// Errors: when it is there and cannot be read, or is no regular file.
     pub(super) fn look(&mut self, bytes: usize, on_line: &mut OnLine<'_>) -> io::Result<Looked> {
         let mut looked = Looked::default();
         let now = SystemTime::now();

@@ -52,8 +52,7 @@ pub(super) struct Messages<R> {
     begun: String,
 }
 
-/// # Errors
-/// When it cannot be opened: where `kernel.dmesg_restrict` is set, this takes SYSLOG.
+/// Errors: when it cannot be opened: where `kernel.dmesg_restrict` is set, this takes SYSLOG.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
     let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;

@@ -93,9 +93,7 @@ pub struct NetlinkSource {
 
 impl NetlinkSource {
     /// Starts to listen. The namespace of this process is taken for the host's.
-    ///
-    /// # Errors
-    /// When the socket cannot be opened or a group cannot be joined. Receiving from no other namespace is not an
+    /// Errors: when the socket cannot be opened or a group cannot be joined. Receiving from no other namespace is not an
     /// error: the status that [`Self::run`] sends reports it.
     pub fn open(config: NetlinkConfig, readers: Readers) -> Result<Self, NetlinkError> {
         let mut groups = vec![

@@ -51,9 +51,7 @@ impl Default for Buffer {
 
 impl Proc {
     /// Opens the directory of a process.
-    ///
-    /// # Errors
-    /// `ENOENT` when there is no such process, `EBUSY` for one that is left out.
+    /// Errors: `ENOENT` when there is no such process, `EBUSY` for one that is left out.
     pub fn dir(&self, tgid: u32) -> io::Result<Dir> {
         if self.is_aside(tgid) {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
@@ -67,27 +65,18 @@ const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::
 
 impl Dir {
     /// Opens a directory below.
-    ///
-    /// # Errors
-    /// As openat(2).
     pub fn at(&self, name: &CStr) -> io::Result<Self> {
         reading(self.1);
         Ok(Self(openat(&self.0, name, DIRECTORY, Mode::empty())?, self.1))
     }
 
     /// Opens what a magic link leads to. It stays pinned until the handle is closed.
-    ///
-    /// # Errors
-    /// As openat(2).
     pub fn handle(&self, name: &CStr) -> io::Result<OwnedFd> {
         reading(self.1);
         Ok(openat(&self.0, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?)
     }
 
     /// Opens the root directory of the process, for lookups below it only (`O_PATH`).
-    ///
-    /// # Errors
-    /// As openat(2).
     pub fn root(&self) -> io::Result<OwnedFd> {
         reading(self.1);
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -95,9 +84,7 @@ impl Dir {
     }
 
     /// Target of a magic link; never follows it.
-    ///
-    /// # Errors
-    /// As readlink(2); `ENOENT` for a link that this process does not have, `ENAMETOOLONG` for a target
+    /// Errors: as readlink(2); `ENOENT` for a link that this process does not have, `ENAMETOOLONG` for a target
     /// that the kernel cannot show.
     pub fn link<'b>(&self, name: &CStr, buffer: &'b mut Buffer) -> io::Result<Cow<'b, str>> {
         reading(self.1);
@@ -108,9 +95,6 @@ impl Dir {
     /// Id of the mount that a magic link leads to; `None` before Linux 5.8. The kernel answers without a request to a file
     /// server, but on some network file systems it makes sure first that the target is still there. The mount is in use
     /// during the call.
-    ///
-    /// # Errors
-    /// As statx(2).
     pub fn mount_of(&self, name: &CStr) -> io::Result<Option<u64>> {
         // The id comes unasked. Who asks for nothing is answered also by the FUSE file systems of users.
         let found = self.statx(name, 0)?;
@@ -118,27 +102,19 @@ impl Dir {
     }
 
     /// The id that is never reused of the mount that a magic link leads to; `None` before Linux 6.8. No file server is asked.
-    ///
-    /// # Errors
-    /// As statx(2); `EACCES` for a FUSE file system whose user shows it to nobody.
+    /// Errors: as statx(2); `EACCES` for a FUSE file system whose user shows it to nobody.
     pub fn unique_mount_of(&self, name: &CStr) -> io::Result<Option<u64>> {
         let found = self.statx(name, STATX_MNT_ID_UNIQUE)?;
         Ok((found.stx_mask & STATX_MNT_ID_UNIQUE != 0).then_some(found.stx_mnt_id))
     }
 
     /// Device and inode number of what a magic link leads to. As [`Self::mount_of`].
-    ///
-    /// # Errors
-    /// As statx(2).
     pub fn file_id(&self, name: &CStr) -> io::Result<([u32; 2], u64)> {
         let found = self.statx(name, StatxFlags::INO.bits())?;
         Ok(([found.stx_dev_major, found.stx_dev_minor], found.stx_ino))
     }
 
     /// `major:minor` of the block device that a magic link leads to; `None` where that is none. As [`Self::mount_of`].
-    ///
-    /// # Errors
-    /// As statx(2).
     pub fn block_device(&self, name: &CStr) -> io::Result<Option<String>> {
         let found = self.statx(name, StatxFlags::TYPE.bits())?;
         let is_block = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFBLK;
@@ -154,9 +130,7 @@ impl Dir {
 
     /// The protocol of a socket among the entries of `/proc/PID/fd`, such as `UNIX-STREAM` or `TCP`; the socket itself answers.
     /// `own`: the directory of this process in /proc.
-    ///
-    /// # Errors
-    /// As getxattr(2); `ENOTSUP` for what is no socket.
+    /// Errors: as getxattr(2); `ENOTSUP` for what is no socket.
     pub fn socket_protocol<'b>(
         &self,
         own: &Path,
@@ -172,17 +146,12 @@ impl Dir {
 
     /// A whole file, read at once and closed: one that its process cannot make as long as it likes, or whose end does not
     /// matter.
-    ///
-    /// # Errors
-    /// As openat(2) and read(2); `ESRCH` when the process went away, `EINVAL` for the mounts of a zombie.
+    /// Errors: as openat(2) and read(2); `ESRCH` when the process went away, `EINVAL` for the mounts of a zombie.
     pub fn text<'b>(&self, name: &CStr, buffer: &'b mut Vec<u8>) -> io::Result<Cow<'b, str>> {
         Ok(self.beginning(name, MAX_TEXT, buffer)?.0)
     }
 
     /// The beginning of a file, at most this many bytes, and whether that is all of it.
-    ///
-    /// # Errors
-    /// As [`Self::text`].
     pub fn beginning<'b>(
         &self,
         name: &CStr,
@@ -198,9 +167,7 @@ impl Dir {
     }
 
     /// What the memory of the process has at an address, at most so many bytes.
-    ///
-    /// # Errors
-    /// As openat(2) and pread(2); `EIO` where nothing is.
+    /// Errors: as openat(2) and pread(2); `EIO` where nothing is.
     pub fn memory(&self, at: u64, most: usize) -> io::Result<Vec<u8>> {
         reading(self.1);
         let file = File::from(openat(&self.0, c"mem", OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?);
@@ -211,9 +178,6 @@ impl Dir {
     }
 
     /// Entries of this directory that are numbers (descriptors, tasks), in the kernel's order.
-    ///
-    /// # Errors
-    /// As getdents64(2). A handle can be listed once.
     pub fn numbers(&self, buffer: &mut Buffer, numbers: &mut Vec<u32>) -> io::Result<()> {
         numbers.clear();
         while self.more_numbers(buffer, numbers)? {}
@@ -221,9 +185,6 @@ impl Dir {
     }
 
     /// Adds the next of these entries, some 1,300 at most; false at the end.
-    ///
-    /// # Errors
-    /// As getdents64(2).
     pub fn more_numbers(&self, buffer: &mut Buffer, numbers: &mut Vec<u32>) -> io::Result<bool> {
         reading(self.1);
         let mut entries = RawDir::new(&self.0, &mut buffer.0);
@@ -239,9 +200,6 @@ impl Dir {
 
     /// Has `/proc/PID/fd` listed from this descriptor on, or a few before: its entries follow `.` and `..`
     /// (`proc_readfd_common`, fs/proc/fd.c). Any other directory is listed from its beginning.
-    ///
-    /// # Errors
-    /// As fstatfs(2) and lseek(2).
     pub fn list_from(&self, fd: u32) -> io::Result<()> {
         if fstatfs(&self.0)?.filesystem_type() != PROC_SUPER_MAGIC {
             return Ok(());

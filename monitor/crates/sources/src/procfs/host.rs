@@ -72,7 +72,6 @@ impl Proc {
 
     /// A process that shows the mounts of the node, and its namespace: pid 1, or the first kernel thread where a security module
     /// refuses what pid 1 has.
-    #[must_use]
     pub fn host_dir(&self) -> Option<(NsInum, Dir)> {
         let of = |pid: u32| Some((self.ns(pid, "mnt")?, self.dir(pid).ok()?));
         of(self.stand_in.unwrap_or(1)).or_else(|| of(self.first()?))

@@ -16,9 +16,6 @@ const MOUNT_LINE: usize = 8 << 10;
 impl Dir {
     /// Passes on each line of a file, without its end, of at most so many bytes of the file; of each line the beginning, and
     /// whether there is more of it. Returns whether the file has no more lines, or no more were wanted.
-    ///
-    /// # Errors
-    /// As [`Self::text`].
     pub fn lines(
         &self,
         name: &CStr,
@@ -58,9 +55,6 @@ impl Dir {
     }
 
     /// The mounts that the process sees, of those whose line is wanted. `root`: its root directory, as its link shows it.
-    ///
-    /// # Errors
-    /// As [`Self::text`].
     pub fn mount_table(&self, root: &str, mut wanted: impl FnMut(&str) -> bool) -> io::Result<MountTable> {
         let mut table = MountTable::default();
         let is_all = self.lines(c"mountinfo", (MAX_TEXT, MOUNT_LINE), |line, is_cut| {

@@ -124,9 +124,7 @@ impl Proc {
     /// What tells the directory of a process from that of another one with the same id, as long as the kernel does not forget it.
     /// Never hangs, unlike what is in the directory: finding it and its owner takes no lock that a process can keep, but RCU and
     /// spinlocks only (`proc_pid_lookup`, `pid_revalidate` and `pid_getattr` in fs/proc/base.c).
-    ///
-    /// # Errors
-    /// `ENOENT` when there is no such process.
+    /// Errors: `ENOENT` when there is no such process.
     pub fn directory(&self, pid: u32) -> io::Result<DirectoryId> {
         let found = fs::metadata(self.root.join(pid.to_string()))?;
         Ok(DirectoryId { device: found.dev(), inode: found.ino() })
@@ -137,9 +135,6 @@ impl Proc {
     }
 
     /// Every process id.
-    ///
-    /// # Errors
-    /// When /proc itself cannot be listed.
     pub fn pids(&self) -> io::Result<Vec<u32>> {
         let mut pids: Vec<u32> = fs::read_dir(&self.root)?
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())

@@ -25,17 +25,13 @@ pub struct PidFd(OwnedFd);
 
 impl PidFd {
     /// The process that has this number now.
-    ///
-    /// # Errors
-    /// As pidfd_open(2): `ESRCH` where there is none, `ENOSYS` before 5.3.
+    /// Errors: as pidfd_open(2): `ESRCH` where there is none, `ENOSYS` before 5.3.
     pub fn open(tgid: u32) -> io::Result<Self> {
         Self::opened(tgid, 0)
     }
 
     /// The thread that has this number now.
-    ///
-    /// # Errors
-    /// As [`Self::open`]; `EINVAL` before 6.9.
+    /// Errors: as [`Self::open`]; `EINVAL` before 6.9.
     pub fn open_thread(tid: u32) -> io::Result<Self> {
         Self::opened(tid, PIDFD_THREAD)
     }
@@ -47,9 +43,7 @@ impl PidFd {
     }
 
     /// A copy of one of its descriptors. What that is stays open until the copy is closed.
-    ///
-    /// # Errors
-    /// As pidfd_getfd(2): `EBADF` where it has none of this number, `ENOSYS` before 5.6.
+    /// Errors: as pidfd_getfd(2): `EBADF` where it has none of this number, `ENOSYS` before 5.6.
     pub fn copy_of(&self, fd: u32) -> io::Result<OwnedFd> {
         // SAFETY: takes three integers, and returns a new descriptor (close-on-exec) or -1.
         unsafe { owned(libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), fd, 0)) }

@@ -23,9 +23,7 @@ const FILE_SYSTEM: usize = 9;
 
 /// Whether a file of one of these file systems is mapped, by their numbers as the mount table shows them; `None` where there are
 /// more mappings of files than `most`.
-///
-/// # Errors
-/// As openat(2) and ioctl(2); `ENOTTY` before Linux 6.11.
+/// Errors: as openat(2) and ioctl(2); `ENOTTY` before Linux 6.11.
 pub fn maps_any(process: &Dir, file_systems: &[(u32, u32)], most: u32) -> io::Result<Option<bool>> {
     let maps = process.handle(c"maps")?;
     let mut address = 0;

@@ -85,9 +85,7 @@ impl MountNamespace {
     }
 
     /// That of a process.
-    ///
-    /// # Errors
-    /// When the process is gone or may not be inspected; `ENOTTY` before 6.11.
+    /// Errors: when the process is gone or may not be inspected; `ENOTTY` before 6.11.
     pub fn of(process: &Dir) -> io::Result<Self> {
         let handle = process.handle(c"ns/mnt")?;
         let mut id = 0_u64;
@@ -97,9 +95,7 @@ impl MountNamespace {
     }
 
     /// Calls this with every other mount namespace of the node, its inode number first, until it returns false.
-    ///
-    /// # Errors
-    /// `ENOTTY` before 6.12.
+    /// Errors: `ENOTTY` before 6.12.
     pub fn for_each_other(
         process: &Dir,
         mut call: impl FnMut(NsInum, Self) -> io::Result<bool>,
@@ -140,9 +136,6 @@ impl MountNamespace {
     }
 
     /// The unique id of the mount that was made last of those that it has. All with a lower id were made before.
-    ///
-    /// # Errors
-    /// Where the kernel does not tell.
     pub fn newest(&self) -> io::Result<u64> {
         let mut newest = 0;
         self.each_id(|id| newest = newest.max(id))?;
@@ -151,9 +144,6 @@ impl MountNamespace {
 
     /// Whether it has more mounts than this. The kernel is asked for no more: of those that are mounted on one another, each
     /// costs it a walk through all below.
-    ///
-    /// # Errors
-    /// Where the kernel does not tell.
     pub fn has_more_than(&self, most: usize) -> io::Result<bool> {
         let mut count = 0;
         let more = self.each_page(|ids| {

@@ -88,9 +88,7 @@ impl RuntimeSocket {
     }
 
     /// What answers there: `docker`, `podman`, `containerd`, …
-    ///
-    /// # Errors
-    /// Why nothing does, within the time that a request may take.
+    /// Errors: why nothing does, within the time that a request may take.
     pub async fn probe(&self, proc: &Proc, options: &Options) -> Result<String, RuntimeError> {
         let path = proc.on_host(&self.path);
         let asked = async {

@@ -211,9 +211,7 @@ fn file_of_root(path: &Path) -> Option<(Vec<u8>, i64)> {
 }
 
 /// Reads them; `None` where there are none.
-///
-/// # Errors
-/// Where nobody can look now.
+/// Errors: where nobody can look now.
 pub(super) async fn read(
     readers: &Readers,
     files: &StateFiles,

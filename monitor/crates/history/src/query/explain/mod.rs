@@ -171,9 +171,6 @@ struct Candidate {
 
 impl Known {
     /// Takes incidents, and reads their newest events: those have what the incidents are about.
-    ///
-    /// # Errors
-    /// When the history cannot be read.
     pub fn read(history: &dyn History, mut views: Vec<IncidentView>) -> Result<Self, HistoryError> {
         views.sort_by_key(|view| Reverse((view.is_open(), view.last_seen())));
         views.truncate(INCIDENTS);

@@ -107,9 +107,7 @@ impl fmt::Debug for Server {
 
 impl Server {
     /// Listens at the path, then serves what `memory` has, and `older` beyond it.
-    ///
-    /// # Errors
-    /// When the path cannot be used, or another daemon uses it.
+    /// Errors: when the path cannot be used, or another daemon uses it.
     pub fn start(
         path: &Path,
         identity: Identity,

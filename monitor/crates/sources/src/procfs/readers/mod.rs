@@ -177,17 +177,11 @@ impl Readers {
     }
 
     /// Has a job done. Waits no longer than `patience`; the reader goes on, and is judged, without the caller.
-    ///
-    /// # Errors
-    /// When no reader answered in time.
     pub async fn ask<J: Job>(&self, job: J, patience: Duration) -> Result<J::Reply, Unread> {
         Ok(self.ask_to_open(job, patience).await?.0)
     }
 
     /// The same, with a descriptor if the job opened one.
-    ///
-    /// # Errors
-    /// As [`Self::ask`].
     pub async fn ask_to_open<J: Job>(&self, job: J, patience: Duration) -> Result<Opened<J::Reply>, Unread> {
         let (done, answer) = oneshot::channel();
         let inner = Arc::clone(&self.0);
@@ -232,18 +226,13 @@ pub struct BlockingReaders {
 
 impl BlockingReaders {
     /// Readers that are driven by the runtime of the caller.
-    ///
-    /// # Errors
-    /// Where there is none.
     pub fn new(readers: Readers) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Handle::try_current().map_err(std::io::Error::other)?;
         Ok(Self { readers, runtime })
     }
 
     /// As [`Readers::ask`]. Must not be called from within the runtime.
-    ///
-    /// # Errors
-    /// As there, and at once when the runtime ends.
+    /// Errors: as there, and at once when the runtime ends.
     pub fn ask<J: Job>(&self, job: J, patience: Duration) -> Result<J::Reply, Unread> {
         let (done, answer) = std::sync::mpsc::sync_channel(1);
         let readers = self.readers.clone();

@@ -83,9 +83,7 @@ pub fn serve_if_asked(
 }
 
 /// Does jobs that come by standard input, until that is closed. `background`: the workloads of the node take precedence.
-///
-/// # Errors
-/// When standard input is no socket, or what comes is no request.
+/// Errors: when standard input is no socket, or what comes is no request.
 fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
     // What the daemon itself inherited.
     // SAFETY: takes three integers; nothing in this process owns such a descriptor yet.

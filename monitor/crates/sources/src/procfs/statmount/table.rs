@@ -24,9 +24,7 @@ const SIZE: usize = TEXTS + 2 * 4096 + 256;
 impl MountNamespace {
     /// Its mounts; `None` if none of them is wanted, by the device of its file system and whether it shares or receives what is
     /// mounted on it. The table is cut where one of them has longer names than are read.
-    ///
-    /// # Errors
-    /// Where the kernel does not tell, or there are more than `most`.
+    /// Errors: where the kernel does not tell, or there are more than `most`.
     pub fn table_with(
         &self,
         most: usize,
@@ -63,9 +61,6 @@ impl MountNamespace {
 
     /// Whether any of its mounts is wanted, by the device of its file system and whether it shares or receives what is mounted
     /// on it.
-    ///
-    /// # Errors
-    /// Where the kernel does not tell.
     pub fn has_one(&self, is_wanted: impl Fn(&str, bool) -> bool) -> io::Result<bool> {
         let mut has = false;
         self.each_id(|id| has = has || self.has_any(&[id], &is_wanted))?;

@@ -47,9 +47,7 @@ pub(super) fn subscription(actions: Actions, wall: i64) -> EventsOptions {
 }
 
 /// The change that a message reports; `None` of what is none of a container.
-///
-/// # Errors
-/// Where it does not tell which container has changed, or when.
+/// Errors: where it does not tell which container has changed, or when.
 pub(super) fn read(actions: Actions, message: EventMessage) -> Result<Option<Change>, RuntimeError> {
     let EventMessage { actor, action, typ, time, time_nano, .. } = message;
     let actor = actor.unwrap_or_default();

@@ -11,8 +11,7 @@ use super::facts;
 use crate::kubelet::PodLabels;
 use crate::runtime::client::{ENTRIES_MAX, Listed};
 
-/// # Errors
-/// What is no list of containers, or one of more than a node can have.
+/// Errors: what is no list of containers, or one of more than a node can have.
 pub(super) fn read(answer: &[u8], labels: &PodLabels) -> Result<Listed, serde_json::Error> {
     let mut json = serde_json::Deserializer::from_slice(answer);
     let listed = json.deserialize_seq(Entries { labels })?;
