@@ -96,11 +96,7 @@ pub enum DaemonError {
     #[error(transparent)]
     Sink(#[from] StartError),
     #[error("cannot start {what}")]
-    Start {
-        what: &'static str,
-        #[source]
-        source: std::io::Error,
-    },
+    Start { what: &'static str, source: std::io::Error },
     #[error("the netlink source ended")]
     SourceEnded,
 }

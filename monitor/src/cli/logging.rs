@@ -33,11 +33,7 @@ names! {
 #[derive(Debug, Error)]
 pub enum LoggingError {
     #[error("RUST_LOG={value:?} is not valid; try info, or kevtmon=debug,warn")]
-    Directives {
-        value: String,
-        #[source]
-        source: ParseError,
-    },
+    Directives { value: String, source: ParseError },
     #[error("logging is set up already")]
     Twice(#[from] TryInitError),
 }

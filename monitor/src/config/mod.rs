@@ -128,11 +128,7 @@ struct Environment {
 #[derive(Debug, Error)]
 pub enum ConfigError {
     #[error("cannot read {}", .path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error(transparent)]
     File(#[from] FileError),
     #[error("--runtime: {0}")]

@@ -95,11 +95,7 @@ pub(super) enum Unresolved {
     OutOfSight { path: String },
     /// `EAGAIN`: a part is not in the cache.
     #[error("cannot look up {path} in the kernel's cache")]
-    Walk {
-        path: String,
-        #[source]
-        errno: Errno,
-    },
+    Walk { path: String, source: Errno },
     #[error("kernels before 5.12 cannot look up a path without querying its file systems")]
     TooOld,
     #[error("the mounts at {path} changed during the lookup")]
@@ -389,7 +385,7 @@ fn joined(at: &[String], name: &str) -> String {
 fn not_walked(path: &str, errno: Errno) -> Unresolved {
     match errno {
         Errno::EINVAL | Errno::ENOSYS => Unresolved::TooOld,
-        errno => Unresolved::Walk { path: path.to_owned(), errno },
+        source => Unresolved::Walk { path: path.to_owned(), source },
     }
 }
 

@@ -45,19 +45,11 @@ pub enum RemoteError {
     Denied { path: PathBuf },
     /// No connection for another reason.
     #[error("cannot connect to {}", .path.display())]
-    Connect {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Connect { path: PathBuf, source: io::Error },
     #[error("the daemon at {} does not respond", .path.display())]
     Silent { path: PathBuf },
     #[error("the connection to {} broke", .path.display())]
-    Broken {
-        path: PathBuf,
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Broken { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("{} is not the socket of a kevtmon daemon", .path.display())]
     NotKevtmon { path: PathBuf },
     #[error("the daemon at {} has interface version {theirs}, this kevtmon has {API}; use the kevtmon of the daemon's version", .path.display())]

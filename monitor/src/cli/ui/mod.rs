@@ -31,11 +31,7 @@ enum UiError {
     #[error(transparent)]
     Remote(#[from] RemoteError),
     #[error("cannot listen on 127.0.0.1, port {port}")]
-    Listen {
-        port: u16,
-        #[source]
-        source: io::Error,
-    },
+    Listen { port: u16, source: io::Error },
     #[error("cannot print the address of the page")]
     Print(#[source] io::Error),
     #[error("cannot wait for signals")]

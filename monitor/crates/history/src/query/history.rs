@@ -75,7 +75,6 @@ pub enum HistoryError {
     Unreadable {
         /// The file or table.
         what: String,
-        #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }

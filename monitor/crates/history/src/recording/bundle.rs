@@ -32,17 +32,9 @@ pub enum BundleError {
     #[error("{wanted:?} matches several incidents: {}", .candidates.join(", "))]
     Ambiguous { wanted: String, candidates: Vec<String> },
     #[error("cannot read {}", .path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("the recording in {} cannot be replayed", .path.display())]
-    Replay {
-        path: PathBuf,
-        #[source]
-        source: ReplayError,
-    },
+    Replay { path: PathBuf, source: ReplayError },
     #[error("cannot write the bundle")]
     Write(#[source] io::Error),
 }

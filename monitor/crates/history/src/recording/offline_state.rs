@@ -15,17 +15,9 @@ use super::segments::{DIRECTORY, numbered};
 #[derive(Debug, Error)]
 pub enum OfflineStateError {
     #[error("cannot read {}", .path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("cannot replay {}", .path.display())]
-    Replay {
-        path: PathBuf,
-        #[source]
-        source: ReplayError,
-    },
+    Replay { path: PathBuf, source: ReplayError },
 }
 
 /// The model as it was last recorded in this state directory; `None` where nothing was. Each segment begins with

@@ -30,11 +30,7 @@ pub enum ReadError {
     )]
     Version { line: u64, format: String, found: u64 },
     #[error("line {line}: the header is damaged")]
-    Header {
-        line: u64,
-        #[source]
-        source: serde_json::Error,
-    },
+    Header { line: u64, source: serde_json::Error },
     #[error("line {line} is longer than {} MiB", LINE_MAX >> 20)]
     TooLong { line: u64 },
 }

@@ -67,11 +67,7 @@ impl Record {
 #[derive(Debug, Error)]
 pub enum RecordError {
     #[error("cannot record to {}", .path.display())]
-    File {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
     #[error("cannot record to {}: not a regular file; choose another one with --record FILE", .path.display())]
     NotRegular { path: PathBuf },
     #[error("cannot start a recorder thread")]

@@ -85,11 +85,7 @@ impl Limits {
 pub enum StoreError {
     /// A file or directory cannot be created, locked or renamed.
     #[error("cannot use {}", .path.display())]
-    File {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
     #[error("{} is in use by another kevtmon", .path.display())]
     InUse { path: PathBuf },
     #[error("{} has schema {found} of another version of kevtmon; this one supports schema {VERSION}", .path.display())]
@@ -103,7 +99,6 @@ pub enum StoreError {
     Failed {
         /// What was tried: `open`, `write`, `commit`, …
         op: &'static str,
-        #[source]
         source: rusqlite::Error,
     },
 }

@@ -45,19 +45,11 @@ const SAID: usize = 2048;
 #[derive(Debug, Error)]
 pub(super) enum HttpError {
     #[error("cannot read {}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("{} has no {what}", path.display())]
     Without { path: PathBuf, what: &'static str },
     #[error("{server} is no name of a server")]
-    Name {
-        server: String,
-        #[source]
-        source: InvalidDnsNameError,
-    },
+    Name { server: String, source: InvalidDnsNameError },
     #[error("cannot use TLS")]
     Tls(#[from] rustls::Error),
     #[error("cannot make the request")]
@@ -65,19 +57,11 @@ pub(super) enum HttpError {
     #[error("cannot start the client")]
     Start(#[source] io::Error),
     #[error("cannot connect to {server}")]
-    Connect {
-        server: String,
-        #[source]
-        source: io::Error,
-    },
+    Connect { server: String, source: io::Error },
     #[error("{server} does not answer")]
     Silent { server: String },
     #[error("the connection to {server} broke")]
-    Broken {
-        server: String,
-        #[source]
-        source: BoxError,
-    },
+    Broken { server: String, source: BoxError },
 }
 
 /// An answer, as it was read.

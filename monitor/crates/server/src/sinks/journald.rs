@@ -92,11 +92,7 @@ fn is_stderr(stream: &str) -> bool {
 #[derive(Debug, Error)]
 enum JournalError {
     #[error("cannot connect to {}", path.display())]
-    Connect {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Connect { path: PathBuf, source: io::Error },
     #[error("the journal takes no entry")]
     Send(#[source] io::Error),
     #[error("cannot make a file in memory for a large entry")]

@@ -51,11 +51,7 @@ const EXPOSITION: HeaderValue = HeaderValue::from_static("text/plain; version=0.
 #[derive(Debug, Error)]
 pub enum HttpError {
     #[error("cannot listen on {address} for metrics")]
-    Listen {
-        address: SocketAddr,
-        #[source]
-        source: io::Error,
-    },
+    Listen { address: SocketAddr, source: io::Error },
     #[error("cannot start the thread for metrics")]
     Start(#[source] io::Error),
 }

@@ -58,7 +58,6 @@ impl From<EventQueue> for Started {
 #[error("cannot start {what}")]
 pub struct StartError {
     what: &'static str,
-    #[source]
     source: io::Error,
 }
 

@@ -37,11 +37,7 @@ const MAX_MIB: u64 = 1;
 #[derive(Debug, Error)]
 pub enum WebConfigError {
     #[error("cannot read the web configuration {}", .path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("{position}: {message}")]
     Invalid {
         position: Position,

@@ -152,7 +152,7 @@ pub(super) fn assign_nsid(
     let mut request = NsidMessage::default();
     request.attributes = vec![NsidAttribute::Fd(fd), NsidAttribute::Id(message::NSID_NOT_ASSIGNED)];
     match requests.command(RouteNetlinkMessage::NewNsId(request)) {
-        Err(RequestError::Refused { errno, .. }) if errno.raw_os_error() == Some(libc::EEXIST) => {}
+        Err(RequestError::Refused { source, .. }) if source.raw_os_error() == Some(libc::EEXIST) => {}
         result => result?,
     }
     nsid_of(requests, namespace)

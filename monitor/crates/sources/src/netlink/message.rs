@@ -38,17 +38,9 @@ const IFLA_VRF_TABLE: u16 = 1;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DecodeError {
     #[error("malformed message at byte {offset} of a datagram")]
-    Framing {
-        offset: usize,
-        #[source]
-        source: netlink_packet_core::DecodeError,
-    },
+    Framing { offset: usize, source: netlink_packet_core::DecodeError },
     #[error("cannot decode a message of type {kind}")]
-    Message {
-        kind: u16,
-        #[source]
-        source: netlink_packet_core::DecodeError,
-    },
+    Message { kind: u16, source: netlink_packet_core::DecodeError },
 }
 
 #[derive(Debug, Clone, PartialEq)]

@@ -44,7 +44,7 @@ fn look_up(addresses: &[PodAddress]) -> Result<Vec<PodRoute>, RequestError> {
         let answer = requests.request(request(*address), |message| found(message.payload()));
         let found = match answer {
             Ok(found) => judged(found.ok().as_ref(), interfaces),
-            Err(RequestError::Refused { errno, .. }) => match errno.raw_os_error() {
+            Err(RequestError::Refused { source, .. }) => match source.raw_os_error() {
                 Some(libc::ENETUNREACH) => Some(FoundRoute::Nothing),
                 Some(libc::EHOSTUNREACH | libc::EACCES) => Some(FoundRoute::Refuses),
                 // The request is well formed: the errors of route types are in `fib_props` of net/ipv4/fib_semantics.c.

@@ -197,11 +197,7 @@ pub(super) enum RequestError {
     #[error("cannot open a netlink socket")]
     Socket(#[source] io::Error),
     #[error("the kernel refused a request of type {request}")]
-    Refused {
-        request: u16,
-        #[source]
-        errno: io::Error,
-    },
+    Refused { request: u16, source: io::Error },
     #[error("no reply in time to a request of type {request}")]
     Timeout { request: u16 },
     #[error("the reply was truncated or cannot be decoded")]
@@ -211,8 +207,8 @@ pub(super) enum RequestError {
 impl RequestError {
     /// Whether a table was requested that this kernel does not have.
     fn is_missing_table(&self) -> bool {
-        matches!(self, Self::Refused { request, errno }
-            if OPTIONAL_TABLES.contains(request) && errno.raw_os_error() == Some(libc::EOPNOTSUPP))
+        matches!(self, Self::Refused { request, source }
+            if OPTIONAL_TABLES.contains(request) && source.raw_os_error() == Some(libc::EOPNOTSUPP))
     }
 }
 
@@ -396,7 +392,8 @@ impl RequestSocket {
 fn refusal(request: u16, payload: &[u8]) -> Result<(), RequestError> {
     match payload.get(..4).and_then(|code| parse_i32(code).ok()).unwrap_or(0) {
         code if code < 0 => {
-            Err(RequestError::Refused { request, errno: io::Error::from_raw_os_error(code.saturating_neg()) })
+            let source = io::Error::from_raw_os_error(code.saturating_neg());
+            Err(RequestError::Refused { request, source })
         }
         _ => Ok(()),
     }

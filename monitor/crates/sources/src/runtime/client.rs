@@ -99,47 +99,26 @@ pub enum RuntimeError {
     NoSocket { path: PathBuf },
     /// No process listens there, or access is denied.
     #[error("cannot connect to the socket")]
-    Connect {
-        #[source]
-        source: Cause,
-    },
+    Connect { source: Cause },
     #[error("no answer within {after:?}")]
     Timeout { after: Duration },
     #[error("{request} failed")]
-    Request {
-        request: &'static str,
-        #[source]
-        source: Cause,
-    },
+    Request { request: &'static str, source: Cause },
     #[error("{request} returned an invalid response")]
-    Decode {
-        request: &'static str,
-        #[source]
-        source: Cause,
-    },
+    Decode { request: &'static str, source: Cause },
     /// An event tells no container; those after it are not affected.
     #[error("{request} sent an event without a proper container id")]
     UnidentifiedEvent { request: &'static str },
     #[error("the event stream failed")]
-    Events {
-        #[source]
-        source: Cause,
-    },
+    Events { source: Cause },
     #[error("the event stream ended")]
     EventsEnded,
     /// Another API is served there, so there are no containers that this one could show.
     #[error("{api} is not served there")]
-    NotServed {
-        api: &'static str,
-        #[source]
-        source: Cause,
-    },
+    NotServed { api: &'static str, source: Cause },
     /// The runtime has no event stream.
     #[error("the runtime has no event stream")]
-    NoEvents {
-        #[source]
-        source: Cause,
-    },
+    NoEvents { source: Cause },
 }
 
 impl RuntimeError {

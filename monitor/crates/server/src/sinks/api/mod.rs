@@ -68,17 +68,9 @@ pub enum ApiError {
     #[error("{} exists but is not a socket; choose another path with --socket PATH", .path.display())]
     NotASocket { path: PathBuf },
     #[error("cannot create the directory {}", .path.display())]
-    Directory {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Directory { path: PathBuf, source: io::Error },
     #[error("cannot listen on {}; choose another path with --socket PATH", .path.display())]
-    Listen {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Listen { path: PathBuf, source: io::Error },
     #[error("cannot start the thread for queries")]
     Start(#[source] io::Error),
 }
