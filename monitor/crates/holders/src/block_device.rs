@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use kevtmon_observation::{
     Access, BlockDevice, DeviceUser, Fact, Holder, HolderReport, MountFacts, RbdUses, Verdict,
 };
+use kevtmon_sources::Sender;
+use kevtmon_sources::loop_device::{self, names, text};
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::readers::{Job, Readers};
-use kevtmon_sources::{Sender, loop_device};
 use kevtmon_types::error_chain::chain;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{SFlag, fstat};
@@ -235,18 +236,6 @@ fn described(sys: &Path, number: String, with_disk: bool) -> Option<(BlockDevice
 fn kind(uuid: &str) -> Option<String> {
     let (kind, _) = uuid.split_once('-')?;
     Some(if kind == "mpath" { "multipath" } else { kind }.to_owned())
-}
-
-fn names(directory: &Path) -> impl Iterator<Item = String> + use<> {
-    let entries = fs::read_dir(directory).into_iter().flatten();
-    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-}
-
-/// What a file of sysfs has.
-fn text(file: &Path) -> Option<String> {
-    let text = fs::read(file).ok()?;
-    let text = String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned();
-    (!text.is_empty()).then_some(text)
 }
 
 #[cfg(test)]

@@ -43,8 +43,7 @@ pub struct Loop {
 
 /// All that have a file of which this holds; `sys`: where sysfs is.
 pub fn bound(sys: &Path, mut wanted: impl FnMut(&str) -> bool) -> Vec<Loop> {
-    let entries = fs::read_dir(sys.join("block")).into_iter().flatten().take(DEVICES_MAX);
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let names = names(&sys.join("block")).take(DEVICES_MAX);
     let found = names.filter(|name| name.starts_with("loop")).filter_map(|name| {
         let file = file(sys, &name).filter(|file| wanted(file))?;
         Some(Loop { numbers: numbers(sys, &name), name, file })
@@ -53,19 +52,26 @@ pub fn bound(sys: &Path, mut wanted: impl FnMut(&str) -> bool) -> Vec<Loop> {
 }
 
 fn file(sys: &Path, name: &str) -> Option<String> {
-    let text = fs::read(sys.join("block").join(name).join("loop/backing_file")).ok()?;
+    text(&sys.join("block").join(name).join("loop/backing_file"))
+}
+
+/// The names in a directory of sysfs.
+pub fn names(directory: &Path) -> impl Iterator<Item = String> + use<> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+}
+
+/// What a file of sysfs has.
+pub fn text(file: &Path) -> Option<String> {
+    let text = fs::read(file).ok()?;
     let text = String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned();
     (!text.is_empty()).then_some(text)
 }
 
 fn numbers(sys: &Path, name: &str) -> Vec<String> {
     let directory = sys.join("block").join(name);
-    let entries = fs::read_dir(&directory).into_iter().flatten();
-    let parts = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let places = parts.filter(|part| part.starts_with(name)).map(|part| directory.join(part));
-    let number =
-        |place: std::path::PathBuf| Some(fs::read_to_string(place.join("dev")).ok()?.trim().to_owned());
-    std::iter::once(directory.clone()).chain(places).filter_map(number).collect()
+    let parts = names(&directory).filter(|part| part.starts_with(name)).map(|part| directory.join(part));
+    std::iter::once(directory.clone()).chain(parts).filter_map(|place| text(&place.join("dev"))).collect()
 }
 
 impl Loop {
@@ -98,8 +104,7 @@ impl Loop {
     }
 
     pub fn users(&self, sys: &Path) -> Vec<String> {
-        let entries = fs::read_dir(sys.join("block").join(&self.name).join("holders")).into_iter().flatten();
-        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).take(16).collect()
+        names(&sys.join("block").join(&self.name).join("holders")).take(16).collect()
     }
 }
 

@@ -9,6 +9,8 @@ use std::path::Path;
 
 use kevtmon_observation::{RbdImage, RbdImages, RbdNumber};
 
+use crate::loop_device::names;
+
 pub(super) const IMAGES_MAX: usize = 256;
 const PARTITIONS_MAX: usize = 64;
 /// Block devices made of one that are told.
@@ -67,10 +69,8 @@ pub(super) fn look(sysfs: &Path) -> io::Result<Found> {
 pub fn devices(sysfs: &Path, image: &RbdImage) -> Vec<String> {
     let name = image.number.to_string();
     let directory = sysfs.join("block").join(&name);
-    let entries = fs::read_dir(&directory).into_iter().flatten().filter_map(Result::ok);
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     let is_part = |part: &String| part.strip_prefix(&name).is_some_and(|rest| rest.starts_with('p'));
-    let parts = names.filter(is_part).take(PARTITIONS_MAX);
+    let parts = names(&directory).filter(is_part).take(PARTITIONS_MAX);
     let numbers = parts.filter_map(|part| device_number(&directory.join(part).join("dev")));
     std::iter::once(image.device.clone()).chain(numbers).collect()
 }
@@ -79,21 +79,17 @@ pub fn devices(sysfs: &Path, image: &RbdImage) -> Vec<String> {
 pub fn users(sysfs: &Path, image: &RbdImage) -> Vec<String> {
     let name = image.number.to_string();
     let block = sysfs.join("block");
-    let names = |directory: &Path| {
-        let entries = fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>()
-    };
     let is_it =
         |part: &str| part.strip_prefix(&name).is_some_and(|rest| rest.is_empty() || rest.starts_with('p'));
-    let parts = names(&block.join(&name)).into_iter().filter(|part| is_it(part)).take(PARTITIONS_MAX);
+    let parts = names(&block.join(&name)).filter(|part| is_it(part)).take(PARTITIONS_MAX);
     let parts = parts.map(|part| block.join(&name).join(part).join("holders"));
-    let mut users: BTreeSet<String> = names(&block.join(&name).join("holders")).into_iter().collect();
+    let mut users: BTreeSet<String> = names(&block.join(&name).join("holders")).collect();
     users.extend(parts.flat_map(|holders| names(&holders)));
     let is_on_it = |device: &String| {
         let file = read_attribute(&block.join(device).join("loop/backing_file")).ok().flatten();
         file.is_some_and(|file| file.strip_prefix("/dev/").is_some_and(is_it))
     };
-    users.extend(names(&block).into_iter().filter(|device| device.starts_with("loop") && is_on_it(device)));
+    users.extend(names(&block).filter(|device| device.starts_with("loop") && is_on_it(device)));
     users.into_iter().take(USERS_MAX).collect()
 }
 
