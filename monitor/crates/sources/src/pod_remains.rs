@@ -145,8 +145,8 @@ impl Job for Look {
                 }
                 continue;
             };
-            let mut stacked = place.stacked();
-            let mut covered = place.covered();
+            let mut stacked = directories::stacked(&place.table, namespace);
+            let mut covered = directories::covered(&place.table, namespace);
             for (directory, uid) in place.pods()? {
                 // Of two mount namespaces that show one directory, the kubelet's or the host's counts.
                 if pods.len() >= PODS_MAX || pods.iter().any(|known| known.uid == uid) {
@@ -183,7 +183,7 @@ impl Job for Look {
             let is_asked = |pod: &PodRemains| is_unfinished(pod) || pod.cgroup == PodCgroup::Populated;
             let is_unnamed = |pod: &PodRemains| pod.name.is_none() && is_asked(pod);
             if pods.iter().any(is_unnamed) {
-                logs::name(place.top(), pods.iter_mut().filter(|pod| is_unnamed(pod)));
+                logs::name(&place.top, pods.iter_mut().filter(|pod| is_unnamed(pod)));
             }
         }
         pods.sort_by(|one, other| one.uid.cmp(&other.uid));

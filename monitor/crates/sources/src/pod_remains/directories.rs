@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kevtmon_event::volume;
 use kevtmon_observation::{CoveredVolume, KubeletNamespace, MountFacts, MountStack, NsInum, STACKED_MIN};
@@ -33,8 +33,8 @@ pub(super) struct Place<'n> {
     namespace: &'n KubeletNamespace,
     /// The process; `None` where the namespace is our own.
     process: Option<u32>,
-    top: PathBuf,
-    table: MountTable,
+    pub(super) top: PathBuf,
+    pub(super) table: MountTable,
     /// The directories of pods, by the path of the root directory as it was resolved.
     opened: BTreeMap<PathBuf, File>,
     /// Which of them a pod was found in.
@@ -64,10 +64,6 @@ impl<'n> Place<'n> {
         None
     }
 
-    pub(super) fn top(&self) -> &Path {
-        &self.top
-    }
-
     /// The directory and the uid of each pod. None where a directory could not be read.
     pub(super) fn pods(&mut self) -> Option<Vec<(String, String)>> {
         reading_none();
@@ -92,16 +88,6 @@ impl<'n> Place<'n> {
             self.opened.insert(path, directory);
         }
         Some(pods)
-    }
-
-    /// The volumes of pods that are mounted over themselves, by uid.
-    pub(super) fn stacked(&self) -> BTreeMap<String, Vec<MountStack>> {
-        stacked(&self.table, self.namespace)
-    }
-
-    /// The volumes of pods that other file systems hide, by uid.
-    pub(super) fn covered(&self) -> BTreeMap<String, Vec<CoveredVolume>> {
-        covered(&self.table, self.namespace)
     }
 
     /// Whether the kubelet has made a directory for a container of the pod, which it does when it starts one.

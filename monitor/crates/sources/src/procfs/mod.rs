@@ -68,7 +68,18 @@ const KERNEL_THREAD: u32 = 0x20_0000;
 impl Stat {
     /// Parses the text of such a file, of a process or a thread.
     pub fn parse(text: &str) -> Option<Self> {
-        parse_stat(text)
+        // The name may hold blanks and parentheses: it ends at the last one.
+        let (head, tail) = text.rsplit_once(')')?;
+        let comm = head.split_once('(')?.1.to_owned();
+        let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
+        let start: u64 = fields.get(19)?.parse().ok()?;
+        Some(Self {
+            comm,
+            state: fields.first()?.chars().next()?,
+            ppid: fields.get(1)?.parse().ok()?,
+            flags: fields.get(6)?.parse().ok()?,
+            start_ns: start.saturating_mul(NS_PER_TICK),
+        })
     }
 
     /// Whether the kernel has started it for itself.
@@ -144,7 +155,7 @@ impl Proc {
     }
 
     pub fn stat(&self, pid: u32) -> Option<Stat> {
-        parse_stat(&String::from_utf8_lossy(&self.read(pid, "stat")?))
+        Stat::parse(&String::from_utf8_lossy(&self.read(pid, "stat")?))
     }
 
     /// Whether the process runs; a zombie does not. One that is left out is taken to run.
@@ -220,21 +231,6 @@ pub fn parse_ns(link: &str) -> Option<NsInum> {
     link.split_once(":[")?.1.strip_suffix(']')?.parse().ok()
 }
 
-fn parse_stat(text: &str) -> Option<Stat> {
-    // The name may hold blanks and parentheses: it ends at the last one.
-    let (head, tail) = text.rsplit_once(')')?;
-    let comm = head.split_once('(')?.1.to_owned();
-    let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
-    let start: u64 = fields.get(19)?.parse().ok()?;
-    Some(Stat {
-        comm,
-        state: fields.first()?.chars().next()?,
-        ppid: fields.get(1)?.parse().ok()?,
-        flags: fields.get(6)?.parse().ok()?,
-        start_ns: start.saturating_mul(NS_PER_TICK),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,7 +238,7 @@ mod tests {
     #[test]
     fn a_command_name_with_parentheses_and_blanks_does_not_shift_the_fields() {
         let line = "42 (a) b (c) S 7 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 0 0";
-        let stat = parse_stat(line).unwrap();
+        let stat = Stat::parse(line).unwrap();
         assert_eq!(stat.comm, "a) b (c");
         assert_eq!((stat.state, stat.ppid, stat.start_ns), ('S', 7, 123_450_000_000));
     }
@@ -250,7 +246,7 @@ mod tests {
     #[test]
     fn the_flags_tell_who_ends_and_who_is_the_kernels_and_who_has_executed_nothing() {
         let stat = |state: char, flags: u32| {
-            parse_stat(&format!("42 (x) {state} 7 42 42 0 -1 {flags} 1 0 0 0 0 0 0 0 20 0 1 0 12345"))
+            Stat::parse(&format!("42 (x) {state} 7 42 42 0 -1 {flags} 1 0 0 0 0 0 0 0 20 0 1 0 12345"))
                 .unwrap()
         };
         // As the kernel shows a shell, one that it has killed and that waits for a file server, and `kthreadd`.
@@ -266,8 +262,8 @@ mod tests {
 
     #[test]
     fn a_cut_stat_line_is_none() {
-        assert_eq!(parse_stat("42 (x) S 7"), None);
-        assert_eq!(parse_stat(""), None);
+        assert_eq!(Stat::parse("42 (x) S 7"), None);
+        assert_eq!(Stat::parse(""), None);
     }
 
     #[test]

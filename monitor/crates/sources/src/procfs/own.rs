@@ -17,6 +17,7 @@ use nix::unistd::{Pid, SysconfVar, sysconf};
 
 use super::dir::mnt_id;
 use super::mountinfo::MountTable;
+use super::root::{effective_capabilities, field};
 use super::{Proc, parse_ns};
 use crate::socket_netns;
 
@@ -120,7 +121,7 @@ impl Own {
 
     /// `CapEff` of proc_pid_status(5).
     pub fn effective_capabilities(&self) -> Option<u64> {
-        parse_capabilities(&fs::read_to_string(self.proc.path(self.pid, "status")).ok()?)
+        effective_capabilities(&fs::read_to_string(self.proc.path(self.pid, "status")).ok()?)
     }
 
     /// Whether what this process executes gains no privileges, and whether its system calls are filtered: `NoNewPrivs`, `Seccomp`.
@@ -198,15 +199,10 @@ fn duration(time: TimeVal) -> Duration {
     Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap_or_default())
 }
 
-fn parse_capabilities(status: &str) -> Option<u64> {
-    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(mask.trim(), 16).ok()
-}
-
 fn parse_confinement(status: &str) -> Option<(bool, bool)> {
     /// `SECCOMP_MODE_FILTER` of include/uapi/linux/seccomp.h.
     const FILTER: &str = "2";
-    let value = |key| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    let value = |key| field(status, key).map(str::trim);
     Some((value("NoNewPrivs:")? == "1", value("Seccomp:")? == FILTER))
 }
 
@@ -304,9 +300,9 @@ mod tests {
 
     #[test]
     fn a_literal_status_gives_its_mask_and_garbage_gives_none() {
-        assert_eq!(parse_capabilities("Name:\tx\nCapEff:\t00000000a80425fb\n"), Some(0xa804_25fb));
-        assert_eq!(parse_capabilities("CapEff:\tzz\n"), None);
-        assert_eq!(parse_capabilities(""), None);
+        assert_eq!(effective_capabilities("Name:\tx\nCapEff:\t00000000a80425fb\n"), Some(0xa804_25fb));
+        assert_eq!(effective_capabilities("CapEff:\tzz\n"), None);
+        assert_eq!(effective_capabilities(""), None);
         assert_eq!(
             parse_confinement("NoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t1\n"),
             Some((true, true))

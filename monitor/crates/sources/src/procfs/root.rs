@@ -24,8 +24,7 @@ pub fn is_initial_userns(process: &Dir, links: &mut Buffer) -> bool {
 /// Whether /proc/PID/status shows all user ids as 0, and the capability to mount; both in the reader's user namespace.
 fn is_root(status: &str) -> bool {
     let is_root = uids(status).is_some_and(|mut uids| uids.all(|uid| uid == 0));
-    let capable = field(status, "CapEff:").and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    is_root && capable.is_some_and(|bits| bits & CAP_SYS_ADMIN != 0)
+    is_root && effective_capabilities(status).is_some_and(|bits| bits & CAP_SYS_ADMIN != 0)
 }
 
 pub(super) fn uids(status: &str) -> Option<impl Iterator<Item = u32>> {
@@ -40,7 +39,12 @@ pub fn is_init(status: &str) -> bool {
     field(status, "NSpid:").is_some_and(|ids| ids.split_whitespace().skip(1).last() == Some("1"))
 }
 
-fn field<'s>(status: &'s str, name: &str) -> Option<&'s str> {
+/// `CapEff` of proc_pid_status(5).
+pub(super) fn effective_capabilities(status: &str) -> Option<u64> {
+    u64::from_str_radix(field(status, "CapEff:")?.trim(), 16).ok()
+}
+
+pub(super) fn field<'s>(status: &'s str, name: &str) -> Option<&'s str> {
     status.lines().find_map(|line| line.strip_prefix(name))
 }
 

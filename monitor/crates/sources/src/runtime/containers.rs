@@ -14,8 +14,8 @@ use super::process::Identity;
 #[derive(Debug)]
 pub(super) struct Containers {
     known: BTreeMap<String, Known>,
-    source: String,
-    runtime: String,
+    pub(super) source: String,
+    pub(super) runtime: String,
 }
 
 #[derive(Debug)]
@@ -73,24 +73,6 @@ impl Known {
 impl Containers {
     pub(super) fn new(source: String) -> Self {
         Self { known: BTreeMap::new(), source, runtime: String::new() }
-    }
-
-    pub(super) fn source(&self) -> &str {
-        &self.source
-    }
-
-    pub(super) fn set_runtime(&mut self, runtime: &str) {
-        runtime.clone_into(&mut self.runtime);
-    }
-
-    pub(super) fn set_runtime_unless_known(&mut self, runtime: &str) {
-        if self.runtime.is_empty() {
-            runtime.clone_into(&mut self.runtime);
-        }
-    }
-
-    pub(super) fn runtime(&self) -> &str {
-        &self.runtime
     }
 
     /// Takes what the runtime keeps on disk, with their processes. `keep`: which others stay as they were.

@@ -97,7 +97,7 @@ pub(super) async fn run<C: RuntimeClient>(
         Ok(client) => client,
         Err(error) => return error,
     };
-    containers.set_runtime(client.runtime());
+    client.runtime().clone_into(&mut containers.runtime);
     served.files = client.state_files().or(served.files.take());
     let (events, refused) = (Ok(client.events(wall_now())), client.refused());
     let directories = served.files.as_ref().map(StateFiles::directories).unwrap_or_default();
@@ -180,7 +180,7 @@ impl<C: RuntimeClient> Session<'_, C> {
     }
 
     fn status(&self) -> SourceStatus {
-        let up = SourceStatus::up(SourceKind::Runtime, self.containers.source());
+        let up = SourceStatus::up(SourceKind::Runtime, &self.containers.source);
         match &self.events {
             Ok(_) => up,
             Err(error) => {
@@ -192,13 +192,13 @@ impl<C: RuntimeClient> Session<'_, C> {
     /// Sends the first snapshot. Containers that could not be inspected in time are in it without a pid.
     async fn go_live(&mut self, up: &mut bool) {
         if !self.directories.is_empty() {
-            let source = self.containers.source().to_owned();
+            let source = self.containers.source.clone();
             let directories = std::mem::take(&mut self.directories);
             self.send(None, Fact::RuntimeDirectories { source, directories }).await;
         }
         self.snapshot().await;
         if let Some(gap) = self.gap {
-            let source = self.containers.source().to_owned();
+            let source = self.containers.source.clone();
             self.send(None, Fact::Resync { source, reason: gap.to_owned() }).await;
         }
         self.send(None, Fact::Source(self.status())).await;
@@ -211,7 +211,7 @@ impl<C: RuntimeClient> Session<'_, C> {
         let containers = self.containers.take_all();
         let fact = Fact::RuntimeSnapshot {
             runtime: self.client.runtime().to_owned(),
-            source: self.containers.source().to_owned(),
+            source: self.containers.source.clone(),
             read: Some(self.read),
             containers,
         };
@@ -358,13 +358,13 @@ impl<C: RuntimeClient> Session<'_, C> {
 
     async fn removed(&mut self, id: String, at: Option<BootNs>) {
         if self.containers.removed(&id) && self.live {
-            let source = self.containers.source().to_owned();
+            let source = self.containers.source.clone();
             self.send(at, Fact::ContainerGone { id, source }).await;
         }
     }
 
     async fn malformed(&mut self, count: u64) {
-        let source = self.containers.source().to_owned();
+        let source = self.containers.source.clone();
         self.send(None, Fact::Malformed { source, count }).await;
     }
 

@@ -174,17 +174,19 @@ impl OnDisk {
         };
         let Found { runtime, directory, containers: written, complete, unread, by_kthreadd } = found;
         let malformed = u64::try_from(unread.len()).unwrap_or(u64::MAX);
-        containers.set_runtime_unless_known(&runtime);
+        if containers.runtime.is_empty() {
+            containers.runtime = runtime;
+        }
         let written = written.into_iter().map(|written| written.facts);
         containers.read_from_disk(written, |id| !complete || unread.iter().any(|unread| unread == id));
         let all = containers.take_all();
-        let source = containers.source().to_owned();
+        let source = containers.source.clone();
         let more = malformed.saturating_sub(before.as_ref().map_or(0, |before| before.malformed));
         if more > 0 {
             send(tx, Fact::Malformed { source: source.clone(), count: more }).await;
         }
         if before.is_none_or(|before| before.containers != all) {
-            let runtime = containers.runtime().to_owned();
+            let runtime = containers.runtime.clone();
             let snapshot = Fact::RuntimeSnapshot { runtime, source, read: Some(at), containers: all.clone() };
             send(tx, snapshot).await;
         }
