@@ -96,20 +96,17 @@ pub(super) struct Nsid {
     pub(super) assigned: Option<Owned>,
 }
 
-pub(super) fn on_thread<T: Send + 'static>(
+/// Works on a thread of its own; one that ends without a result has failed.
+pub(super) async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<oneshot::Receiver<T>, ReadError> {
+) -> Result<T, ReadError> {
     let (done, result) = oneshot::channel();
-    let body = move || {
-        // The requester may be gone: then the result is dropped.
-        let _ = done.send(work());
-    };
-    thread::Builder::new()
-        .name("netns-reader".into())
-        .stack_size(STACK)
-        .spawn(body)
-        .map_err(ReadError::Thread)?;
-    Ok(result)
+    // The requester may be gone: then the result is dropped.
+    let body = move || drop(done.send(work()));
+    let thread = thread::Builder::new().name("netns-reader".into()).stack_size(STACK);
+    thread.spawn(body).map_err(ReadError::Thread)?;
+    let ended = |_| ReadError::Thread(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended early"));
+    result.await.map_err(ended)
 }
 
 /// What is read on a thread of its own; none where it cannot be, which is logged as this failure.
@@ -117,10 +114,7 @@ pub(super) async fn read_on_thread<T: Send + 'static>(
     failure: &str,
     read: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
 ) -> Option<T> {
-    let read = match on_thread(read) {
-        Ok(reading) => reading.await.ok()?.map_err(ReadError::Tables),
-        Err(error) => Err(error),
-    };
+    let read = on_thread(read).await.and_then(|read| read.map_err(ReadError::Tables));
     read.inspect_err(|error| tracing::debug!(error = error as &dyn std::error::Error, "{failure}")).ok()
 }
 

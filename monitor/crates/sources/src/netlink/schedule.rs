@@ -109,17 +109,10 @@ impl ReadSchedule {
         true
     }
 
-    /// A job could not be started: plans it again.
-    pub(super) fn postpone(&mut self, work: Work, now: Instant) {
-        match work {
-            Work::Discover { all } => {
-                let again = if all { &mut self.full_discovery } else { &mut self.discovery };
-                *again = Some(now + SPACING);
-            }
-            Work::Read(netns) => {
-                self.stale.insert(netns, now + SPACING);
-            }
-        }
+    /// A discovery has failed: plans it again.
+    pub(super) fn postpone(&mut self, all: bool, now: Instant) {
+        let again = if all { &mut self.full_discovery } else { &mut self.discovery };
+        *again = Some(now + SPACING);
     }
 
     pub(super) fn forget(&mut self, netns: NsInum) {

@@ -275,7 +275,7 @@ fn link_of(fact: &Fact) -> Option<(u32, bool)> {
 #[cfg(test)]
 mod tests {
     use kevtmon_observation::{LinkFacts, PeerLink};
-    use tokio::sync::{mpsc, oneshot};
+    use tokio::sync::mpsc;
 
     use super::*;
     use crate::netlink::NetlinkConfig;
@@ -325,8 +325,7 @@ mod tests {
         let mut stream = Stream::new(NetlinkConfig::default(), Proc::default().into(), HOST, socket, tx);
         let [old, passing, new] =
             [1, 2, 3].map(|last| RouteFacts::default_via(HOST, [10, 0, 0, last].into(), 7));
-        let (_dump, result) = oneshot::channel();
-        stream.job = Some(Job::Read { netns: HOST, heard: 0, result });
+        stream.job = Some(Job::reading(HOST, 0, std::future::pending()));
         let changes = [
             Fact::Route(passing.clone()),
             Fact::RouteGone(old.clone()),

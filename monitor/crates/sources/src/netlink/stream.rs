@@ -7,17 +7,18 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use futures_util::future::OptionFuture;
 use kevtmon_observation::{
     BootNs, Fact, LinkFacts, Loss, NsInum, Observation, Source, SourceKind, SourceStatus,
 };
 use kevtmon_types::clock::boot_now;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
 use super::discover::{Discover, DiscoveredNetns};
-use super::dump::{self, ReadError};
-use super::job::{Job, Outcome, outcome, read_foreign};
+use super::dump;
+use super::job::{Job, Outcome, read_foreign};
 use super::neighbor::NeighborCache;
 use super::nsid::NsidTable;
 use super::schedule::{FullRead, ReadSchedule, Work};
@@ -135,7 +136,9 @@ impl Stream {
             }
             let deadline = self.schedule.deadline().filter(|_| self.job.is_none());
             let event = tokio::select! {
-                outcome = outcome(&mut self.job) => Event::Outcome(outcome),
+                Some(outcome) = OptionFuture::from(self.job.as_mut().map(Job::outcome)) => {
+                    Event::Outcome(outcome)
+                }
                 request = requests.recv(), if requests_open => Event::Request(request),
                 barrier = barriers.recv(), if barriers_open => Event::Barrier(barrier),
                 ready = self.socket.readable(), if self.pending.len() < PENDING_MAX => match ready {
@@ -188,62 +191,39 @@ impl Stream {
     async fn begin_work(&mut self) {
         while self.job.is_none() {
             let now = Instant::now();
-            let Some(work) = self.schedule.next(now) else { break };
-            let begun = match work {
-                Work::Discover { all } => self.begin_discovery(all, now),
-                Work::Read(netns) => {
+            match self.schedule.next(now) {
+                None => break,
+                Some(Work::Discover { all }) => {
+                    self.names.begin_discovery();
+                    let look = Discover { bind_directories: self.bind_directories.clone(), host: self.host };
+                    self.job = Some(Job::discovery(self.readers.clone(), look, all, now));
+                }
+                Some(Work::Read(netns)) => {
                     // As far as that is quick: what is taken before needs no other reading.
                     self.take(BURST, None).await;
-                    self.begin_read(netns)
-                }
-            };
-            match begun {
-                Ok(job) => self.job = job,
-                Err(error) => {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "cannot read namespaces; retrying"
-                    );
-                    self.schedule.postpone(work, now);
-                    break;
+                    self.job = self.begin_read(netns);
                 }
             }
         }
     }
 
-    fn begin_discovery(&mut self, all: bool, began: Instant) -> Result<Option<Job>, ReadError> {
-        self.names.begin_discovery();
-        let (done, result) = oneshot::channel();
-        let readers = self.readers.clone();
-        let job = Discover { bind_directories: self.bind_directories.clone(), host: self.host };
-        tokio::spawn(async move {
-            match readers.ask(job, dump::PATIENCE).await {
-                Ok(found) => {
-                    // The requester may be gone: then the result is dropped.
-                    let _ = done.send(found.into_iter().map(|found| (found.netns, found)).collect());
-                }
-                Err(error) => tracing::warn!(%error, "cannot look for namespaces"),
-            }
-        });
-        Ok(Some(Job::Discover { all, began, result }))
-    }
-
-    fn begin_read(&mut self, netns: NsInum) -> Result<Option<Job>, ReadError> {
-        let result = if netns == self.host {
-            dump::on_thread(move || dump::read_host(netns))?
+    fn begin_read(&mut self, netns: NsInum) -> Option<Job> {
+        let heard = self.heard;
+        let job = if netns == self.host {
+            Job::reading(netns, heard, async move { dump::on_thread(move || dump::read_host(netns)).await? })
         } else if let Some(found) = self.found.get(&netns).cloned() {
             // Without an nsid its messages do not arrive.
             let naming = (!self.names.has_nsid(netns) && !self.is_host_only()).then(|| self.names.naming());
-            read_foreign(found, self.readers.clone(), naming)
+            Job::reading(netns, heard, read_foreign(found, self.readers.clone(), naming))
         } else {
             // It was removed while it was queued.
             self.schedule.forget(netns);
-            return Ok(None);
+            return None;
         };
         if let Some(memory) = &mut self.memory {
             memory.begin_dump(netns);
         }
-        Ok(Some(Job::Read { netns, heard: self.heard, result }))
+        Some(job)
     }
 
     async fn end_work(&mut self, outcome: Outcome) {
@@ -254,7 +234,7 @@ impl Stream {
             Outcome::Discover { all, began, found: Some(found) } => {
                 self.discovered(all, began, found).await;
             }
-            Outcome::Discover { all, .. } => self.schedule.postpone(Work::Discover { all }, Instant::now()),
+            Outcome::Discover { all, .. } => self.schedule.postpone(all, Instant::now()),
             Outcome::Read { netns, heard, reading } => self.read(netns, heard, reading).await,
         }
         self.resolve().await;
@@ -336,7 +316,7 @@ impl Stream {
 
     /// Messages were lost: what is known of every namespace is old, and so is what is being read.
     async fn missed(&mut self, since: BootNs) {
-        if let Some(Job::Read { netns, .. }) = self.job {
+        if let Some(netns) = self.job.as_ref().and_then(|job| job.reads) {
             self.pending.push_back(observed_now_by(Source::Netlink, Fact::NetnsStale { netns, told: false }));
             self.schedule.mark_stale(netns, Instant::now());
         }
@@ -415,7 +395,7 @@ impl Stream {
     }
 
     pub(super) fn is_reading(&self, netns: NsInum) -> bool {
-        matches!(self.job, Some(Job::Read { netns: read, .. }) if read == netns)
+        self.job.as_ref().is_some_and(|job| job.reads == Some(netns))
     }
 
     /// Delivers a change, after the snapshot if that is being made. Changes of routes are told at once, so that the model knows
