@@ -47,7 +47,6 @@ pub struct DetachedRequest {
     /// Returned in the answer.
     pub id: u64,
     pub mounts: Vec<DetachedMount>,
-    #[serde(default)]
     attached: Vec<Option<AttachedMount>>,
 }
 

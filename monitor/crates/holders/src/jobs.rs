@@ -61,7 +61,6 @@ pub(super) struct Scan {
     pub(super) progress: Progress,
     pub(super) terms: Terms,
     /// What lists who can hold it, where the kernel does.
-    #[serde(default)]
     pub(super) iterators: Option<IteratorHandle>,
 }
 

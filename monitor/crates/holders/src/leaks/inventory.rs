@@ -56,7 +56,6 @@ pub struct Inventory {
     pub(super) in_background: bool,
     /// Mounts that were found before, by namespace and unique id: whether each is still there is told also where no process is
     /// left in its namespace.
-    #[serde(default)]
     pub(super) wanted: Vec<(NsInum, u64)>,
 }
 
@@ -65,16 +64,13 @@ pub struct Found {
     /// What the host has mounted; `None` where its mounts could not be read.
     pub(super) host: Option<Vec<HostMount>>,
     /// The host's own namespace, beside those of kubelets and runtimes.
-    #[serde(default)]
     pub(super) mntns: NsInum,
     /// Devices that it has mounted at more places than are told.
-    #[serde(default)]
     pub(super) crowded: BTreeSet<String>,
     /// What other namespaces have, and the host has not.
     pub(super) copies: Vec<MountCopy>,
     pub(super) omitted: u32,
     /// Those of them for which it was not their own number that left no room.
-    #[serde(default)]
     pub(super) displaced: u32,
     /// Mounts with this unique id, or a lower one, were there when those of the host were read.
     pub(super) bound: Option<u64>,
@@ -91,7 +87,6 @@ pub struct Found {
     /// Those of the wanted mounts that are there, in namespaces without a process.
     pub(super) kept: BTreeSet<u64>,
     /// The mounts of the host, with the copies that go with them.
-    #[serde(default)]
     pub(super) attached: Vec<AttachedMount>,
     pub(super) finished: bool,
     pub(super) took: Duration,

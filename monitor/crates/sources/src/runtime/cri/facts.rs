@@ -177,7 +177,6 @@ fn sandbox_state(state: i32) -> ContainerState {
 /// The part that is read of what a runtime adds for debugging, as containerd and CRI-O write it.
 #[derive(Deserialize)]
 struct Info {
-    #[serde(default)]
     pid: Option<u32>,
 }
 
