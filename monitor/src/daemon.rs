@@ -300,10 +300,7 @@ impl Daemon {
                         self.update_model_gauges();
                     }
                 }
-                () = async { match deadline {
-                    Some(deadline) => sleep_until(deadline).await,
-                    None => std::future::pending().await,
-                } } => {
+                () = sleep_until(deadline.unwrap_or(earliest)), if deadline.is_some() => {
                     self.observe(observed_now(Fact::Tick));
                     earliest = Instant::now() + TICK_PAUSE;
                 }
@@ -312,7 +309,7 @@ impl Daemon {
                     heartbeat = at_beat(HEARTBEAT);
                 }
                 // By the core itself: one that does not come back to here is ended, and started again.
-                () = service_manager::due(&mut watchdog) => self.service_manager.feed_watchdog(),
+                Some(_) = async { Some(watchdog.as_mut()?.tick().await) } => self.service_manager.feed_watchdog(),
                 Some(question) = questions.recv() => {
                     // The client may have disconnected.
                     let _ = question.send(Box::new(self.core.state(boot_now())));

@@ -6,7 +6,6 @@
 //! is written before the message is sent: once a message was read, it waits in the ring. So does, most often, the record of a
 //! neighbor entry that went with a hardware address, which is written right after.
 
-use std::future::pending;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -143,13 +142,8 @@ async fn meet(
     // There is a place for it once the source has taken the one before, which may have been given up.
     let mut asking = pin!(source.send(barrier));
     let (mut is_asked, mut waits) = (false, true);
-    let deadline = async {
-        match deadline {
-            Some(deadline) => sleep_until(deadline).await,
-            None => pending().await,
-        }
-    };
-    let mut deadline = pin!(deadline);
+    let is_bounded = deadline.is_some();
+    let mut deadline = pin!(sleep_until(deadline.unwrap_or_else(Instant::now)));
     while waits {
         tokio::select! {
             biased;
@@ -164,7 +158,7 @@ async fn meet(
                     return false;
                 }
             }
-            () = &mut deadline => return false,
+            () = &mut deadline, if is_bounded => return false,
         }
     }
     while let Ok(observation) = rx.try_recv() {

@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::future::pending;
 use std::io;
 use std::mem;
 use std::os::linux::net::SocketAddrExt as _;
@@ -17,7 +16,6 @@ use std::time::Duration;
 
 use kevtmon_event::{Event, Kind};
 use nix::time::{ClockId, clock_gettime};
-use tokio::time::Interval;
 
 /// Longest status that is shown, in bytes.
 const STATUS: usize = 400;
@@ -124,14 +122,6 @@ impl ServiceManager {
             }
             self.unsent.pop_front();
         }
-    }
-}
-
-/// When the watchdog is to be fed; never where there is none.
-pub(super) async fn due(watchdog: &mut Option<Interval>) {
-    match watchdog {
-        Some(watchdog) => drop(watchdog.tick().await),
-        None => pending().await,
     }
 }
 
