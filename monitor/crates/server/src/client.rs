@@ -87,11 +87,8 @@ pub struct Remote {
 impl Remote {
     /// Checks that a daemon of this interface version runs.
     pub fn connect(path: &Path) -> Result<Self, RemoteError> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .build()
-            .map_err(RemoteError::Start)?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(RemoteError::Start)?;
         let remote = Self { path: path.to_owned(), runtime };
         remote.version()?;
         Ok(remote)

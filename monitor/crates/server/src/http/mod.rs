@@ -110,8 +110,7 @@ impl Server {
         handler: H,
     ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
+            .enable_all()
             .max_blocking_threads(limits.blocking_threads)
             .build()?;
         let (stop, stopped) = oneshot::channel();

@@ -141,11 +141,8 @@ impl Endpoint {
             Some(tls) => Some((TlsConnector::from(tls), self.name()?)),
             None => None,
         };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .build()
-            .map_err(HttpError::Start)?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(HttpError::Start)?;
         let asked = runtime.block_on(async {
             timeout(patience, async {
                 let not_connected = |source| HttpError::Connect { server: server.clone(), source };
