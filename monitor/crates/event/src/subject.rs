@@ -93,16 +93,17 @@ pub enum ActorSource {
     None,
 }
 
-/// How certain a statement is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Confidence {
-    /// Possible.
-    Guess,
-    /// Consistent with everything that is known.
-    Likely,
-    /// Observed.
-    Certain,
+named! {
+    /// How certain a statement is.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+    Confidence {
+        /// Possible.
+        Guess = "guess",
+        /// Consistent with everything that is known.
+        Likely = "likely",
+        /// Observed.
+        Certain = "certain",
+    }
 }
 
 /// A process above the actor.

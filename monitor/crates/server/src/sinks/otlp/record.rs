@@ -2,7 +2,7 @@
 //! begin with `kevtmon`. One attribute has the whole event, as JSON.
 
 use jiff::Timestamp;
-use kevtmon_event::{Actor, Confidence, Incident, Pod, Severity, SharedEvent, Target};
+use kevtmon_event::{Actor, Incident, Pod, Severity, SharedEvent, Target};
 use kevtmon_types::build_info::VERSION;
 use kevtmon_types::escape::Escaped;
 use prost::Message as _;
@@ -78,14 +78,6 @@ fn severity_number(severity: Severity) -> i32 {
     }
 }
 
-fn confidence_name(confidence: Confidence) -> &'static str {
-    match confidence {
-        Confidence::Guess => "guess",
-        Confidence::Likely => "likely",
-        Confidence::Certain => "certain",
-    }
-}
-
 #[derive(Default)]
 struct Attributes(Vec<KeyValue>);
 
@@ -94,7 +86,7 @@ impl Attributes {
         self.known("kevtmon.incident.id", Some(&incident.id));
         self.known("kevtmon.incident.kind", Some(&incident.kind));
         self.known("kevtmon.incident.severity", Some(incident.severity.name()));
-        self.known("kevtmon.incident.confidence", Some(confidence_name(incident.confidence)));
+        self.known("kevtmon.incident.confidence", Some(incident.confidence.name()));
         self.number("kevtmon.incident.count", incident.count);
     }
 
@@ -114,7 +106,7 @@ impl Attributes {
         self.known("process.executable.path", actor.exe.as_deref());
         self.known("process.command_line", actor.cmdline.as_deref());
         self.known("kevtmon.actor.comm", Some(&actor.comm));
-        self.known("kevtmon.actor.confidence", Some(confidence_name(actor.confidence)));
+        self.known("kevtmon.actor.confidence", Some(actor.confidence.name()));
         let container = actor.container.as_ref().map(|container| container.id.as_str());
         self.known("kevtmon.actor.container.id", container);
         if let Some(pod) = Pod::confirmed(actor.pod.as_ref()) {
@@ -228,7 +220,7 @@ pub(super) mod tests {
             ("kevtmon.incident.id", "00000000000000a1"),
             ("kevtmon.incident.kind", incident.kind.as_str()),
             ("kevtmon.incident.severity", incident.severity.name()),
-            ("kevtmon.incident.confidence", confidence_name(incident.confidence)),
+            ("kevtmon.incident.confidence", incident.confidence.name()),
             ("kevtmon.incident.count", "3"),
         ] {
             assert_eq!(values.get(name).map(String::as_str), Some(value), "{name}");
@@ -236,7 +228,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nothing_in_a_record_controls_a_terminal_and_confidence_is_as_in_the_json() {
+    fn nothing_in_a_record_controls_a_terminal() {
         let mut event = sample::deletion();
         event.message = "gone\n\x1b[2J".into();
         let mut actor = event.actor.take().unwrap().into_inner();
@@ -245,9 +237,6 @@ pub(super) mod tests {
         let (record, values) = record(event);
         assert_eq!(record.body, Some(AnyValue::text("gone\\n\\x1b[2J".into())));
         assert_eq!(values["process.executable.path"], "/tmp/\\x1b[2J");
-        for confidence in [Confidence::Guess, Confidence::Likely, Confidence::Certain] {
-            assert_eq!(serde_json::to_value(confidence).unwrap(), confidence_name(confidence));
-        }
     }
 
     #[test]
