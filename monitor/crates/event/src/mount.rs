@@ -2,6 +2,7 @@
 
 use kevtmon_observation::{Access, BlockDevice, LoopDevice, MountIdentity, MountSyscall, VolumeData};
 use kevtmon_types::escape::name;
+use kevtmon_types::is_zero::is_zero;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +35,7 @@ pub struct Mount {
     /// The block device that was to be mounted, for `mount.refused`, with what the kernel uses it for.
     pub block_device: Option<Box<BlockDevice>>,
     /// Mount namespace of the caller, inode number; absent where it is not known.
-    #[serde(skip_serializing_if = "is_unknown", default)]
+    #[serde(skip_serializing_if = "is_zero", default)]
     pub mntns: u32,
     /// Which mount it is, once a scan has found it: what is mounted at the same path later is another one.
     pub identity: Option<MountIdentity>,
@@ -63,11 +64,6 @@ pub struct Mount {
     /// Processes that serve this FUSE file system, eight at most. Absent where none was found or not all could be looked at in time.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub servers: Vec<MountServer>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
-fn is_unknown(mntns: &u32) -> bool {
-    *mntns == 0
 }
 
 impl Mount {
@@ -189,7 +185,7 @@ pub struct Unreadable {
 pub struct MountHolder {
     /// Process id; absent where there is no process: of a loop device, a swap file, an export, and of a copy in a mount
     /// namespace that nobody was found to keep.
-    #[serde(skip_serializing_if = "is_none", default)]
+    #[serde(skip_serializing_if = "is_zero", default)]
     pub pid: u32,
     /// Real user id, in the initial user namespace.
     pub uid: Option<u32>,
@@ -229,10 +225,6 @@ pub struct MountHolder {
     pub loop_device: Option<LoopDevice>,
     /// Server and export of a mount of NFS; of a user of a block device that one, a partition of it or its disk.
     pub source: Option<String>,
-}
-
-fn is_none(pid: &u32) -> bool {
-    *pid == 0
 }
 
 /// A pod volume that a process on the host is the file server of.

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use kevtmon_types::is_zero::is_default;
 use serde::{Deserialize, Serialize};
 
 use super::BootNs;
@@ -52,7 +53,7 @@ pub struct IpamRecord {
     /// For whom; absent where the file does not tell.
     pub container: Option<String>,
     /// Which file tells it.
-    #[serde(default, skip_serializing_if = "IpamFile::is_reservation")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub file: IpamFile,
 }
 
@@ -64,10 +65,4 @@ pub enum IpamFile {
     Reservation,
     /// That of libcni with the result of an `ADD`, if that had the address from host-local.
     Result,
-}
-
-impl IpamFile {
-    fn is_reservation(&self) -> bool {
-        *self == Self::Reservation
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use kevtmon_types::is_zero::is_zero;
+use kevtmon_types::is_zero::{is_default, is_zero};
 use serde::{Deserialize, Serialize};
 
 use super::{BootNs, LlAddr, NeighborEntry, NsInum, TaskRef};
@@ -117,7 +117,7 @@ pub struct RouteFacts {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<(IpAddr, u8)>,
     /// Router preference (`RTA_PREF`, IPv6): -1 low, 0 medium, 1 high.
-    #[serde(default, skip_serializing_if = "is_medium")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub preference: i8,
     /// Whether it shares packets with no other route of IPv6: advertised by a router, or by nexthop object. Of
     /// IPv4: by nexthop object.
@@ -170,16 +170,6 @@ fn is_main(table: &u32) -> bool {
     *table == TABLE_MAIN
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_medium(preference: &i8) -> bool {
-    *preference == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_lookup(action: &RuleAction) -> bool {
-    *action == RuleAction::Lookup
-}
-
 /// What a rule does with the packets that it matches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -209,7 +199,7 @@ pub struct RuleFacts {
     /// Whether it matches every packet: where its table has a default route, no later rule is reached.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub matches_all: bool,
-    #[serde(default, skip_serializing_if = "is_lookup")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub action: RuleAction,
     /// It takes no route whose prefix is not longer than so many bits (`FRA_SUPPRESS_PREFIXLEN`).
     pub suppresses: Option<u32>,
@@ -242,7 +232,7 @@ pub struct PolicyRule {
     pub is_inverse: bool,
     /// The table that is looked in.
     pub table: u32,
-    #[serde(default, skip_serializing_if = "is_lookup")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub action: RuleAction,
 }
 

@@ -92,13 +92,8 @@ pub struct Ancestor {
     /// Path of the control group that it was in when these details were captured, where that could be found.
     pub cgroup: Option<String>,
     /// Ids of that control group, in v1 and in v2, as in [`TaskPlace`]; zeros where they are not known.
-    #[serde(default, skip_serializing_if = "is_nowhere")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub groups: (u32, u32),
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
-fn is_nowhere(groups: &(u32, u32)) -> bool {
-    *groups == (0, 0)
 }
 
 /// The details of a task: captured in the kernel, completed from /proc if it still exists.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use kevtmon_types::is_zero::is_default;
 use kevtmon_types::names::{named, names};
 use serde::{Deserialize, Serialize};
 
@@ -111,10 +112,10 @@ pub struct ContainerFacts {
     /// How its last run ended, once it has.
     pub exit: Option<ContainerExit>,
     /// What tells it from the container that it was made instead of.
-    #[serde(default, skip_serializing_if = "Incarnation::is_unknown")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub incarnation: Incarnation,
     /// What the runtime mounts for it alone.
-    #[serde(default, skip_serializing_if = "OwnMounts::is_unknown")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub own_mounts: OwnMounts,
     /// Why its removal failed, as the runtime says; of one that is dead only.
     pub removal_error: Option<Box<str>>,
@@ -143,10 +144,6 @@ pub struct OwnMounts {
 }
 
 impl OwnMounts {
-    fn is_unknown(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// What either of two reports of one container tells; the first one has precedence.
     pub fn or(self, other: Self) -> Self {
         Self { rootfs: self.rootfs.or(other.rootfs), netns: self.netns.or(other.netns) }
@@ -171,10 +168,6 @@ pub struct Incarnation {
 }
 
 impl Incarnation {
-    fn is_unknown(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// What either of two reports of one container tells; the first one has precedence.
     pub fn or(self, other: Self) -> Self {
         Self {

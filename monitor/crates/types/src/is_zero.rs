@@ -1,6 +1,9 @@
-//! Numbers that serde leaves out.
+//! Values that serde leaves out.
 
-/// Whether a number is 0, for `skip_serializing_if`.
-pub fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
-    *number == T::default()
+/// Whether a value is that of its type's `Default`, for `skip_serializing_if`.
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
+
+/// The same, of numbers.
+pub use self::is_default as is_zero;
