@@ -186,6 +186,16 @@ impl Target {
     pub fn is_foreign(&self) -> bool {
         self.userns.is_some()
     }
+
+    /// Its pod, if that is more than a claim.
+    pub fn confirmed_pod(&self) -> Option<&Pod> {
+        Pod::confirmed(self.pod.as_ref())
+    }
+
+    /// Whether it only claims to be of a pod.
+    pub fn is_claimed(&self) -> bool {
+        self.pod.as_ref().is_some_and(|pod| pod.claimed)
+    }
 }
 
 /// A process that names a network namespace.
@@ -252,18 +262,6 @@ pub struct Pod {
     /// Those of its labels that the setting `pod_labels` allows, as they were when its sandbox was made; absent where the
     /// pod is only claimed.
     pub labels: Option<Box<BTreeMap<String, String>>>,
-}
-
-impl Target {
-    /// Its pod, if that is more than a claim.
-    pub fn confirmed_pod(&self) -> Option<&Pod> {
-        Pod::confirmed(self.pod.as_ref())
-    }
-
-    /// Whether it only claims to be of a pod.
-    pub fn is_claimed(&self) -> bool {
-        self.pod.as_ref().is_some_and(|pod| pod.claimed)
-    }
 }
 
 impl Pod {

@@ -6,6 +6,8 @@
 //! A name tells something only where root made it. In a path of the sources a doubled slash is where that ends: whoever
 //! can write to the directory above, to whom the rest of the tree is delegated, chose the names behind it.
 
+use kevtmon_types::names::names;
+
 /// The names in one cgroup path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CgroupIdentity {
@@ -22,28 +24,19 @@ pub struct CgroupIdentity {
     pub nested: Option<Box<Self>>,
 }
 
-/// A runtime that puts its name into the path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Runtime {
-    Docker,
-    /// containerd, by its CRI plugin or nerdctl.
-    Containerd,
-    /// CRI-O.
-    Crio,
-    Podman,
+names! {
+    /// A runtime that puts its name into the path. The names are those in `ContainerFacts::runtime`.
+    Runtime {
+        Docker = "docker",
+        /// containerd, by its CRI plugin or nerdctl.
+        Containerd = "containerd",
+        /// CRI-O.
+        Crio = "crio",
+        Podman = "podman",
+    }
 }
 
 impl Runtime {
-    /// As in `ContainerFacts::runtime`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Docker => "docker",
-            Self::Containerd => "containerd",
-            Self::Crio => "crio",
-            Self::Podman => "podman",
-        }
-    }
-
     /// By the prefix of a container id, or the name of the parent cgroup.
     fn from_prefix(word: &str) -> Option<Self> {
         match word {
@@ -53,12 +46,6 @@ impl Runtime {
             "libpod" | "libpod_parent" => Some(Self::Podman),
             _ => None,
         }
-    }
-}
-
-impl CgroupIdentity {
-    fn is_empty(&self) -> bool {
-        *self == Self::default()
     }
 }
 
@@ -127,7 +114,8 @@ pub fn container_id(path: &str) -> Option<&str> {
 pub fn identify(path: &str) -> CgroupIdentity {
     let (path, delegated) = parts(without_mark(path));
     let nested = |below: &str| {
-        Some(below).filter(|it| !it.is_empty()).map(identify).filter(|it| !it.is_empty()).map(Box::new)
+        let found = Some(below).filter(|below| !below.is_empty()).map(identify);
+        found.filter(|found| *found != CgroupIdentity::default()).map(Box::new)
     };
     let mut identity = CgroupIdentity { nested: nested(delegated), ..CgroupIdentity::default() };
     let mut parent = "";

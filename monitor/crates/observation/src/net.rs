@@ -145,9 +145,7 @@ impl RouteFacts {
             Some(_) => false,
         }
     }
-}
 
-impl RouteFacts {
     /// A default route of the main table.
     pub fn default_via(netns: NsInum, gateway: IpAddr, ifindex: u32) -> Self {
         Self {
