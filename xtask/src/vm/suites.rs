@@ -12,36 +12,21 @@ struct Suite {
     kernel: &'static str,
     name: &'static str,
     uri: &'static str,
-    package: Package,
-}
-
-/// How it is found there.
-enum Package {
-    /// The one that this package depends on.
-    DependencyOf(&'static str),
-    /// The newest one of the series, which no other package depends on any more.
-    Newest,
+    /// The package that depends on it there; else it is the newest one of its series, on which none depends any more.
+    dependent: Option<&'static str>,
 }
 
 const DEBIAN: &str = "http://deb.debian.org/debian";
+const SECURITY: &str = "http://deb.debian.org/debian-security";
 
 /// Built for virtual machines: small, with all that the tests need.
 const FLAVOUR: &str = "cloud-amd64";
+const NEWEST: Option<&str> = Some("linux-image-cloud-amd64");
 
 const SUITES: [Suite; 3] = [
-    Suite {
-        kernel: "5.10",
-        name: "bullseye-security",
-        uri: "http://deb.debian.org/debian-security",
-        package: Package::DependencyOf("linux-image-cloud-amd64"),
-    },
-    Suite { kernel: "6.17", name: "trixie-backports", uri: DEBIAN, package: Package::Newest },
-    Suite {
-        kernel: "newest",
-        name: "trixie-backports",
-        uri: DEBIAN,
-        package: Package::DependencyOf("linux-image-cloud-amd64"),
-    },
+    Suite { kernel: "5.10", name: "bullseye-security", uri: SECURITY, dependent: NEWEST },
+    Suite { kernel: "6.17", name: "trixie-backports", uri: DEBIAN, dependent: None },
+    Suite { kernel: "newest", name: "trixie-backports", uri: DEBIAN, dependent: NEWEST },
 ];
 
 /// The kernel of that name.
@@ -65,9 +50,9 @@ pub(super) fn offer(kernel: &str, privilege: Privilege) -> Result<Offer> {
 impl Suite {
     /// By the lists apt has now.
     fn find(&self, apt: Apt) -> Option<Offer> {
-        match self.package {
-            Package::DependencyOf(package) => Offer::dependency(apt, package),
-            Package::Newest => Offer::newest(apt, self.kernel, FLAVOUR),
+        match self.dependent {
+            Some(package) => Offer::dependency(apt, package),
+            None => Offer::newest(apt, self.kernel, FLAVOUR),
         }
     }
 }
