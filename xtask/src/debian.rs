@@ -1,14 +1,14 @@
 //! A fresh Debian, for the tests of the package: its essential packages, systemd and a few others, as an archive in the user's
 //! cache. Made by mmdebstrap of the mirror from which this machine has its packages.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 
 use crate::kubernetes::{KEYRING, SUITE, cache, is_possible, mirror};
 use crate::prerequisites::{self, Prerequisite, program};
-use crate::setup::Privilege;
+use crate::setup::{self, Privilege};
 use crate::workspace;
 
 /// Changed with what is in it, so that it is made again.
@@ -28,9 +28,7 @@ pub(crate) fn root(privilege: Privilege) -> Result<Option<PathBuf>> {
     let cache = cache()?;
     let archive = cache.join(format!("debian-{SUITE}-{}-{RECIPE}.tar", std::env::consts::ARCH));
     // Another checkout may make it now.
-    let lock = cache.join("debian.lock");
-    let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
-    lock.lock().context("cannot lock the cache")?;
+    let _lock = setup::lock(&cache, "debian.lock")?;
     if archive.is_file() {
         return Ok(Some(archive));
     }

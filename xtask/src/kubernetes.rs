@@ -5,7 +5,7 @@
 //! missing programs: apt reads a list of sources of its own.
 
 use std::env;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::packages::Apt;
 use crate::prerequisites::{self, Prerequisite, program};
-use crate::setup::Privilege;
+use crate::setup::{self, Privilege};
 use crate::workspace;
 
 /// The last release in Debian with the kubelet; it has dockershim and the volume plugins in its tree.
@@ -116,9 +116,7 @@ fn fetch(product: &Product, privilege: Privilege) -> Result<PathBuf> {
     let directory =
         cache.join(format!("{}-{VERSION}-{}-{}", product.name, env::consts::ARCH, product.recipe));
     // Another checkout may build it now.
-    let lock = cache.join(format!("{}.lock", product.name));
-    let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
-    lock.lock().context("cannot lock the cache")?;
+    let _lock = setup::lock(&cache, &format!("{}.lock", product.name))?;
     if directory.is_dir() {
         return Ok(directory);
     }

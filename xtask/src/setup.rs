@@ -146,7 +146,7 @@ pub(crate) fn carry_out(why: &str, steps: &[Step], privilege: Privilege) -> Resu
         bail!("{why}, which needs root, and there is no sudo here: run the commands above");
     }
     // Package managers refuse to run twice at a time, and parts of the tests run side by side.
-    let _alone = lock()?;
+    let _alone = lock(&workspace::target(), "setup.lock")?;
     eprintln!("xtask: {why}. About to run:");
     print_commands(steps);
     for step in steps {
@@ -167,11 +167,11 @@ pub(crate) fn ensure_cargo_tool((tool, version): (&str, &str), why: &str) -> Res
     carry_out(why, &[step], Privilege::of_this_user())
 }
 
-/// Held while something is set up, by one process of this checkout at a time.
-fn lock() -> Result<File> {
-    let path = workspace::target().join("setup.lock");
+/// Locks a file of a directory, until it is dropped, and makes both.
+pub(crate) fn lock(directory: &Path, name: &str) -> Result<File> {
+    let path = directory.join(name);
     let context = || format!("cannot lock {}", path.display());
-    fs::create_dir_all(workspace::target()).with_context(context)?;
+    fs::create_dir_all(directory).with_context(context)?;
     let file = File::create(&path).with_context(context)?;
     file.lock().with_context(context)?;
     Ok(file)

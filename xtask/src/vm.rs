@@ -27,7 +27,7 @@ use self::kernels::Kernel;
 use self::qemu::Qemu;
 use crate::kubernetes;
 use crate::prerequisites::{self, Prerequisite, program};
-use crate::setup::Privilege;
+use crate::setup::{self, Privilege};
 use crate::side_by_side::Transcript;
 use crate::test::{E2E_EXECUTABLE, daemon, e2e_tests};
 use crate::workspace;
@@ -189,10 +189,7 @@ pub(crate) fn test(arguments: &[String], chosen: &[String], scope: Scope, requir
 /// What outlives a checkout: kernels, QEMU and lists of packages. Until the lock is dropped, no other checkout fills it.
 fn cache() -> Result<(PathBuf, File)> {
     let directory = kubernetes::cache()?.join("vm");
-    fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
-    let path = directory.join("lock");
-    let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
-    lock.lock().context("cannot lock the cache")?;
+    let lock = setup::lock(&directory, "lock")?;
     Ok((directory, lock))
 }
 
