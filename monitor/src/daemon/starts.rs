@@ -101,9 +101,7 @@ fn add(directory: &Path, path: &Path) -> io::Result<u32> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    // Whatever is there in its place is neither followed nor waited for.
-    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
-    let mut file = regular_file::check(file)?;
+    let mut file = regular_file::open_as(&mut options, path)?;
     let mut text = String::new();
     // What is no number counts for nothing.
     let _ = (&file).take(LONGEST).read_to_string(&mut text);

@@ -13,6 +13,11 @@ pub fn open(path: &Path) -> io::Result<File> {
     check(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?)
 }
 
+/// Opens a regular file as the options say. Whatever another user may have put there instead is neither followed nor waited for.
+pub fn open_as(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    check(options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?)
+}
+
 /// What is in a regular file of at most so many MiB: one of any size may be named by mistake.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! The file of `--record`: when it is full it is renamed to `FILE.1`, replacing the one before.
 
 use std::ffi::OsString;
-use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -73,13 +73,7 @@ impl SegmentWriter for RotatingFile {
 
 /// Creates an empty file that only its owner can read. Symbolic links are not followed.
 pub fn create_private(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .mode(PRIVATE)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)?;
-    let file = regular_file::check(file)?;
+    let file = regular_file::open_as(File::options().write(true).create(true).mode(PRIVATE), path)?;
     file.set_len(0)?;
     // `mode` applies to new files only. Another user's cannot be changed, nor need it be where it is private.
     if file.metadata()?.mode() & 0o777 != PRIVATE {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use kevtmon_types::regular_file;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
@@ -81,23 +82,12 @@ fn lock(directory: &Path) -> Result<File, StoreError> {
     }
 }
 
-/// Creates the file with mode 0600, as SQLite does with the one beside it. Refuses symbolic links and does not block on a FIFO:
-/// another user may have put them there.
+/// Creates the file with mode 0600, as SQLite does with the one beside it.
 fn open_file(path: &Path) -> Result<File, StoreError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let failed = |source| StoreError::File { path: path.to_owned(), source };
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC)
-        .open(path)
-        .map_err(failed)?;
-    if !file.metadata().map_err(failed)?.is_file() {
-        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
-    }
-    Ok(file)
+    regular_file::open_as(&mut options, path).map_err(failed)
 }
 
 fn connect(path: &Path, limits: Limits) -> Result<Connection, StoreError> {

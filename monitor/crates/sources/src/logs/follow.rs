@@ -1,9 +1,9 @@
 //! A log file that is followed: from its end on, over rotation and truncation. It is opened for each look and closed again, so
 //! that no file system is kept for it; what was written to it before it was renamed is read under its new name.
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -247,8 +247,7 @@ fn is_new(since: SystemTime, born: Option<SystemTime>, changed: Option<SystemTim
 
 /// Opens a regular file and follows no link: whoever may write into its directory could have any file read.
 fn open(path: &Path) -> io::Result<File> {
-    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
-    regular_file::check(OpenOptions::new().read(true).custom_flags(flags).open(path)?)
+    regular_file::open_as(File::options().read(true), path)
 }
 
 #[cfg(test)]
