@@ -168,7 +168,6 @@ pub struct HeldMount {
 
 impl Held {
     /// What a scan on demand found. `node`: the model of the node, for the names of containers and pods.
-    #[must_use]
     pub fn new(report: HolderReport, view: View, known: Known<'_>, cmdline: Cmdline) -> Self {
         let unreadable = unreadable(Some(&report), report.complete, report.verdict);
         let HolderReport { path, mount, device, child_mounts, unserved, servers, complete, verdict, .. } =
@@ -211,7 +210,6 @@ impl Held {
     }
 
     /// Whether anything holds it: a process, a copy of it, what is mounted below it, or the kernel.
-    #[must_use]
     pub fn is_held(&self) -> bool {
         let has_children = |mount: &HeldMount| !mount.child_mounts.is_empty();
         !self.holders.is_empty()
@@ -220,13 +218,11 @@ impl Held {
     }
 
     /// Whether something that was found refuses an unmount, whatever could not be looked at.
-    #[must_use]
     pub fn is_explained(&self) -> bool {
         matches!(self.holders_verdict, Verdict::Processes | Verdict::ChildMount | Verdict::Kernel)
     }
 
     /// Whether containers or pods are known by their ids only.
-    #[must_use]
     pub fn lacks_names(&self) -> bool {
         let is_nameless = |holder: &MountHolder| {
             let pods = holder.pod.iter().chain(holder.serves.iter().map(|serves| &serves.pod));

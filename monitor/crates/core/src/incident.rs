@@ -19,7 +19,6 @@ impl Core {
         self.engine.incidents().iter().map(move |open| (open.incident(clock), open.objects()))
     }
 
-    #[must_use]
     pub fn incidents_discarded(&self) -> u64 {
         self.engine.discarded()
     }

@@ -173,7 +173,6 @@ pub struct ModelGauges {
 
 impl Core {
     /// A core with an empty model that continues the previous run of this boot.
-    #[must_use]
     pub fn new(settings: Settings, resume: Resume) -> Self {
         let engine = new_engine(&settings);
         Self::with_state(settings, engine, Saved::from(resume))
@@ -267,13 +266,11 @@ impl Core {
 
     /// Events of the last observation that were over the budget of an unprivileged account or of a container: they have no
     /// number, and are only counted.
-    #[must_use]
     pub fn folded(&self) -> &[Event] {
         &self.folded
     }
 
     /// When the next [`Fact::Tick`] is due at the latest, if anything is pending.
-    #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
         let deadlines = [
             self.pending_neighbors.deadline(),
@@ -286,13 +283,11 @@ impl Core {
         deadlines.into_iter().flatten().min()
     }
 
-    #[must_use]
     pub fn kept(&self) -> Kept {
         Kept { gateways: self.known_gateways(), rbd_users: self.rbd.last_users() }
     }
 
     /// The gateways, for the next run to compare; before the node is read also those that this run was to compare.
-    #[must_use]
     pub fn known_gateways(&self) -> Vec<KnownEntry> {
         let mut known = self.namespaces.known_gateways();
         for (key, fault) in self.engine.kept() {
@@ -310,7 +305,6 @@ impl Core {
     }
 
     /// What the kernel programs are to know of a namespace: it is in the model, and the host's or a container's.
-    #[must_use]
     pub fn known_netns(&self, netns: NsInum) -> Option<KnownNetns> {
         let namespace = self.namespaces.get(netns)?;
         if namespace.foreign_userns && self.containers.in_netns(netns).is_none() {
@@ -346,12 +340,10 @@ impl Core {
     }
 
     /// Whether every source has reported its status.
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         self.ready
     }
 
-    #[must_use]
     pub fn gauges(&self) -> ModelGauges {
         ModelGauges {
             containers: self.containers.counts(),

@@ -252,7 +252,6 @@ impl HolderScans {
 
 impl Core {
     /// Refused unmounts that had no event of their own, because the ones before and after say it all.
-    #[must_use]
     pub fn umounts_ignored(&self) -> u64 {
         self.holder_scans.ignored
     }

@@ -181,7 +181,6 @@ impl Core {
         Ok(shared_fields!(saved))
     }
 
-    #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }

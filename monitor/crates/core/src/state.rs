@@ -161,7 +161,6 @@ pub struct RouteStatus {
 
 impl Core {
     /// The current state of the model; `at` becomes its time stamp.
-    #[must_use]
     pub fn state(&self, at: BootNs) -> NodeState {
         let mut containers: Vec<ContainerStatus> =
             self.containers.present().map(|facts| self.container_status(facts)).collect();

@@ -72,7 +72,6 @@ pub struct Engine {
 }
 
 impl Engine {
-    #[must_use]
     pub fn new(diagnoses: Vec<Box<dyn Diagnosis>>, node: &str, boot_id: &str) -> Self {
         Self {
             diagnoses,
@@ -203,7 +202,6 @@ impl Engine {
     }
 
     /// When every source had reported.
-    #[must_use]
     pub fn ready(&self) -> Option<BootNs> {
         self.ready
     }
@@ -215,7 +213,6 @@ impl Engine {
         }
     }
 
-    #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
         let deadlines = self.diagnoses.iter().filter_map(|diagnosis| diagnosis.deadline());
         deadlines.chain(self.flapping.deadline()).min()
@@ -230,19 +227,16 @@ impl Engine {
     }
 
     /// What would open incidents if it lasts, as the model shows it.
-    #[must_use]
     pub fn suspected(&self, node: &NodeView<'_>) -> Vec<Suspicion> {
         let context =
             Context { now: self.now, clock: self.clock, node, incidents: &self.incidents, ready: self.ready };
         self.diagnoses.iter().flat_map(|diagnosis| diagnosis.suspected(&context)).collect()
     }
 
-    #[must_use]
     pub fn quiet_periods(&self) -> Vec<QuietPeriod> {
         self.flapping.quiet_periods(self.clock)
     }
 
-    #[must_use]
     pub fn recounts(&self) -> Vec<Recount> {
         self.incidents.iter().filter_map(|open| open.recount(self.clock)).collect()
     }
@@ -254,18 +248,15 @@ impl Engine {
     }
 
     /// What the next run is to know besides open incidents.
-    #[must_use]
     pub fn kept(&self) -> Vec<(NeighborKey, Value)> {
         self.diagnoses.iter().flat_map(|diagnosis| diagnosis.kept()).collect()
     }
 
-    #[must_use]
     pub fn incidents(&self) -> &Incidents {
         &self.incidents
     }
 
     /// Number of findings that were discarded because a limit was reached.
-    #[must_use]
     pub fn discarded(&self) -> u64 {
         self.discarded
     }
@@ -418,7 +409,6 @@ impl Engine {
 
 impl IncidentChange {
     /// Severity of its event: a closed incident is a notice at most.
-    #[must_use]
     pub fn severity(&self) -> Severity {
         match self.kind {
             Kind::IncidentClosed => self.incident.severity.min(Severity::Notice),
@@ -426,7 +416,6 @@ impl IncidentChange {
         }
     }
 
-    #[must_use]
     pub fn message(&self) -> String {
         self.incident.message()
     }

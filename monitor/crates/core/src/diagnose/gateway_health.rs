@@ -23,7 +23,6 @@ pub enum GatewayHealth {
 }
 
 /// The state of a gateway's entry, by the model alone.
-#[must_use]
 pub fn gateway_health(node: &NodeView<'_>, key: NeighborKey) -> GatewayHealth {
     match health(node, key) {
         Health::Correct => GatewayHealth::Right,

@@ -94,44 +94,36 @@ impl OpenIncident {
         Self { incident, subject, objects, last: None, summaries: 0 }
     }
 
-    #[must_use]
     pub fn subject(&self) -> &str {
         &self.subject
     }
 
-    #[must_use]
     pub fn kind(&self) -> &str {
         &self.incident.kind
     }
 
-    #[must_use]
     pub fn severity(&self) -> Severity {
         self.incident.severity
     }
 
-    #[must_use]
     pub fn confidence(&self) -> Confidence {
         self.incident.confidence
     }
 
-    #[must_use]
     pub fn host_cause(&self) -> Option<&HostCause> {
         self.incident.host_cause.as_ref()
     }
 
     /// When it was first observed, RFC 3339.
-    #[must_use]
     pub fn first_seen(&self) -> &str {
         &self.incident.first_seen
     }
 
-    #[must_use]
     pub fn objects(&self) -> &IncidentObjects {
         &self.objects
     }
 
     /// The incident in the event schema.
-    #[must_use]
     pub fn incident(&self, clock: WallClock) -> Incident {
         let mut incident = self.incident.clone();
         if let Some(last) = self.last {
@@ -333,7 +325,6 @@ impl fmt::Debug for Changed {
 }
 
 impl Incidents {
-    #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes
     }

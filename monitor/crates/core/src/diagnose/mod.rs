@@ -138,7 +138,6 @@ pub const KINDS: [&IncidentKind; 29] = [
     &multi_pod_disruption::SPEC,
 ];
 
-#[must_use]
 pub fn kind(name: &str) -> Option<&'static IncidentKind> {
     KINDS.into_iter().find(|kind| kind.name == name)
 }
@@ -159,7 +158,6 @@ pub const CAPACITY: usize = 1024;
 pub const STARTUP_GRACE: BootNs = 5 * SECOND;
 
 /// The diagnoses, in the order of [`KINDS`].
-#[must_use]
 pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
     KINDS.into_iter().map(|kind| (kind.start)(thresholds)).collect()
 }

@@ -21,7 +21,6 @@ pub struct LeftMounts {
 }
 
 /// What is left of mounts that the host had. `told`: what a daemon has said of such mounts.
-#[must_use]
 pub fn left_mounts(found: MountCopies, known: Known<'_>, told: &[LeakedMount]) -> Vec<Leak> {
     let mut kubelets = Kubelets::default();
     kubelets.replace(0, known.kubelets.cloned().unwrap_or_default());

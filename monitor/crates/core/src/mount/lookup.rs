@@ -128,7 +128,6 @@ impl Core {
     }
 
     /// Unmounts of busy mounts that succeeded, of which nobody is told since too many waited.
-    #[must_use]
     pub fn umounts_missed(&self) -> u64 {
         self.holder_scans.missed
     }

@@ -18,7 +18,6 @@ pub struct Benign {
 
 impl Core {
     /// Refused removals and renames that no mount is the reason of.
-    #[must_use]
     pub fn benign_refusals(&self) -> Benign {
         self.holder_scans.benign
     }

@@ -215,7 +215,6 @@ impl CniCalls {
     }
 
     /// When the next one of them is due, or what was given up.
-    #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
         let given_up = self.given_up.as_ref().map(GivenUp::due);
         // That of others is told at once.
@@ -280,7 +279,6 @@ impl CniCalls {
         }
     }
 
-    #[must_use]
     pub fn get(&self, id: &str) -> Option<&Sandbox> {
         self.sandboxes.get(id)
     }
@@ -296,13 +294,11 @@ impl CniCalls {
 
     /// Whether the `DEL` of a sandbox of a pod has failed, and none of that sandbox has succeeded since: the next sandbox of
     /// that name is its victim.
-    #[must_use]
     pub fn has_failing_of(&self, namespace: &str, name: &str) -> bool {
         self.of_pod(namespace, name).any(|(_, sandbox)| sandbox.failed > 0)
     }
 
     /// Whether a sandbox is being deleted, or was less than `window` before a time.
-    #[must_use]
     pub fn is_deleted_about(&self, id: &str, at: BootNs, window: BootNs) -> bool {
         let is_its = |call: &Call| {
             call.first.command == CniCommand::Del && call.first.container_id.as_deref() == Some(id)
@@ -311,7 +307,6 @@ impl CniCalls {
         self.open.iter().any(is_its) || deleted_at.is_some_and(|deleted| deleted.saturating_add(window) >= at)
     }
 
-    #[must_use]
     pub fn is_being_added(&self, id: &str) -> bool {
         self.open.iter().any(|call| {
             call.first.command == CniCommand::Add && call.first.container_id.as_deref() == Some(id)
@@ -319,7 +314,6 @@ impl CniCalls {
     }
 
     /// The call in which a process, or one above it, was executed as a plugin.
-    #[must_use]
     pub fn call_of(&self, actor: &Actor) -> Option<&Call> {
         let own = (actor.pid, Some(actor.start_time_ns.as_str()));
         let above = actor.ancestors.iter().map(|one| (one.pid, one.start_time_ns.as_deref()));
@@ -330,13 +324,11 @@ impl CniCalls {
     }
 
     /// The call under way for a network namespace, if it is the only one.
-    #[must_use]
     pub fn only_call_in(&self, netns: NsInum) -> Option<&Call> {
         let mut calls = self.open.iter().filter(|call| call.netns == Some(netns));
         calls.next().filter(|_| calls.next().is_none())
     }
 
-    #[must_use]
     pub fn is_other_being_deleted(&self, pod: &CniPod, id: &str) -> bool {
         self.open.iter().any(|call| {
             let of_it = call.first.pod.as_ref();
@@ -391,7 +383,6 @@ impl GivenUp {
 
 impl Sandbox {
     /// Whether it is of the pod of this name, or of an earlier one.
-    #[must_use]
     pub fn is_of(&self, namespace: &str, name: &str) -> bool {
         self.pod.as_ref().is_some_and(|pod| pod.namespace == namespace && pod.name == name)
     }
@@ -419,7 +410,6 @@ impl Call {
     }
 
     /// As in an event.
-    #[must_use]
     pub fn cni(&self) -> Cni {
         let CniExec { command, container_id, netns, ifname, pod, truncated, .. } = &self.first;
         let ended = self.ended.filter(|(_, exit)| self.running.is_empty() || exit.status != 0);

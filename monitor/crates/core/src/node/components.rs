@@ -11,7 +11,6 @@ const ENDED_MAX: usize = 64;
 const OVERLAP_NS: BootNs = 2_000_000_000;
 
 /// Whether a process with this start is one of these.
-#[must_use]
 pub fn is_one_of(components: &[ComponentFacts], tgid: u32, start_ns: BootNs) -> bool {
     let is_it = |known: &ComponentFacts| {
         known.tgid == tgid && known.started_ns / NS_PER_TICK == start_ns / NS_PER_TICK
@@ -54,7 +53,6 @@ impl Components {
         Some(facts)
     }
 
-    #[must_use]
     pub fn running(&self) -> &[ComponentFacts] {
         &self.running
     }
@@ -73,7 +71,6 @@ impl Components {
 
     /// The one of the same name that was started last before; none where one runs beside it: which it replaces is not
     /// known.
-    #[must_use]
     pub fn before(&self, facts: &ComponentFacts) -> Option<&ComponentFacts> {
         let ended = self.ended.iter().map(|ended| (&ended.facts, ended.at));
         let all = ended.chain(self.running.iter().map(|facts| (facts, BootNs::MAX)));

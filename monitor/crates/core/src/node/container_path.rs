@@ -20,7 +20,6 @@ const LAYERS: [(&str, &str); 4] =
 const ID_DIGITS: usize = 64;
 
 /// The mount of a container that would be at this path.
-#[must_use]
 pub fn of_path(path: &str) -> Option<ContainerMount> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let index = parts.iter().rposition(|part| is_id(part))?;

@@ -157,13 +157,11 @@ pub struct Transition {
 
 impl Containers {
     /// A container by id, removed ones included.
-    #[must_use]
     pub fn get(&self, id: &str) -> Option<&ContainerFacts> {
         self.known.get(id).map(|known| &known.facts)
     }
 
     /// Whether a container is there: a runtime reports it, in whatever state, and none that it was removed.
-    #[must_use]
     pub fn is_present(&self, id: &str) -> bool {
         self.known.get(id).is_some_and(|known| known.removed.is_none())
     }
@@ -171,7 +169,6 @@ impl Containers {
     /// The container that a network namespace belongs to. A running one takes precedence, then the pod's sandbox, then
     /// the one that created the namespace over those that joined it, then the one that
     /// started last, or of those that have exited the one that did last.
-    #[must_use]
     pub fn in_netns(&self, netns: NsInum) -> Option<&ContainerFacts> {
         self.ids_in(netns)
             .filter_map(|id| self.known.get(id))
@@ -196,7 +193,6 @@ impl Containers {
     }
 
     /// Whether a network namespace has other running containers than this one.
-    #[must_use]
     pub fn is_shared(&self, netns: NsInum, id: &str) -> bool {
         self.living_in(netns).any(|other| other.id != id)
     }
@@ -210,7 +206,6 @@ impl Containers {
     }
 
     /// A running container with a mount namespace.
-    #[must_use]
     pub fn in_mntns(&self, mntns: NsInum) -> Option<&ContainerFacts> {
         self.known
             .values()
@@ -221,19 +216,16 @@ impl Containers {
     }
 
     /// When the start of a container was observed; `None` if it ran before.
-    #[must_use]
     pub fn started(&self, id: &str) -> Option<BootNs> {
         self.known.get(id)?.started
     }
 
     /// The cookie of the network namespace that it runs in, once that was read.
-    #[must_use]
     pub fn netns_cookie(&self, id: &str) -> Option<u64> {
         self.known.get(id)?.netns_cookie
     }
 
     /// A container of a pod, not one that claims to be; a running one takes precedence, then the sandbox.
-    #[must_use]
     pub fn of_pod(&self, uid: &str) -> Option<&ContainerFacts> {
         self.known
             .values()
@@ -384,7 +376,6 @@ impl Containers {
     }
 
     /// Whether a source reports any container.
-    #[must_use]
     pub fn any_of(&self, source: &str) -> bool {
         self.known
             .values()
@@ -392,7 +383,6 @@ impl Containers {
     }
 
     /// The sources that report a container, the one that describes it first.
-    #[must_use]
     pub fn sources(&self, id: &str) -> &[String] {
         self.known.get(id).map_or(&[], |known| &known.sources)
     }
@@ -455,7 +445,6 @@ impl Containers {
 
     /// Whether those who are known to be in a network namespace of this number are in another one than that with this lower half
     /// of a cookie.
-    #[must_use]
     pub fn are_elsewhere(&self, netns: NsInum, half: u32) -> bool {
         let is_other = |cookie: u64| !may_have_cookie(Some(half), Some(cookie));
         let mut all = self.ids_in(netns).filter_map(|id| self.known.get(id)).peekable();
@@ -499,7 +488,6 @@ impl Containers {
     }
 
     /// Number of containers by runtime and state, without removed ones.
-    #[must_use]
     pub fn counts(&self) -> HashMap<(String, ContainerState), i64> {
         let mut counts = HashMap::new();
         for known in self.known.values().filter(|known| known.removed.is_none()) {
@@ -516,7 +504,6 @@ fn note(sources: &mut Vec<String>, source: String) {
 }
 
 /// Whether its processes exist.
-#[must_use]
 pub fn is_live(state: ContainerState) -> bool {
     matches!(state, ContainerState::Running | ContainerState::Paused)
 }

@@ -62,7 +62,6 @@ impl FuseMounts {
         self.known = found;
     }
 
-    #[must_use]
     pub fn mounts(&self) -> &[FuseMount] {
         &self.known
     }
@@ -127,7 +126,6 @@ impl FuseMounts {
     }
 
     /// How the last server of a file system ended.
-    #[must_use]
     pub fn end_of(&self, servers: &[FuseServer]) -> Option<&ServerEnd> {
         let is_its = |end: &&ServerEnd| {
             servers.iter().any(|server| is_process((end.tgid, end.start_ns), (server.tgid, server.start_ns)))
@@ -138,7 +136,6 @@ impl FuseMounts {
 
 impl ServerEnd {
     /// Whether a signal ended it, rather than that it exited.
-    #[must_use]
     pub fn was_killed(&self) -> bool {
         self.status & 0x7f != 0
     }

@@ -45,50 +45,42 @@ pub struct Gateway {
 
 impl Gateway {
     /// Whether the entry is static (`NUD_PERMANENT`).
-    #[must_use]
     pub fn is_static(&self) -> bool {
         self.entry.as_ref().is_some_and(|(state, _)| state.is_permanent())
     }
 
     /// Whether the entry is static, and was at a time of late.
-    #[must_use]
     pub(super) fn was_static(&self, at: BootNs) -> bool {
         self.is_static() && self.static_since <= at
     }
 
     /// Whether the entry is learned and has a link-layer address to send to.
-    #[must_use]
     pub fn is_learned(&self) -> bool {
         self.entry.as_ref().is_some_and(|(state, _)| state.is_usable())
     }
 
     /// Whether the kernel never checks the address of the entry, although it is not static (`NUD_NOARP`).
-    #[must_use]
     pub fn is_unchecked(&self) -> bool {
         self.entry.as_ref().is_some_and(|(state, _)| *state == NudState::NOARP)
     }
 
     /// Whether packets go to where a static entry had them go, though it is static no longer.
-    #[must_use]
     pub fn is_as_before(&self) -> bool {
         self.is_learned() && self.former_lladdr.is_some() && self.former_lladdr.as_ref() == self.lladdr()
     }
 
     /// Whether resolution is in progress or has failed.
-    #[must_use]
     pub fn is_unresolved(&self) -> bool {
         let unresolved = NudState::FAILED.0 | NudState::INCOMPLETE.0;
         self.entry.as_ref().is_some_and(|(state, _)| state.0 & unresolved != 0)
     }
 
     /// Whether a live change was received since then.
-    #[must_use]
     pub fn changed_since(&self, at: BootNs) -> bool {
         self.changed_at.is_some_and(|changed| changed >= at)
     }
 
     /// The link-layer address that packets are sent to, if any.
-    #[must_use]
     pub fn lladdr(&self) -> Option<&LlAddr> {
         self.entry.as_ref().and_then(|(_, lladdr)| lladdr.as_ref())
     }

@@ -85,7 +85,6 @@ impl HostSysctls {
     }
 
     /// Whether the host answers ARP requests on an interface for addresses that it reaches by others (`proxy_arp`).
-    #[must_use]
     pub fn answers_arp_for_others(&self, ifindex: u32) -> Option<bool> {
         let own = self.of(false, Some(ifindex))?.proxy?;
         Some(own || self.of(false, None)?.proxy?)
@@ -93,33 +92,28 @@ impl HostSysctls {
 
     /// Whether it forwards packets of IPv4 that come by an interface. It answers for nobody else where it does not
     /// (`arp_process`, net/ipv4/arp.c).
-    #[must_use]
     pub fn forwards_ipv4(&self, ifindex: u32) -> Option<bool> {
         self.of(false, Some(ifindex))?.forwarding
     }
 
     /// Whether it forwards no packet of IPv4, by whichever interface it comes: `ip_forward`, which is `conf/all/forwarding`, is
     /// off, and on none of the interfaces was it switched on since.
-    #[must_use]
     pub fn forwards_nothing(&self) -> bool {
         let mut of_ipv4 = self.known.iter().filter(|((ipv6, _), _)| !ipv6).map(|(_, sysctls)| sysctls);
         self.of(false, None).is_some() && of_ipv4.all(|sysctls| sysctls.forwarding == Some(false))
     }
 
     /// How it checks the sources of what comes by an interface: the higher one of its own value and that of all.
-    #[must_use]
     pub fn rp_filter(&self, ifindex: u32) -> Option<RpFilter> {
         self.rp_filters(ifindex).map(|(own, of_all)| own.max(of_all))
     }
 
     /// Its own value and that of all.
-    #[must_use]
     pub fn rp_filters(&self, ifindex: u32) -> Option<(RpFilter, RpFilter)> {
         Some((self.of(false, Some(ifindex))?.rp_filter?, self.of(false, None)?.rp_filter?))
     }
 
     /// What the value of an interface, or that of all, was before its last change.
-    #[must_use]
     pub fn rp_filter_before(&self, ifindex: Option<u32>) -> Option<RpFilter> {
         self.rp_filters_before.get(&ifindex).copied()
     }

@@ -7,7 +7,6 @@ use super::containers::{Containers, is_live};
 
 /// The sandbox that a pod of this name has now: one that runs, else the newest that is left. Who only claims to be of the
 /// pod is none.
-#[must_use]
 pub fn current_sandbox<'a>(
     containers: &'a Containers,
     namespace: &str,
@@ -23,7 +22,6 @@ pub fn current_sandbox<'a>(
 /// The container that another one was made instead of: of the same pod, with the same name in it, the newest that is older and
 /// has ended. A claim follows only claims, and what is confirmed only what is confirmed: else whoever makes an image could
 /// speak of the containers of others.
-#[must_use]
 pub fn predecessor<'a>(containers: &'a Containers, of: &ContainerFacts) -> Option<&'a ContainerFacts> {
     let pod = of.pod.as_ref().filter(|_| !of.sandbox)?;
     let name = pod.container_name.as_ref()?;

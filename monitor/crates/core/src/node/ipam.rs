@@ -95,13 +95,11 @@ impl Ipam {
     }
 
     /// Whether what is written down in no file is known not to be reserved.
-    #[must_use]
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }
 
     /// Whether anything was ever written down.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.records.is_empty() && self.freed.is_empty()
     }

@@ -35,20 +35,17 @@ impl Kubelets {
     }
 
     /// Whether this is a mount namespace of the host; true of all as long as nothing was reported.
-    #[must_use]
     pub fn is_host(&self, mntns: NsInum) -> bool {
         self.reported.is_none() || self.host_namespaces().any(|host| host == mntns)
     }
 
     /// Whether the host or a kubelet mounts in this namespace; true of all as long as nothing was reported.
-    #[must_use]
     pub fn mounts_in(&self, mntns: NsInum) -> bool {
         let known = self.reported.as_ref().map(|(_, facts)| &facts.namespaces);
         known.is_none_or(|known| known.iter().any(|namespace| namespace.mntns == mntns))
     }
 
     /// Whether a path is below a root directory of a kubelet, in this mount namespace.
-    #[must_use]
     pub fn has_below_root(&self, mntns: NsInum, path: &str) -> bool {
         let known = self.reported.iter().flat_map(|(_, facts)| &facts.namespaces);
         let mut roots = known.filter(|known| known.mntns == mntns).flat_map(|known| &known.roots);
@@ -65,7 +62,6 @@ impl Kubelets {
     }
 
     /// How a command gets into this mount namespace.
-    #[must_use]
     pub fn way(&self, mntns: NsInum) -> Way {
         if self.is_host(mntns) {
             return Way::Host;
@@ -78,7 +74,6 @@ impl Kubelets {
     }
 
     /// The pod volume that a path leads to, as a process of this mount namespace sees it at this time.
-    #[must_use]
     pub fn volume(&self, at: BootNs, mntns: NsInum, path: &str) -> Option<Volume> {
         let Some((read, facts)) = &self.reported else {
             return volume::of_path(path);
@@ -87,7 +82,6 @@ impl Kubelets {
     }
 
     /// The volume that is staged at a path, as a process of this mount namespace sees it at this time.
-    #[must_use]
     pub fn staged(&self, at: BootNs, mntns: NsInum, path: &str) -> Option<StagedVolume> {
         let (read, facts) = self.reported.as_ref()?;
         roots(*read, facts, at, mntns).find_map(|root| volume::staged_below(root, path))

@@ -42,7 +42,6 @@ pub struct MountKey {
 
 impl MountKey {
     /// A key. However many spellings of a path there are, it has one.
-    #[must_use]
     pub fn new(mntns: NsInum, path: &str) -> Self {
         let names = path.split('/').filter(|name| !matches!(*name, "" | "."));
         let names = names.collect::<Vec<_>>().join("/");
@@ -130,39 +129,33 @@ impl BusyMount {
     }
 
     /// Refused attempts since the mount became busy.
-    #[must_use]
     pub fn attempts(&self) -> u64 {
         self.total
     }
 
     /// Refused attempts since the last long pause.
-    #[must_use]
     pub fn recent_attempts(&self) -> u64 {
         self.others + self.callers.iter().map(|(_, attempts)| attempts).sum::<u64>()
     }
 
     /// Refused attempts since the mount became busy, by system call.
-    #[must_use]
     pub fn calls(&self) -> &RefusedCalls {
         &self.calls
     }
 
     /// Refused unmounts since the mount became busy that are not recent. Those of callers that share a count are taken for
     /// recent ones.
-    #[must_use]
     pub fn former_unmounts(&self) -> u64 {
         let of_callers = self.callers.iter().filter(|(caller, _)| caller.syscall.is_umount());
         let recent = self.others + of_callers.map(|(_, attempts)| attempts).sum::<u64>();
         self.calls.unmounts().saturating_sub(recent)
     }
 
-    #[must_use]
     pub fn last(&self) -> BootNs {
         self.last
     }
 
     /// Where it is mounted as far as that is known, else the path as a caller gave it.
-    #[must_use]
     pub fn path(&self) -> &str {
         self.identity.as_ref().map_or(&self.key.path, |identity| &identity.mount_point)
     }
@@ -221,18 +214,15 @@ impl From<Saved> for BusyMounts {
 
 impl BusyMounts {
     /// The busy mount that a path stood for last.
-    #[must_use]
     pub fn at(&self, key: &MountKey) -> Option<BusyId> {
         self.paths.get(key).copied()
     }
 
-    #[must_use]
     pub fn get(&self, id: BusyId) -> Option<&BusyMount> {
         self.mounts.get(&id)
     }
 
     /// The busy mount with this identity; without one, the mount at this place.
-    #[must_use]
     pub fn find(&self, place: &MountKey, identity: Option<&MountIdentity>) -> Option<(BusyId, &BusyMount)> {
         let is_unknown = |id: &BusyId| {
             identity.is_none() || self.mounts.get(id).is_some_and(|busy| busy.identity.is_none())
@@ -244,7 +234,6 @@ impl BusyMounts {
     }
 
     /// The busy mount that is known to have this identity.
-    #[must_use]
     pub fn identified(&self, mntns: NsInum, identity: &MountIdentity) -> Option<BusyId> {
         let is_it = |id: &BusyId| {
             let known = self.mounts.get(id).and_then(|busy| busy.identity.as_ref());
@@ -388,7 +377,6 @@ impl BusyMounts {
         }
     }
 
-    #[must_use]
     pub fn attempts_of(&self, id: BusyId, caller: Caller) -> u64 {
         let Some(busy) = self.mounts.get(&id) else { return 1 };
         busy.callers.iter().find(|(known, _)| *known == caller).map_or(busy.others, |(_, count)| *count)
@@ -412,7 +400,6 @@ impl BusyMounts {
         }
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.mounts.is_empty()
     }

@@ -175,7 +175,6 @@ impl Namespaces {
     }
 
     /// The gateways whose entries were seen, for the next run: those in use, and those that are missed.
-    #[must_use]
     pub fn known_gateways(&self) -> Vec<KnownEntry> {
         let entries = self.known.iter().flat_map(|(netns, namespace)| {
             namespace.gateways.iter().filter_map(|(ifindex, address, gateway)| {
@@ -196,12 +195,10 @@ impl Namespaces {
         entries.take(PREVIOUS_MAX).collect()
     }
 
-    #[must_use]
     pub fn get(&self, netns: NsInum) -> Option<&Namespace> {
         self.known.get(&netns)
     }
 
-    #[must_use]
     pub fn cookie(&self, netns: NsInum) -> Option<u64> {
         self.get(netns).and_then(|namespace| namespace.cookie)
     }
@@ -307,7 +304,6 @@ impl Namespaces {
     }
 
     /// Whether a snapshot is of another namespace than the known one: the kernel uses inode numbers again.
-    #[must_use]
     pub fn is_successor(&self, snapshot: &NetnsSnapshot) -> bool {
         let known = self.known.get(&snapshot.netns).and_then(|known| known.cookie);
         known.zip(snapshot.cookie).is_some_and(|(known, new)| known != new)
@@ -396,13 +392,11 @@ impl Namespaces {
 
 impl Namespace {
     /// Neighbor entries of a family that counted against the kernel's limits at the last reading.
-    #[must_use]
     pub fn limited_neighbors(&self, ipv6: bool) -> u32 {
         self.limited_neighbors[usize::from(ipv6)]
     }
 
     /// Whether it has more default routes than are kept.
-    #[must_use]
     pub fn has_omitted_routes(&self) -> bool {
         self.routes_omitted > 0
     }
@@ -413,30 +407,25 @@ impl Namespace {
     }
 
     /// The neighbor entry of a default gateway; `None` if the gateway is not known.
-    #[must_use]
     pub fn gateway(&self, ifindex: u32, address: IpAddr) -> Option<&Gateway> {
         self.gateways.get(ifindex, address)
     }
 
     /// The next hops by tunnels of the host; none of another namespace.
-    #[must_use]
     pub fn tunnels(&self) -> &Tunnels {
         &self.tunnels
     }
 
-    #[must_use]
     pub fn routes(&self) -> &[RouteFacts] {
         &self.routes
     }
 
     /// Default gateways that are in use now, by interface.
-    #[must_use]
     pub fn gateways_in_use(&self) -> &BTreeSet<(u32, IpAddr)> {
         &self.in_use
     }
 
     /// Whether packets find another way where a default gateway cannot be resolved.
-    #[must_use]
     pub fn has_alternative(&self, ifindex: u32, address: IpAddr) -> bool {
         self.shared.contains_key(&(ifindex, address))
     }
@@ -453,30 +442,25 @@ impl Namespace {
     }
 
     /// Whether its routes changed in a way that only the next snapshot will show.
-    #[must_use]
     pub fn is_stale(&self) -> bool {
         self.stale.is_some()
     }
 
     /// Whether the next snapshot may show other routes: one went with its interface, or not all are kept.
-    #[must_use]
     pub fn is_doubted(&self) -> bool {
         self.stale.is_some() || self.outdated || self.has_omitted_routes()
     }
 
     /// Whether nothing reports what changes in it after a snapshot.
-    #[must_use]
     pub fn is_unheard(&self) -> bool {
         self.unheard
     }
 
     /// Whether a rule of a family selects packets by what they are: not all of them take the same routes.
-    #[must_use]
     pub fn has_selective_rules(&self, ipv6: bool) -> bool {
         self.rules.iter().any(|rule| rule.ipv6 == ipv6 && !rule.matches_all)
     }
 
-    #[must_use]
     pub fn has_address(&self, ifindex: u32, address: IpAddr) -> bool {
         self.addresses.iter().any(|known| known.ifindex == ifindex && known.address == address)
     }

@@ -42,7 +42,6 @@ impl RuntimeDirectories {
         self.by_source.insert(source, directories);
     }
 
-    #[must_use]
     pub fn owner<'c>(&self, containers: &'c Containers, path: &str) -> Option<&'c ContainerFacts> {
         if !is_plain(path) {
             return None;
@@ -56,7 +55,6 @@ impl RuntimeDirectories {
     }
 
     /// The id of the container whose directory a path leads to or through, whether anything else is known of it or not.
-    #[must_use]
     pub fn id_at(&self, path: &str) -> Option<String> {
         if !is_plain(path) {
             return None;
@@ -66,7 +64,6 @@ impl RuntimeDirectories {
     }
 
     /// Whether a path is below a directory of a runtime, which belongs to root of the node.
-    #[must_use]
     pub fn contains(&self, path: &str) -> bool {
         let path = run(path);
         is_plain(&path) && self.by_source.values().flatten().any(|directory| is_below(&path, &run(directory)))

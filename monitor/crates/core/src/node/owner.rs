@@ -34,7 +34,6 @@ pub trait Names {
     fn runtimes(&self) -> RuntimeAvailability;
 }
 
-#[must_use]
 pub fn owner(names: &impl Names, cgroup: Option<&str>) -> CgroupOwner {
     let Some(path) = cgroup else {
         return CgroupOwner { container: None, pod: None, unit: None, join: Join::Missed };

@@ -106,13 +106,11 @@ impl PodsOnNode {
     }
 
     /// Whether they were looked at, and can be: else what is not there is only unknown, and what is may be over.
-    #[must_use]
     pub fn is_read(&self) -> bool {
         self.is_read
     }
 
     /// When it was last told what there is of them.
-    #[must_use]
     pub fn read(&self) -> BootNs {
         self.read
     }
@@ -122,7 +120,6 @@ impl PodsOnNode {
         self.recovered.map_or(0, |at| at.saturating_add(RECOVERY))
     }
 
-    #[must_use]
     pub fn get(&self, uid: &str) -> Option<&PodOnNode> {
         self.known.get(uid)
     }
@@ -159,14 +156,12 @@ impl PodOnNode {
     }
 
     /// Whether there are processes in its control group though no container of it runs.
-    #[must_use]
     pub fn has_left_processes(&self) -> bool {
         self.over.is_some() && self.seen.cgroup == PodCgroup::Populated
     }
 
     /// Since when no container of it has run, nor was one about to be made; `None` as long as one does, where none ever did,
     /// and where nothing could tell.
-    #[must_use]
     pub fn over_since(&self, node: &NodeView<'_>) -> Option<BootNs> {
         let over = self.over?;
         // The volumes of a new pod are mounted before its first container is made.
@@ -208,7 +203,6 @@ impl PodOnNode {
     }
 
     /// What tells that it does not run.
-    #[must_use]
     pub fn witness(&self, node: &NodeView<'_>) -> Witness {
         let is_heard = |facts: &&ContainerFacts| !node.is_down(&facts.source);
         // One that knows pods of this kubelet.

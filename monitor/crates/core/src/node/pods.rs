@@ -62,7 +62,6 @@ impl PodNames {
         self.known.get(uid)?.ends
     }
 
-    #[must_use]
     pub fn get(&self, uid: &str) -> Option<(&str, &str)> {
         self.known.get(uid).map(|known| (known.namespace.as_str(), known.name.as_str()))
     }

@@ -39,13 +39,11 @@ pub struct Changes {
 
 impl MappedImages {
     /// Before the first look, with what an earlier run saw.
-    #[must_use]
     pub fn after(previous: Vec<LastUser>) -> Self {
         Self { previous, ..Self::default() }
     }
 
     /// Who was last seen to use which, for the next run.
-    #[must_use]
     pub fn last_users(&self) -> Vec<LastUser> {
         let user = |(number, pod): (&RbdNumber, &String)| {
             Some(LastUser { image: self.get(*number)?.clone(), pod: pod.clone() })
@@ -98,19 +96,16 @@ impl MappedImages {
         self.images.values().flatten()
     }
 
-    #[must_use]
     pub fn get(&self, number: RbdNumber) -> Option<&RbdImage> {
         self.images.get(&number)?.as_ref()
     }
 
     /// Whether all that are mapped are known: what is not among them is not mapped.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         self.is_whole
     }
 
     /// Whether an image of this name is mapped, or a snapshot of it; `None` where that is not known.
-    #[must_use]
     pub fn has(&self, pool: &str, namespace: Option<&str>, image: &str) -> Option<bool> {
         let is_it = |mapped: &RbdImage| {
             (mapped.pool.as_str(), mapped.namespace.as_deref(), mapped.image.as_str())
@@ -127,7 +122,6 @@ impl MappedImages {
     }
 
     /// The pod that was last seen to use an image, by uid.
-    #[must_use]
     pub fn last_pod(&self, number: RbdNumber) -> Option<&str> {
         self.pods.get(&number).map(String::as_str)
     }

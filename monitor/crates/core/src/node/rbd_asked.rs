@@ -43,7 +43,6 @@ impl AskedImages {
     }
 
     /// The image that a log means: what it names in full, or the one that was asked for of late, if no other one is called so.
-    #[must_use]
     pub fn meant(&self, now: BootNs, refusal: &RbdRefusal) -> Option<ImageName> {
         let RbdRefusal { pool, namespace, image, .. } = refusal;
         if let Some(pool) = pool {
@@ -59,7 +58,6 @@ impl AskedImages {
     }
 
     /// Whether an image was asked for of late.
-    #[must_use]
     pub fn has(&self, now: BootNs, name: &ImageName) -> bool {
         self.asked.iter().any(|asked| asked.0 == *name && is_recent(asked, now))
     }

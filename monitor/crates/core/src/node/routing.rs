@@ -37,7 +37,6 @@ pub type InUse = BTreeMap<(u32, IpAddr), Use>;
 
 /// The default gateways; one pass over routes and rules. Where no rule of a family is known, as in a kernel without policy
 /// routing, the main table is selected.
-#[must_use]
 pub fn gateways_in_use(routes: &[RouteFacts], rules: &[RuleFacts]) -> InUse {
     let mut tables: BTreeMap<(bool, u32), Table<'_>> = BTreeMap::new();
     for route in routes.iter().filter(|route| route.is_default()) {
@@ -105,7 +104,6 @@ fn reached(rules: &[RuleFacts], tables: &BTreeMap<(bool, u32), Table<'_>>, half:
 }
 
 /// Whether a rule selects the table of a route.
-#[must_use]
 pub fn is_selected(route: &RouteFacts, rules: &[RuleFacts]) -> bool {
     is_led_to(route, rules, |_| true)
 }

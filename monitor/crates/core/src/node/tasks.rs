@@ -159,7 +159,6 @@ impl Tasks {
     }
 
     /// Details of a task where it acted; marks them as used.
-    #[must_use]
     pub fn get(&self, task: &TaskRef) -> Option<&TaskFacts> {
         let known = self.known.get(&(task.key, task.place()))?;
         known.used.set(self.next_use());
@@ -167,7 +166,6 @@ impl Tasks {
     }
 
     /// The details of a task for something that waits, while others come and go.
-    #[must_use]
     pub fn copy(&self, task: &TaskRef) -> Option<Box<TaskFacts>> {
         self.get(task).cloned().map(Box::new)
     }
@@ -180,7 +178,6 @@ impl Tasks {
     }
 
     /// The path of the control group with these ids, if a task in it is known.
-    #[must_use]
     pub fn cgroup(&self, cgroup_v1: u32, cgroup_v2: u32) -> Option<&str> {
         let mut inside = self.known.values().map(|known| &known.facts).filter(|facts| {
             (facts.place.cgroup_v1, facts.place.cgroup_v2) == (cgroup_v1, cgroup_v2)

@@ -47,7 +47,6 @@ impl fmt::Debug for Accounts {
     }
 }
 
-#[must_use]
 pub fn tenant(event: &Event, accounts: &mut Accounts) -> Tenant {
     let (actor, target) = (event.actor.as_deref(), event.target.as_deref());
     let call = event.cni.as_deref().filter(|_| event.incident.is_none());
@@ -75,7 +74,6 @@ pub enum Budget {
 }
 
 /// The budget that an event counts against, if it is limited.
-#[must_use]
 pub fn budget(event: &Event, tenant: &Tenant, host: NsInum) -> Option<Budget> {
     if event.kind == Kind::EventsThrottled {
         None
@@ -101,7 +99,6 @@ fn is_of_own_network(event: &Event, host: NsInum) -> bool {
 }
 
 /// Whether a process did something to its own container or pod.
-#[must_use]
 pub fn is_by_itself(actor: &Actor, target: &Target) -> bool {
     let is_same = |ours: Option<&str>, theirs: Option<&str>| ours.is_some() && ours == theirs;
     is_same(container_id(actor.container.as_ref()), container_id(target.container.as_ref()))
@@ -166,7 +163,6 @@ fn of_actor(actor: &Actor) -> Cow<'_, str> {
 }
 
 /// The tenant of what a process does, by its control group and user.
-#[must_use]
 pub fn of_process(group: Option<&str>, uid: Option<u32>, in_userns: bool) -> Cow<'_, str> {
     Cow::Borrowed(match (group.and_then(cgroup::owner), uid) {
         (Some(owner), _) => owner,
@@ -178,7 +174,6 @@ pub fn of_process(group: Option<&str>, uid: Option<u32>, in_userns: bool) -> Cow
 }
 
 /// The tenant of what is about a target.
-#[must_use]
 pub fn of_target(target: &Target) -> Cow<'_, str> {
     if let Some(container) = &target.container {
         return Cow::Borrowed(&container.id);

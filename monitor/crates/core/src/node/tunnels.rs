@@ -60,7 +60,6 @@ pub struct Shown {
 }
 
 impl Shown {
-    #[must_use]
     pub fn of(snapshot: &NetnsSnapshot) -> Self {
         let of_kind = snapshot.links.iter().filter(|link| is_tunnel(link));
         let links: BTreeSet<u32> = of_kind.map(|link| link.ifindex).collect();
@@ -83,13 +82,11 @@ impl Shown {
 }
 
 impl Tunnels {
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.hops.is_empty() && self.omitted == 0
     }
 
     /// Routes that are not kept.
-    #[must_use]
     pub fn omitted(&self) -> usize {
         self.omitted
     }
@@ -99,18 +96,15 @@ impl Tunnels {
     }
 
     /// Whether a route leads there.
-    #[must_use]
     pub fn is_hop(&self, hop: Hop) -> bool {
         self.hops.contains_key(&hop)
     }
 
-    #[must_use]
     pub fn state(&self, hop: Hop) -> Option<NudState> {
         self.hops.get(&hop)?.state
     }
 
     /// The networks that only this next hop leads to.
-    #[must_use]
     pub fn networks(&self, hop: Hop) -> Vec<(IpAddr, u8)> {
         let Some(known) = self.hops.get(&hop) else { return Vec::new() };
         let of_route = |route: &Route| (route.destination, route.prefix_len);
@@ -184,7 +178,6 @@ impl Tunnels {
 }
 
 /// Whether the other end of a link is another node.
-#[must_use]
 pub(super) fn is_tunnel(link: &LinkFacts) -> bool {
     link.kind.as_deref().is_some_and(|kind| KINDS.contains(&kind))
 }

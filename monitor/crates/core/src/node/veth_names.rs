@@ -13,32 +13,27 @@ const POD_DIGITS: usize = 11;
 const OF_ENDPOINT: (&str, usize) = ("lxc", 12);
 
 /// Whether a network plugin calls the host's end of a pod's pair so.
-#[must_use]
 pub fn is_of_pod(ifname: &str) -> bool {
     is_by_pod(ifname) || has_digits(ifname, OF_ENDPOINT.0, OF_ENDPOINT.1)
 }
 
 /// Whether the name follows from that of the pod.
-#[must_use]
 pub fn is_by_pod(ifname: &str) -> bool {
     BY_POD.iter().any(|prefix| has_digits(ifname, prefix, POD_DIGITS))
 }
 
 /// Whether the name is that of this pod.
-#[must_use]
 pub fn names(ifname: &str, namespace: &str, pod: &str) -> bool {
     pod_digits(ifname).is_some_and(|digits| *digits == digits_of(namespace, pod))
 }
 
 /// The digits in a name that follow from that of the pod.
-#[must_use]
 pub fn pod_digits(ifname: &str) -> Option<&str> {
     let digits = BY_POD.iter().find_map(|prefix| ifname.strip_prefix(prefix));
     digits.filter(|digits| digits.len() == POD_DIGITS)
 }
 
 /// The digits that are in the names of the devices of a pod.
-#[must_use]
 pub fn digits_of(namespace: &str, pod: &str) -> String {
     let mut digits = hash(namespace, pod);
     digits.truncate(POD_DIGITS);

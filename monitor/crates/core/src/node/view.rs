@@ -73,7 +73,6 @@ pub enum RuntimeAvailability {
 
 impl RuntimeAvailability {
     /// Whether any tells of its containers.
-    #[must_use]
     pub fn is_any(self) -> bool {
         matches!(self, Self::Some | Self::All)
     }
@@ -81,13 +80,11 @@ impl RuntimeAvailability {
 
 impl NodeView<'_> {
     /// Whether a source does not deliver: nothing answers at its socket.
-    #[must_use]
     pub fn is_down(&self, source: &str) -> bool {
         self.statuses.get(source).is_some_and(|status| !status.up)
     }
 
     /// A link as events show it, without changes.
-    #[must_use]
     pub fn link(&self, link: &LinkFacts) -> Link {
         let name = |netns, ifindex| Some(self.link_at(netns, ifindex)?.ifname.clone());
         Link {
@@ -109,13 +106,11 @@ impl NodeView<'_> {
         }
     }
 
-    #[must_use]
     pub fn owner(&self, cgroup: Option<&str>) -> CgroupOwner {
         owner::owner(self, cgroup)
     }
 
     /// The owner of a network namespace.
-    #[must_use]
     pub fn target(&self, netns: NsInum) -> Target {
         if netns == self.host_netns {
             return Target::unknown(Join::Host);
@@ -167,13 +162,11 @@ impl NodeView<'_> {
         }
     }
 
-    #[must_use]
     pub fn target_of(&self, facts: &ContainerFacts) -> Target {
         Target { container: Some(container(facts)), pod: self.pod(facts), ..Target::unknown(Join::Ok) }
     }
 
     /// A pod by uid as a target, even if its containers are gone.
-    #[must_use]
     pub fn target_of_pod(&self, uid: &str) -> Target {
         if let Some(facts) = self.containers.of_pod(uid) {
             return self.target_of(facts);
@@ -183,7 +176,6 @@ impl NodeView<'_> {
     }
 
     /// A pod by uid, with its name if that is known.
-    #[must_use]
     pub fn pod_of(&self, uid: &str) -> Pod {
         let known = self.containers.of_pod(uid).and_then(|facts| self.pod(facts));
         known.unwrap_or_else(|| self.pod_of_uid(uid.to_owned()))
@@ -223,7 +215,6 @@ impl NodeView<'_> {
     }
 
     /// The same that no other namespace has. Namespaces of users do not count: the kernel mounts no NFS for them.
-    #[must_use]
     pub fn addresses_only_in(&self, netns: NsInum) -> Vec<IpAddr> {
         let is_known = self.namespaces.get(netns).is_some_and(|namespace| !namespace.foreign_userns);
         let others =
@@ -285,30 +276,25 @@ impl Names for NodeView<'_> {
 }
 
 impl<'a> NodeView<'a> {
-    #[must_use]
     pub fn host(&self) -> Option<&'a Namespace> {
         self.namespaces.get(self.host_netns)
     }
 
-    #[must_use]
     pub fn link_at(&self, netns: NsInum, ifindex: u32) -> Option<&'a LinkFacts> {
         self.namespaces.get(netns)?.links.get(&ifindex)
     }
 
-    #[must_use]
     pub fn gateway(&self, key: NeighborKey) -> Option<&'a Gateway> {
         self.namespaces.get(key.netns)?.gateway(key.ifindex, key.address)
     }
 
     /// The correct link-layer address of a gateway, where that is certain.
-    #[must_use]
     pub fn gateway_lladdr(&self, key: NeighborKey) -> Option<&'a LlAddr> {
         self.gateway_link(key)?.mac.as_ref()
     }
 
     /// The link by whose address a gateway is reached, where that is certain: the host end of the veth pair, or the bridge
     /// that it is a port of, if the bridge has the gateway's address.
-    #[must_use]
     pub fn gateway_link(&self, key: NeighborKey) -> Option<&'a LinkFacts> {
         let end = self.host_end(key.netns, key.ifindex)?;
         let Some(bridge) = end.master else {
@@ -321,7 +307,6 @@ impl<'a> NodeView<'a> {
     /// The bridge that has the gateway's address, where the host end of the pair is no port of it and does not have the
     /// address itself: what answers the pod does not come back to it. Unless the pod has only addresses to which the
     /// bridge does not lead: then others than the bridge route to it.
-    #[must_use]
     pub fn unconnected_gateway(&self, key: NeighborKey) -> Option<&'a LinkFacts> {
         self.bridge_beside(self.host_end(key.netns, key.ifindex)?, key)
     }
@@ -351,13 +336,11 @@ impl<'a> NodeView<'a> {
 
     /// The host end of a veth pair. Links of other kinds are ignored: what passes one, and by which address it is reached, is
     /// another matter for a netkit pair, and others have no other end.
-    #[must_use]
     pub fn host_end(&self, netns: NsInum, ifindex: u32) -> Option<&'a LinkFacts> {
         self.other_end(netns, ifindex).filter(|end| end.kind.as_deref() == Some("veth"))
     }
 
     /// The other end of a pair of any kind.
-    #[must_use]
     pub fn other_end(&self, netns: NsInum, ifindex: u32) -> Option<&'a LinkFacts> {
         let link = self.link_at(netns, ifindex)?;
         let peer = link.peer.as_ref()?;

@@ -61,7 +61,6 @@ impl KnownBy {
 
 impl NodeState {
     /// Why there may be pods that are not listed, and not all names of those that are; `None` where every runtime answers.
-    #[must_use]
     pub fn pods_incomplete(&self) -> Option<String> {
         let is_runtime = |source: &&SourceStatus| source.kind == SourceKind::Runtime && !source.absent;
         let (up, down): (Vec<_>, Vec<_>) =

@@ -8,7 +8,6 @@ use super::super::view::{NodeView, RuntimeAvailability};
 
 impl<'a> NodeView<'a> {
     /// The newest sandbox of a pod that lives, and when it was made, as far as that is known.
-    #[must_use]
     pub fn current_sandbox(&self, namespace: &str, name: &str) -> Option<(&'a str, BootNs)> {
         let of_runtimes = incarnations::current_sandbox(self.containers, namespace, name);
         let of_calls =
@@ -23,7 +22,6 @@ impl<'a> NodeView<'a> {
     }
 
     /// Whether a sandbox is older than the current one of its pod, which lives; `None` where that is not known.
-    #[must_use]
     pub fn is_stale(&self, id: &str, pod: &CniPod) -> Option<bool> {
         let all_known = self.runtimes == RuntimeAvailability::All;
         let Some((current, current_made)) = self.current_sandbox(&pod.namespace, &pod.name) else {
@@ -43,7 +41,6 @@ impl<'a> NodeView<'a> {
     }
 
     /// Whether a sandbox lives and has its network, as far as anything tells.
-    #[must_use]
     pub fn is_sandbox_alive(&self, id: &str) -> bool {
         if self.cni.get(id).is_some_and(|known| known.is_deleted) {
             return false;
@@ -58,12 +55,10 @@ impl<'a> NodeView<'a> {
     }
 
     /// Whether a runtime still has a sandbox, in any state.
-    #[must_use]
     pub fn has_sandbox(&self, id: &str) -> bool {
         self.containers.is_present(id)
     }
 
-    #[must_use]
     pub fn sandbox_made(&self, id: &str) -> Option<BootNs> {
         let of_runtime = || {
             let facts = self.containers.get(id)?;

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 pub struct RefusedCalls(Vec<(MountSyscall, u64)>);
 
 impl RefusedCalls {
-    #[must_use]
     pub fn of(syscall: MountSyscall, calls: u64) -> Self {
         let mut all = Self::default();
         all.add(syscall, calls);
@@ -40,18 +39,15 @@ impl RefusedCalls {
         self.0.iter().copied()
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    #[must_use]
     pub fn total(&self) -> u64 {
         self.iter().map(|(_, calls)| calls).sum()
     }
 
     /// The unmounts among them.
-    #[must_use]
     pub fn unmounts(&self) -> u64 {
         self.iter().filter(|(syscall, _)| syscall.is_umount()).map(|(_, calls)| calls).sum()
     }

@@ -18,7 +18,6 @@ impl Namespaces {
     }
 
     /// Whether the routes by an interface that has become ready are known only by the next snapshot.
-    #[must_use]
     pub fn has_dead_gateway(&self, netns: NsInum, ifindex: u32) -> bool {
         let is_by_it = |namespace: &Namespace| namespace.dead_gateways.iter().any(|(by, _)| *by == ifindex);
         self.known.get(&netns).is_some_and(is_by_it)
@@ -27,7 +26,6 @@ impl Namespaces {
 
 impl Namespace {
     /// Whether packets go to a gateway again once its interface is ready.
-    #[must_use]
     pub fn is_dead_gateway(&self, ifindex: u32, address: IpAddr) -> bool {
         self.dead_gateways.contains(&(ifindex, address))
     }
@@ -43,7 +41,6 @@ impl Namespace {
 
     /// Whether an address that was a default gateway is no longer needed: packets go to another one, or the route was
     /// deleted and left interface and address in place.
-    #[must_use]
     pub fn is_former_gateway(&self, ifindex: u32, address: IpAddr) -> bool {
         let on_purpose = || match self.gateways.get(ifindex, address) {
             Some(gateway) => !gateway.went_with_link,
@@ -56,7 +53,6 @@ impl Namespace {
     }
 
     /// Whether nobody knows that its route went with its interface, and was not deleted on purpose just before.
-    #[must_use]
     pub fn may_have_been_deleted(&self, ifindex: u32, address: IpAddr) -> bool {
         self.perhaps_deleted.contains(&(ifindex, address))
     }

@@ -100,14 +100,12 @@ impl Namespaces {
 
 impl Namespace {
     /// Whether a link was moved to another namespace right after a time.
-    #[must_use]
     pub fn was_left(&self, at: BootNs, ifindex: u32) -> bool {
         let is_after = |left: BootNs| (at..at.saturating_add(FORMER_PEER_NS)).contains(&left);
         self.left.iter().any(|(left, of)| *of == ifindex && is_after(*left))
     }
 
     /// A link with its peer or lower device, also where that was lost just before a time.
-    #[must_use]
     pub fn link_with_other(&self, at: BootNs, ifindex: u32) -> Option<&LinkFacts> {
         let lost = |(lost, link): &&(BootNs, LinkFacts)| {
             link.ifindex == ifindex && lost.abs_diff(at) <= FORMER_PEER_NS
@@ -117,25 +115,21 @@ impl Namespace {
     }
 
     /// Whether the model is up to date for an interface at a time: it is known, and nothing changed just before.
-    #[must_use]
     pub fn is_settled(&self, at: BootNs, ifindex: u32) -> bool {
         self.links.contains_key(&ifindex) && self.changed.saturating_add(SETTLING_NS) < at
     }
 
     /// Whether another interface than this one can carry packets of this family.
-    #[must_use]
     pub fn has_other_interface(&self, ifindex: u32, family: IpAddr) -> bool {
         let is_other = |link: &&LinkFacts| link.ifindex != ifindex && link.flags & iff::LOOPBACK == 0;
         self.links.values().filter(is_other).any(|other| self.is_usable(other.ifindex, family))
     }
 
-    #[must_use]
     pub fn knows_link(&self, ifindex: u32) -> bool {
         self.links.contains_key(&ifindex)
     }
 
     /// Whether a link had this hardware address at a time, and for some time before.
-    #[must_use]
     pub fn had_lladdr(&self, at: BootNs, ifindex: u32, lladdr: &LlAddr) -> bool {
         let settled = self
             .lladdr_changed
@@ -146,7 +140,6 @@ impl Namespace {
 
     /// Whether an interface was long in the state whose beginning is said to have taken a neighbor entry along: then it
     /// was something else. The kernel program sees the state alone.
-    #[must_use]
     pub fn contradicts(&self, cause: NeighborCause, at: BootNs, ifindex: u32) -> bool {
         let Some(link) = self.links.get(&ifindex).filter(|_| !self.unheard) else { return false };
         let was_so = match cause {

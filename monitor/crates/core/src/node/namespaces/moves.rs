@@ -33,7 +33,6 @@ pub(super) struct Move {
 impl Namespace {
     /// Whether an address may have been a default gateway on an interface when its neighbor entry changed. `by_request`: the
     /// entry itself was changed, so that a route which went before is another matter.
-    #[must_use]
     pub fn is_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr, by_request: bool) -> bool {
         let key = (ifindex, address);
         let grace = if by_request { 0 } else { FORMER_GATEWAY_NS };
@@ -44,7 +43,6 @@ impl Namespace {
     }
 
     /// Whether it was; `None` if it became or ceased to be one at about that time, and which came first is not known.
-    #[must_use]
     pub fn was_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr, by_request: bool) -> Option<bool> {
         let key = (ifindex, address);
         let is_stale = self.stale.is_some_and(|(first, _)| first <= at);
@@ -102,7 +100,6 @@ impl Namespace {
     }
 
     /// Whether it is a gateway in use without a neighbor entry.
-    #[must_use]
     pub fn is_missed(&self, ifindex: u32, address: IpAddr) -> bool {
         self.stale.is_none()
             && !self.has_omitted_routes()

@@ -99,7 +99,6 @@ impl NamespaceQuota {
     }
 
     /// Readings for which there was no room, since the start.
-    #[must_use]
     pub fn refused(&self) -> u64 {
         self.total
     }
@@ -110,7 +109,6 @@ impl NamespaceQuota {
     }
 
     /// Whether a namespace was read of late and there was no room for it.
-    #[must_use]
     pub fn is_refused(&self, at: BootNs, netns: NsInum) -> bool {
         self.refused.get(&netns).is_some_and(|since| since.saturating_add(REFUSED_NS) > at)
     }

@@ -17,7 +17,6 @@ impl Namespaces {
     }
 
     /// Whether a link is known, or one more of its namespace may be kept.
-    #[must_use]
     pub fn has_room_for(&self, link: &LinkFacts) -> bool {
         self.known.get(&link.netns).is_none_or(|namespace| {
             namespace.has_room(namespace.links.len()) || namespace.links.contains_key(&link.ifindex)
@@ -25,13 +24,11 @@ impl Namespaces {
     }
 
     /// Default routes of all namespaces, and routes by tunnels of the host, that are not kept.
-    #[must_use]
     pub fn routes_omitted(&self) -> u64 {
         let omitted = |namespace: &Namespace| namespace.routes_omitted + namespace.tunnels.omitted();
         self.known.values().map(|namespace| u64::try_from(omitted(namespace)).unwrap_or(0)).sum()
     }
 
-    #[must_use]
     pub fn count_links(&self, netns: NsInum, kind: &str) -> i64 {
         self.known.get(&netns).map_or(0, |namespace| {
             namespace.links.values().map(|link| i64::from(link.kind.as_deref() == Some(kind))).sum()
