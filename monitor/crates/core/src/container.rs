@@ -105,9 +105,7 @@ impl Core {
     }
 
     fn emit_transition(&mut self, at: BootNs, transition: &Transition) {
-        let Some(facts) = self.containers.get(&transition.id) else {
-            return;
-        };
+        let Some(facts) = self.containers.get(&transition.id) else { return };
         if is_folded(self.engine.incidents(), facts) {
             return;
         }

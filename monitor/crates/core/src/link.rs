@@ -222,9 +222,7 @@ impl Core {
         if netns == self.settings.host_netns {
             self.host_sysctls.remove(ifindex);
         }
-        let Some(link) = self.namespaces.remove_link(at, netns, ifindex) else {
-            return;
-        };
+        let Some(link) = self.namespaces.remove_link(at, netns, ifindex) else { return };
         match moved_to {
             Some(peer) => {
                 self.namespaces.set_left(at, netns, ifindex);

@@ -11,10 +11,7 @@ use super::route::{by, is_owned};
 
 impl Core {
     pub(super) fn rule(&mut self, at: BootNs, rule: &PolicyRule, is_there: bool) {
-        let op = match is_there {
-            true => RouteOp::RuleAdded(rule.clone()),
-            false => RouteOp::RuleDeleted(rule.clone()),
-        };
+        let op = if is_there { RouteOp::RuleAdded(rule.clone()) } else { RouteOp::RuleDeleted(rule.clone()) };
         let actor = self.route_actor(at, rule.netns, &op);
         let Some(target) = self.selected_by(rule) else { return };
         let (kind, severity, verb) = match is_there {

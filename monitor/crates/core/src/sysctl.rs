@@ -53,10 +53,7 @@ impl Core {
         let actor = Actor { confidence: Confidence::Likely, ..self.actor(&write.actor, false) };
         let is_hosts = netns == self.settings.host_netns;
         let place = if is_hosts { " of the host".to_owned() } else { place_phrase(&target, netns) };
-        let severity = match is_hosts || target.container.is_some() {
-            true => Severity::Info,
-            false => Severity::Debug,
-        };
+        let severity = if is_hosts || target.container.is_some() { Severity::Info } else { Severity::Debug };
         let by = by(Some(&actor));
         let message =
             format!("sysctl {}{place}: {} written (before: {}){by}", shown(&name), shown(new), shown(old));

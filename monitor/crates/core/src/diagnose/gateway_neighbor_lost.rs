@@ -284,9 +284,7 @@ impl GatewayNeighborLost {
     }
 
     fn suspect(&mut self, context: &Context<'_>, key: NeighborKey, fault: Fault, findings: &mut Findings) {
-        let FaultPhase::Suspected { due } = fault.phase else {
-            return;
-        };
+        let FaultPhase::Suspected { due } = fault.phase else { return };
         if !self.has_room(context, key, &fault) {
             return findings.discard();
         }

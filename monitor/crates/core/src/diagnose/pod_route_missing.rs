@@ -367,10 +367,8 @@ impl PodRouteMissing {
     /// A message told that a route to this address was deleted or added.
     fn route_told(&mut self, context: &Context<'_>, address: IpAddr, is_there: bool) {
         let Some(history) = self.histories.get_mut(&address) else { return };
-        match is_there {
-            true => history.added = Some(context.now),
-            false => history.deleted = Some(context.now),
-        }
+        let time = if is_there { &mut history.added } else { &mut history.deleted };
+        *time = Some(context.now);
         // A replaced one is deleted and added at once.
         self.wake(context.now.saturating_add(SETTLE));
     }

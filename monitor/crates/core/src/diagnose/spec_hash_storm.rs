@@ -172,10 +172,7 @@ impl Storm {
     }
 
     fn summary(&self) -> String {
-        let pods = match self.resumed {
-            true => String::new(),
-            false => format!(" of {} pods", self.pods.len()),
-        };
+        let pods = if self.resumed { String::new() } else { format!(" of {} pods", self.pods.len()) };
         let old = self.component.previous_version.as_ref().filter(|_| is_other_version(&self.component));
         let instead = old.map_or_else(String::new, |old| format!(" in place of version {}", name(old)));
         format!(

@@ -89,9 +89,7 @@ pub(super) struct VolumeBusy {
 
 impl VolumeBusy {
     fn refused(&mut self, context: &Context<'_>, event: &Event, mount: &Mount, findings: &mut Findings) {
-        let Some(volume) = &mount.volume else {
-            return self.moved(context, event, mount, findings);
-        };
+        let Some(volume) = &mount.volume else { return self.moved(context, event, mount, findings) };
         let subject = subject(volume);
         if !self.busy.contains_key(&subject) && self.busy.len() >= CAPACITY {
             return findings.discard();
@@ -127,9 +125,7 @@ impl VolumeBusy {
             busy.last = busy.last.max(event.at);
         }
         let severity = self.severity(context, &subject);
-        let Some(busy) = self.busy.get(&subject) else {
-            return;
-        };
+        let Some(busy) = self.busy.get(&subject) else { return };
         // What is known stays, with what follows from it.
         let is_new = known.is_none();
         findings.report(Report {
@@ -191,9 +187,7 @@ impl VolumeBusy {
 
     /// Counts an attempt that has no event.
     fn attempt(&mut self, context: &Context<'_>, mount: &BusyMount, findings: &mut Findings) {
-        let Some(subject) = self.subject_of(mount) else {
-            return;
-        };
+        let Some(subject) = self.subject_of(mount) else { return };
         self.count(context, subject, None, findings);
     }
 
@@ -205,9 +199,7 @@ impl VolumeBusy {
         event: Option<&Event>,
         findings: &mut Findings,
     ) {
-        let Some(busy) = self.busy.get_mut(&subject) else {
-            return;
-        };
+        let Some(busy) = self.busy.get_mut(&subject) else { return };
         let last = event.map_or(context.now, |event| event.at);
         busy.last = busy.last.max(last);
         let count = Count::Total(busy.attempts(context.node.busy_mounts));
@@ -223,12 +215,8 @@ impl VolumeBusy {
         let is_it = |part: &BusyPart| part.identity.is_some() && part.is(end.place, end.identity);
         let by_identity = || self.busy.iter().find(|(_, busy)| busy.mounts.iter().any(is_it));
         let subject = self.by_mount.get(end.place).or_else(|| by_identity().map(|(subject, _)| subject));
-        let Some(subject) = subject.cloned() else {
-            return;
-        };
-        let Some(busy) = self.busy.get_mut(&subject) else {
-            return;
-        };
+        let Some(subject) = subject.cloned() else { return };
+        let Some(busy) = self.busy.get_mut(&subject) else { return };
         let Some(index) = busy.mounts.iter().position(|part| part.is(end.place, end.identity)) else {
             return;
         };
@@ -264,9 +252,7 @@ impl VolumeBusy {
 
     /// Something was unmounted at the place of a busy mount, and whether it was that mount is not known.
     fn undetermined(&mut self, mount: &BusyMount, reason: &str, findings: &mut Findings) {
-        let Some(subject) = self.subject_of(mount) else {
-            return;
-        };
+        let Some(subject) = self.subject_of(mount) else { return };
         if let Some(busy) = self.busy.get(&subject) {
             let unknown = "a later unmount there succeeded; it is unknown whether this mount is gone";
             let summary = format!("{}; {unknown}: {reason}", busy.summary);

@@ -185,9 +185,7 @@ impl Core {
         // A copy keeps the file system alive, and its server or its device, also where the mount itself is gone for good.
         let is_wanted = |holder: &&Holder| umount.is_lazy() || holder.access == Access::Mount;
         let wanted = scan.filter(|scan| scan.report.holders.iter().any(|holder| is_wanted(&holder)));
-        let Some(scan) = wanted else {
-            return self.end(&umount, None);
-        };
+        let Some(scan) = wanted else { return self.end(&umount, None) };
         if let Some(mount) = scan.report.mount.clone() {
             let holders = scan.report.holders.iter().filter(is_wanted).cloned().collect();
             let awaits = self.awaited(at, Answer::StillHeld);

@@ -201,10 +201,7 @@ impl Core {
         let actor = self.unmounting_actor(attempt);
         let target = self.mount_target(&mount, &actor);
         let what = what_phrase(refused.is_remount(), &mount, target.as_ref(), &actor);
-        let severity = match use_of_device.is_some() {
-            true => Severity::Warning,
-            false => Severity::Notice,
-        };
+        let severity = if use_of_device.is_some() { Severity::Warning } else { Severity::Notice };
         let message = format!("{what} by {} refused{reason}", actor_subject(&actor));
         let event = Event {
             actor: Some(Shared::new(actor)),

@@ -75,9 +75,7 @@ impl Kubelets {
 
     /// The pod volume that a path leads to, as a process of this mount namespace sees it at this time.
     pub fn volume(&self, at: BootNs, mntns: NsInum, path: &str) -> Option<Volume> {
-        let Some((read, facts)) = &self.reported else {
-            return volume::of_path(path);
-        };
+        let Some((read, facts)) = &self.reported else { return volume::of_path(path) };
         roots(*read, facts, at, mntns).find_map(|root| volume::below(root, path))
     }
 

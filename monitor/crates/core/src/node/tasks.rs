@@ -194,9 +194,7 @@ impl Tasks {
     fn remove_least_recently_used(&mut self) {
         let mut uses: Vec<u64> = self.known.values().map(|known| known.used.get()).collect();
         uses.sort_unstable();
-        let Some(oldest) = uses.len().checked_sub(KEPT).and_then(|first| uses.get(first)) else {
-            return;
-        };
+        let Some(oldest) = uses.len().checked_sub(KEPT).and_then(|first| uses.get(first)) else { return };
         self.known.retain(|_, known| known.used.get() >= *oldest);
     }
 }

@@ -118,9 +118,7 @@ impl NodeView<'_> {
         if let Some(facts) = self.containers.in_netns(netns) {
             return self.target_of(facts);
         }
-        let Some(namespace) = self.namespaces.get(netns) else {
-            return Target::unknown(Join::Missed);
-        };
+        let Some(namespace) = self.namespaces.get(netns) else { return Target::unknown(Join::Missed) };
         self.namespace_target(netns, namespace)
     }
 
@@ -297,9 +295,7 @@ impl<'a> NodeView<'a> {
     /// that it is a port of, if the bridge has the gateway's address.
     pub fn gateway_link(&self, key: NeighborKey) -> Option<&'a LinkFacts> {
         let end = self.host_end(key.netns, key.ifindex)?;
-        let Some(bridge) = end.master else {
-            return self.bridge_beside(end, key).is_none().then_some(end);
-        };
+        let Some(bridge) = end.master else { return self.bridge_beside(end, key).is_none().then_some(end) };
         let host = self.namespaces.get(end.netns)?;
         host.links.get(&bridge).filter(|_| host.has_address(bridge, key.address))
     }

@@ -191,9 +191,7 @@ fn beyond(node: &NodeView<'_>, link: &LinkFacts) -> Hop {
     if link.peer.is_some() || matches!(link.kind.as_deref(), Some("veth" | "netkit")) {
         return unknown("its peer is unknown", false);
     }
-    let Some(lower) = &link.lower else {
-        return unknown("no pair: its connection is unknown", true);
-    };
+    let Some(lower) = &link.lower else { return unknown("no pair: its connection is unknown", true) };
     let known = lower.netns.and_then(|netns| node.namespaces.get(netns));
     let Some((namespace, below)) = known.and_then(|known| Some((known, known.links.get(&lower.ifindex)?)))
     else {

@@ -137,9 +137,7 @@ impl GatewayNeighborLost {
 
     /// Detects faults in a namespace that no event reported.
     pub(super) fn detect(&mut self, context: &Context<'_>, netns: NsInum, findings: &mut Findings) {
-        let Some(namespace) = context.node.namespaces.get(netns) else {
-            return;
-        };
+        let Some(namespace) = context.node.namespaces.get(netns) else { return };
         for (ifindex, address, gateway) in namespace.gateways() {
             let key = NeighborKey { netns, ifindex, address };
             let is_known = self.faults.contains_key(&key) || self.left.contains(&key);

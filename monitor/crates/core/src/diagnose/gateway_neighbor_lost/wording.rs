@@ -13,9 +13,7 @@ pub(super) const AND: &str = ", and ";
 
 /// What happened to the entry according to an event: `was deleted by calico (pid 28997)`.
 pub(super) fn what_happened(event: &Event) -> String {
-    let Some(neighbor) = &event.neighbor else {
-        return String::new();
-    };
+    let Some(neighbor) = &event.neighbor else { return String::new() };
     let set = lladdr_after(neighbor).filter(|_| is_set(neighbor));
     let mut text = match (set, &neighbor.new_lladdr, &neighbor.new_state) {
         (Some(lladdr), _, _) => format!("was set to {lladdr}"),

@@ -33,10 +33,7 @@ pub(super) fn summary(seen: &ImageUse, last_pod: Option<&Target>, after: BootNs)
         text.push_str(&format!("; {}{more} still has it open", holder_label(first)));
     }
     if seen.staged.is_empty() && seen.holders.is_empty() {
-        text.push_str(match seen.complete {
-            true => "; no holder found",
-            false => "; no holder found; scan incomplete",
-        });
+        text.push_str(if seen.complete { "; no holder found" } else { "; no holder found; scan incomplete" });
     }
     if let Some(pod) = last_pod.and_then(|target| target.pod.as_ref()) {
         text.push_str(&format!("; pod {} used it last", pod_label(pod)));

@@ -9,9 +9,7 @@ use crate::diagnose::{Context, SECOND, seconds};
 impl VolumeBusy {
     /// The severity by now; it never falls while the incident is open.
     pub(super) fn severity(&mut self, context: &Context<'_>, subject: &str) -> Severity {
-        let Some(busy) = self.busy.get_mut(subject) else {
-            return Severity::Info;
-        };
+        let Some(busy) = self.busy.get_mut(subject) else { return Severity::Info };
         let age = context.now.saturating_sub(busy.first);
         let severity = if age >= seconds(self.thresholds.get(&CRITICAL_AFTER)) {
             Severity::Critical
@@ -34,9 +32,7 @@ impl VolumeBusy {
     }
 
     pub(super) fn set_timer(&mut self, subject: &str) {
-        let Some(busy) = self.busy.get(subject) else {
-            return;
-        };
+        let Some(busy) = self.busy.get(subject) else { return };
         let escalates_after = match busy.severity {
             Severity::Critical => None,
             Severity::Warning if busy.mounts.is_empty() => None,
