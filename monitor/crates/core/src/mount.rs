@@ -15,7 +15,6 @@ use std::collections::BTreeMap;
 use allowance::Allowances;
 use kevtmon_observation::{BootNs, MountIdentity, Request, Source, TaskFacts, UmountAttempt, Verdict};
 use kevtmon_types::clock::MS;
-use kevtmon_types::is_zero::is_zero;
 pub use names::Benign;
 use queue::UmountQueue;
 use repeat::{Repeat, Scan};
@@ -90,9 +89,7 @@ pub(super) struct HolderScans {
     last_question: u64,
     last_check: u64,
     /// Looks on behalf of refused attempts that are only counted.
-    #[serde(skip_serializing_if = "counted::Looks::is_unused")]
     counted: counted::Looks,
-    #[serde(skip_serializing_if = "refused_mount::RefusedMounts::is_unused")]
     refused_mounts: refused_mount::RefusedMounts,
     /// Busy mounts of which it is looked up whether they are still there, by the id of the request.
     lookups: BTreeMap<u64, BusyId>,
@@ -106,7 +103,6 @@ pub(super) struct HolderScans {
     /// Refused attempts that had no event of their own.
     ignored: u64,
     /// Unmounts of busy mounts that succeeded and had no room to wait.
-    #[serde(skip_serializing_if = "is_zero")]
     missed: u64,
     /// Refused attempts on names, where no mount is the reason.
     benign: Benign,

@@ -55,7 +55,7 @@ macro_rules! shared_fields {
 
 /// The state of a core without its settings; borrowed from a core, or deserialized. What is left out is as in a
 /// new core.
-#[serde_with::skip_serializing_none]
+#[serde_with::apply(_ => #[serde(skip_serializing_if = "is_new")])]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Saved<'a> {
@@ -66,16 +66,11 @@ pub struct Saved<'a> {
     clock_set_until: Option<BootNs>,
     previously_alive: Option<BootNs>,
     statuses: BTreeMap<String, SourceStatus>,
-    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     degraded: BTreeSet<String>,
-    #[serde(skip_serializing_if = "VecDeque::is_empty")]
     ended_netns: VecDeque<(BootNs, NsInum)>,
     link_acts: Cow<'a, LinkActs>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     to_resume: Vec<Event>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     previous_entries: Vec<KnownEntry>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     episodes: Vec<(String, u32)>,
     pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
     busy_mounts: Cow<'a, BusyMounts>,
@@ -84,7 +79,6 @@ pub struct Saved<'a> {
     folding: Folding,
     quota: NamespaceQuota,
     namespaces: Cow<'a, Namespaces>,
-    #[serde(skip_serializing_if = "is_new")]
     fuse_mounts: Cow<'a, FuseMounts>,
     host_sysctls: Cow<'a, HostSysctls>,
     containers: Cow<'a, Containers>,
@@ -93,12 +87,10 @@ pub struct Saved<'a> {
     pods: Cow<'a, PodNames>,
     kubelets: Cow<'a, Kubelets>,
     pods_on_node: Cow<'a, PodsOnNode>,
-    #[serde(skip_serializing_if = "is_new")]
     ipam: Cow<'a, Ipam>,
     rbd: Cow<'a, MappedImages>,
     rbd_locks: Cow<'a, LockCalls>,
     rbd_asked: Cow<'a, AskedImages>,
-    #[serde(skip_serializing_if = "is_new")]
     rbd_calls: Cow<'a, MapCalls>,
     quotes: Cow<'a, Quotes>,
     cni: Cow<'a, CniCalls>,
@@ -106,8 +98,8 @@ pub struct Saved<'a> {
     tasks: Cow<'a, Tasks>,
 }
 
-fn is_new<T: Default + PartialEq>(of_core: &T) -> bool {
-    *of_core == T::default()
+pub(crate) fn is_new<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl From<Resume> for Saved<'_> {

@@ -136,14 +136,14 @@ pub(super) struct GatewayNeighborLost {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     left: BTreeSet<NeighborKey>,
     /// Deletions that may turn out to be losses.
-    #[serde(default, skip_serializing_if = "Undecided::is_empty")]
+    #[serde(default)]
     undecided: Undecided,
     changes: LinkChanges,
-    #[serde(default, skip_serializing_if = "BridgeMacs::is_empty")]
+    #[serde(default)]
     bridges: BridgeMacs,
-    #[serde(default, skip_serializing_if = "Strays::is_empty")]
+    #[serde(default)]
     strays: Strays,
-    #[serde(default, skip_serializing_if = "LostHops::is_empty")]
+    #[serde(default)]
     tunnels: LostHops,
     /// When records of the kernel were lost last.
     lost_at: Option<BootNs>,

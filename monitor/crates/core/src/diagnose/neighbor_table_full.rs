@@ -65,10 +65,9 @@ const NAMESPACES_MAX: usize = 5;
 
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct NeighborTableFull {
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tables: Vec<Filled>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     creators: Vec<Creator>,
     /// When the namespaces were to be read last.
     read: Option<BootNs>,

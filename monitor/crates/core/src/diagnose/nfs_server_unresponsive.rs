@@ -12,7 +12,6 @@ use kevtmon_event::{
 };
 use kevtmon_observation::{BootNs, NfsMount, NfsMounts, NfsSays, NfsServerLine, Request, nfs_server};
 use kevtmon_types::escape::name;
-use kevtmon_types::is_zero::is_zero;
 use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
@@ -205,10 +204,9 @@ fn key(server: &str) -> IncidentKey {
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct NfsServerUnresponsive {
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     silent: BTreeMap<String, Silent>,
-    #[serde(default, skip_serializing_if = "is_zero")]
     look_at: BootNs,
 }
 

@@ -11,7 +11,6 @@ use kevtmon_event::{CloseReason, Confidence, Event, Kind, Sandbox, Severity, Sha
 use kevtmon_observation::{
     BootNs, ComponentFacts, ContainerFacts, PodIdentity, PodProof, Request, SandboxCheckpoint,
 };
-use kevtmon_types::is_zero::is_zero;
 use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use kubelet::KubeletImpact;
 use serde::{Deserialize, Serialize};
@@ -96,11 +95,10 @@ enum Assessment<'a> {
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct OrphanContainer {
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     lost: BTreeMap<String, Lost>,
     /// When what they rest on is looked at again.
-    #[serde(default, skip_serializing_if = "is_zero")]
     look_at: BootNs,
 }
 

@@ -81,7 +81,7 @@ pub(super) struct PodNeighborUnreachable {
     thresholds: Thresholds,
     /// By pod and address.
     records: BTreeMap<String, Record>,
-    #[serde(default, skip_serializing_if = "Downs::is_empty")]
+    #[serde(default)]
     downs: Downs,
 }
 

@@ -119,24 +119,20 @@ struct History {
 
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct PodRouteMissing {
     #[serde(skip)]
     thresholds: Thresholds,
     /// By pod and address.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     missing: BTreeMap<String, Missing>,
     /// Of the addresses that were asked for last.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     histories: BTreeMap<IpAddr, History>,
-    #[serde(default, skip_serializing_if = "Downs::is_empty")]
     downs: Downs,
     /// Interfaces of the host that this run of the daemon saw made, and not set up since.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     never_up: BTreeSet<u32>,
     asked: Option<Asked>,
     last_id: u64,
     /// Whether a look of this run of the daemon is over.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     has_looked: bool,
     next: Option<BootNs>,
 }

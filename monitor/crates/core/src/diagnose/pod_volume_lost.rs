@@ -67,11 +67,10 @@ struct Suspect {
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct PodVolumeLost {
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     suspects: BTreeMap<String, Suspect>,
     /// Pods whose mounts were requested.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     listed: BTreeSet<String>,
 }
 

@@ -10,7 +10,6 @@ use kevtmon_event::wording::{actor_subject, pod_label, short_id};
 use kevtmon_event::{Actor, CloseReason, Confidence, Event, Kind, Pod, Severity, Shared};
 use kevtmon_observation::{BootNs, CniCommand, ContainerFacts, NsInum, PodIdentity, iff};
 use kevtmon_types::escape::name;
-use kevtmon_types::is_zero::is_zero;
 use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +59,7 @@ const TEARDOWN: BootNs = 60 * SECOND;
 const STARTS_WITHIN: BootNs = 180 * SECOND;
 
 /// The network of a sandbox, as it was set up.
-#[serde_with::skip_serializing_none]
+#[serde_with::apply(_ => #[serde(skip_serializing_if = "crate::saved::is_new")])]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct Network {
@@ -70,20 +69,16 @@ struct Network {
     netns: NsInum,
     cookie: Option<u64>,
     /// An interface led out of it: a pod without any network has none to lose.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
     had_interface: bool,
     /// The namespace has ended, so that the next one may have its number.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
     has_ended: bool,
     /// When the last `ADD` that has succeeded began.
-    #[serde(skip_serializing_if = "is_zero")]
     added: BootNs,
     /// When it was last asked for it to be started, and who asked.
     asked: Option<(BootNs, Shared<Actor>)>,
     /// When it was started again, and who likely asked for that.
     restarted: Option<(BootNs, Shared<Actor>)>,
     /// Its exit, and its start since.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     events: Vec<u64>,
 }
 

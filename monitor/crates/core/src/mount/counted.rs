@@ -26,10 +26,6 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    pub(super) fn is_unused(&self) -> bool {
-        self.last == 0
-    }
-
     pub(super) fn due(&self) -> Option<BootNs> {
         self.of.values().filter_map(|umount| Some(umount.awaits?.deadline)).min()
     }

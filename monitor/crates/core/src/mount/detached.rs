@@ -41,10 +41,8 @@ pub(super) struct Detached {
     waiting: Vec<Waiting>,
     /// Of which it is looked who uses them: the request, and until when it is waited for.
     asked: Vec<Waiting>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     request: Option<(u64, BootNs)>,
     /// Looks whose time ran out and that go on, by their requests.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     going_on: BTreeMap<u64, GoingOn>,
     /// When the next look is due, if one is.
     next: Option<BootNs>,

@@ -65,10 +65,6 @@ struct RefusedMount {
 }
 
 impl RefusedMounts {
-    pub(super) fn is_unused(&self) -> bool {
-        self.places.is_empty()
-    }
-
     pub(super) fn due(&self) -> Option<BootNs> {
         self.waiting.deadline()
     }

@@ -16,8 +16,9 @@ const REPLACED_AFTER_NS: u64 = 60_000_000_000;
 /// Limit of gateways of one namespace.
 const CAPACITY: usize = 16;
 
-#[serde_with::skip_serializing_none]
+#[serde_with::apply(_ => #[serde(skip_serializing_if = "crate::saved::is_new")])]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Gateway {
     /// State and link-layer address; `None` when there is no entry.
     pub entry: Option<(NudState, Option<LlAddr>)>,
@@ -26,15 +27,11 @@ pub struct Gateway {
     /// Link-layer address of the static entry that one of another state with the same address has replaced.
     former_lladdr: Option<LlAddr>,
     /// Whether a learned entry was ever seen with a link-layer address.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub worked: bool,
     /// Whether its route went together with its interface or address, and nobody deleted it by itself.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub went_with_link: bool,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub ifname: String,
     /// Whether an earlier run of the daemon saw the static entry last, or the interface, and this one did not.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gone_before_start: bool,
     /// When the static entry was last observed.
     static_at: BootNs,

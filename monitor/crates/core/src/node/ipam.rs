@@ -15,12 +15,9 @@ const FREED_MAX: usize = 1024;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Ipam {
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     records: BTreeMap<IpAddr, Vec<IpamRecord>>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     freed: BTreeMap<IpAddr, Vec<Freed>>,
     /// The devices of the host that plugins made for pods.
-    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     devices: BTreeSet<CniDevice>,
     /// When they were read last; absent before the first time.
     read: Option<BootNs>,

@@ -8,7 +8,6 @@ use kevtmon_observation::{
     AddressFacts, BootNs, LinkFacts, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum,
     RouteFacts, RuleFacts,
 };
-use kevtmon_types::is_zero::is_zero;
 use serde::{Deserialize, Serialize};
 
 use super::gateways::{Gateway, Gateways, KnownEntry, READ_DURATION_NS};
@@ -49,21 +48,19 @@ pub struct Namespaces {
     known: BTreeMap<NsInum, Namespace>,
 }
 
-#[serde_with::skip_serializing_none]
+#[serde_with::apply(_ => #[serde(skip_serializing_if = "crate::saved::is_new")])]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Namespace {
     /// Name below /run/netns.
     pub name: Option<String>,
     /// `SO_NETNS_COOKIE`, where the kernel has it.
     pub cookie: Option<u64>,
     /// Whether another user namespace than the host's owns it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign_userns: bool,
     /// Whether all of its links and addresses are kept, however many: it is the host's.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     unbounded: bool,
     /// The oldest process in it when it was last read; `None` if none lived in it.
-    #[serialize_always]
     pub owner: Option<NetnsOwner>,
     /// When it was first read.
     pub since: BootNs,
@@ -73,90 +70,65 @@ pub struct Namespace {
     /// Default routes, and halves of default routes.
     pub routes: Vec<RouteFacts>,
     /// Those to which no packet is sent as long as their interface is not ready; the kernel tells nobody when it is.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     dead_gateways: BTreeSet<(u32, IpAddr)>,
     /// Further ones, so that which of them are in use is not known until the next snapshot.
-    #[serde(default, skip_serializing_if = "is_zero")]
     routes_omitted: usize,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rules: Vec<RuleFacts>,
     gateways: Gateways,
     /// Of the host's alone.
-    #[serde(default, skip_serializing_if = "Tunnels::is_empty")]
     tunnels: Tunnels,
     /// Neighbor entries that count against the kernel's limits, of IPv4 and of IPv6, at the last reading.
-    #[serde(default, skip_serializing_if = "is_zero")]
     limited_neighbors: [u32; 2],
     /// Default gateways in use, by interface.
     in_use: BTreeSet<(u32, IpAddr)>,
     /// Those among them that others can take the place of, and these others.
-    #[serde(default, skip_serializing_if = "InUse::is_empty", with = "kevtmon_types::pairs")]
+    #[serde(with = "kevtmon_types::pairs")]
     shared: InUse,
     /// Until when they were others, or others were before them.
-    #[serde(default, skip_serializing_if = "is_zero")]
     ranked_since: BootNs,
     /// Recent default gateways, with the time of their removal.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     former: Vec<(BootNs, (u32, IpAddr))>,
     /// Those among them that went with their interface or address.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     gone_with_link: BTreeSet<(u32, IpAddr)>,
     /// Those among them that have had a successor since.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     succeeded: BTreeSet<(u32, IpAddr)>,
     /// Former gateways to which a route still led when others took their place, or whose route somebody deleted.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     hidden: BTreeSet<(u32, IpAddr)>,
     /// Those of which nobody knows whether they went with their interface: who deleted or replaced routes was not heard.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     perhaps_deleted: BTreeSet<(u32, IpAddr)>,
     /// Whether messages were lost since the last snapshot.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     missed: bool,
     /// Routes that somebody deleted or replaced since the last snapshot.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     challenged: Vec<RouteFacts>,
     /// Interfaces that went, were set down or lost an address since the last snapshot.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     disturbed: BTreeSet<u32>,
     /// When the hardware address of a link last changed.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     lladdr_changed: BTreeMap<u32, BootNs>,
     /// When an interface was last set up or down, had ARP switched on or off, or got or lost an address.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     switched: BTreeMap<u32, BootNs>,
     /// Those that were set up or got an address again recently, with the time.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     risen: Vec<(BootNs, u32)>,
     /// When a link or route was last added or changed.
-    #[serde(default, skip_serializing_if = "is_zero")]
     changed: BootNs,
     /// Whether the kernel sends no messages about it: it is known as of the last snapshot.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     unheard: bool,
     /// When routes first and last changed since the last snapshot in a way that only the next one will show.
     stale: Option<(BootNs, BootNs)>,
     /// The same of what no message has told.
     untold: Option<(BootNs, BootNs)>,
     /// Whether messages of which only a snapshot shows the outcome came while the last one was read.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     outdated: bool,
     /// All messages that were sent until then were observed; `None` in recordings that do not tell.
     heard: Option<BootNs>,
     /// Gateways that came or went recently, the newest at the end.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     moves: Vec<Move>,
     /// Recent times between which routes came and went unseen.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     unseen: Vec<(BootNs, BootNs)>,
     /// Moves that ended before are not kept.
-    #[serde(default, skip_serializing_if = "is_zero")]
     moves_since: BootNs,
     /// Links that have just lost their peer or lower device, or gone, as they were before, with the time.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     bereft: Vec<(BootNs, LinkFacts)>,
     /// Links that have just been moved to another namespace, with the time.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     left: Vec<(BootNs, u32)>,
 }
 

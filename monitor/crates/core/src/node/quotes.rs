@@ -20,7 +20,6 @@ struct Quote {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Quotes {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     quotes: Vec<Quote>,
 }
 

@@ -17,7 +17,6 @@ pub struct MappedImages {
     /// By number: the uid of the pod that was last seen to use it.
     pods: BTreeMap<RbdNumber, String>,
     /// What an earlier run saw of images that were not found yet.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     previous: Vec<LastUser>,
 }
 

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use kevtmon_observation::{BootNs, ImageName, RbdExec, RbdRefusal};
-use kevtmon_types::is_zero::is_zero;
 use serde::{Deserialize, Serialize};
 
 /// Somebody waits for an image this long after he has asked for it the last time.
@@ -19,13 +18,10 @@ const IMAGES_MAX: usize = 64;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AskedImages {
-    #[serde(skip_serializing_if = "VecDeque::is_empty")]
     asked: VecDeque<(ImageName, BootNs)>,
     /// When a log told last that it was refused.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     refused: Vec<(ImageName, BootNs)>,
     /// Refusals of images for which there was no room, and that are not told yet.
-    #[serde(skip_serializing_if = "is_zero")]
     left_out: u64,
     /// When some were told last.
     told: Option<BootNs>,

@@ -14,7 +14,6 @@ const CALLS_MAX: usize = 64;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MapCalls {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     calls: Vec<MapCall>,
     /// When the last of those began that were forgotten before their time.
     forgotten: Option<BootNs>,

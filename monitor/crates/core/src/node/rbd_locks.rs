@@ -17,7 +17,6 @@ const FORGOTTEN_NS: BootNs = 3600 * 1_000_000_000;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LockCalls {
-    #[serde(skip_serializing_if = "VecDeque::is_empty")]
     running: VecDeque<LockCall>,
 }
 

@@ -62,10 +62,6 @@ struct PortChange {
 }
 
 impl BridgeMacs {
-    pub(super) fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.ports.is_empty()
-    }
-
     /// Notes what the event of a link of the host tells; returns a bridge that got another address.
     pub(super) fn note(&mut self, host: NsInum, event: &Event) -> Option<u32> {
         let link = event.link.as_deref().filter(|link| link.netns == host)?;

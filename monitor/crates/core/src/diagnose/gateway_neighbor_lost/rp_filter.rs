@@ -68,10 +68,6 @@ impl RouteChange {
 }
 
 impl Strays {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub(super) fn note(&mut self, host: NsInum, event: &Event) {
         let is_added = event.kind == Kind::RouteAdded;
         let is_of_route = is_added || event.kind == Kind::RouteDeleted;

@@ -23,15 +23,10 @@ const NOT_KEPT_MAX: usize = 64;
 pub(super) struct Undecided {
     events: Vec<UnattributedEvent>,
     /// Where some were not kept: when the newest of those happened.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     not_kept: BTreeMap<NsInum, BootNs>,
 }
 
 impl Undecided {
-    pub(super) fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.not_kept.is_empty()
-    }
-
     pub(super) fn events_mut(&mut self) -> impl Iterator<Item = &mut UnattributedEvent> {
         self.events.iter_mut()
     }
