@@ -71,14 +71,14 @@ pub struct Counts {
 }
 
 /// A container with its pod and namespaces.
-#[serde_with::skip_serializing_none]
+#[serde_with::apply(_ => #[serde(skip_serializing_if = "crate::saved::is_new")])]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ContainerStatus {
     #[serde(flatten)]
     pub container: Container,
     pub pod: Option<Pod>,
     /// Whether it is its pod's sandbox.
-    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub sandbox: bool,
     /// How many containers of this name its pod had before, or of a sandbox, how many sandboxes.
     pub attempt: Option<u32>,
@@ -87,16 +87,14 @@ pub struct ContainerStatus {
     pub netns: Option<NsInum>,
     pub mntns: Option<NsInum>,
     /// Its addresses as reported by the runtime.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ip: Vec<IpAddr>,
     /// Sources that report it, the one that describes it first.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub sources: Vec<String>,
     /// Whether all of them are down, so that this is what was known last.
-    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub stale: bool,
 }
 
+#[serde_with::apply(Vec => #[serde(skip_serializing_if = "Vec::is_empty", default)])]
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NetnsStatus {
@@ -113,19 +111,14 @@ pub struct NetnsStatus {
     pub comm: Option<String>,
     pub owner: Target,
     /// Next hops of its default routes.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub gateways: Vec<IpAddr>,
     /// The neighbor entries of those.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub neighbors: Vec<EntryStatus>,
     /// Its default routes, and halves of such, of all tables.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub routes: Vec<RouteStatus>,
     /// Its addresses with prefix length.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub addresses: Vec<String>,
     /// Its links, by index.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub links: Vec<Link>,
     /// Whether it may have changed since it was read, and is to be read again.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]

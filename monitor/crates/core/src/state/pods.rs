@@ -13,29 +13,24 @@ use super::{ContainerStatus, Hop, MadeBy, NodeState, PodIncident, gateways};
 use crate::Core;
 use crate::node::view::RuntimeAvailability;
 
-#[serde_with::skip_serializing_none]
+#[serde_with::apply(_ => #[serde(skip_serializing_if = "crate::saved::is_new")])]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PodStatus {
     #[serde(flatten)]
     pub pod: Pod,
-    #[serde(skip_serializing_if = "KnownBy::is_runtime", default)]
     pub known_by: KnownBy,
     pub netns: Option<NsInum>,
     /// Next hops of its default routes.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub gateways: Vec<IpAddr>,
     /// Host interfaces whose peer is in its namespace.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub host_links: Vec<String>,
     /// The way of its packets to the host, and what is broken on it.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub path: Vec<Hop>,
     /// The call of a CNI plugin that made its network, if it was seen.
     pub made_by: Option<MadeBy>,
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub incidents: Vec<PodIncident>,
     /// Ids of its containers.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub containers: Vec<String>,
 }
 
@@ -49,13 +44,6 @@ named! {
         Cgroup = "cgroup",
         /// It has a directory of the kubelet: it may be over.
         Directory = "directory",
-    }
-}
-
-impl KnownBy {
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
-    fn is_runtime(&self) -> bool {
-        *self == Self::Runtime
     }
 }
 
