@@ -210,7 +210,7 @@ impl Core {
             Fact::Netns(snapshot) => self.snapshot(at, *snapshot),
             Fact::NetnsGone { netns } => self.netns_gone(at, netns),
             Fact::Link(link) => self.link(at, *link),
-            Fact::LinkAct(act) => self.link_acts.put(at, *act),
+            Fact::LinkAct(act) => self.link_acts.links.put(at, *act),
             Fact::RouteAct(act) => self.route_act(at, *act),
             Fact::SysctlWrite(write) => self.sysctl_write(at, *write),
             Fact::LladdrAct(act) => self.link_acts.put_lladdr(at, *act),

@@ -2,7 +2,9 @@
 
 use kevtmon_event::wording::{owner_phrase, place_phrase, target_label};
 use kevtmon_event::{Actor, ActorSource, Confidence, Event, Kind, Link, LinkPeer, Severity, Shared, Target};
-use kevtmon_observation::{BootNs, LinkFacts, LinkOp, NetnsSnapshot, NsInum, PeerLink, Request, iff};
+use kevtmon_observation::{
+    BootNs, LinkAct, LinkFacts, LinkOp, LladdrAct, NetnsSnapshot, NsInum, PeerLink, Request, iff,
+};
 use kevtmon_types::escape::name;
 
 use super::Core;
@@ -156,7 +158,8 @@ impl Core {
 
     fn link_actor(&mut self, at: BootNs, link: &LinkFacts, op: LinkOp) -> Option<Actor> {
         let cookie = self.namespaces.cookie(link.netns);
-        let Some((task, confidence)) = self.link_acts.take(at, link.netns, cookie, link.ifindex, op) else {
+        let is_it = |act: &LinkAct| (act.netns, act.ifindex, act.op) == (link.netns, link.ifindex, op);
+        let Some((task, confidence)) = self.link_acts.links.take(at, cookie, is_it) else {
             return self.caller_about(link);
         };
         Some(Actor { confidence, ..self.actor(&task, false) })
@@ -165,7 +168,10 @@ impl Core {
     /// Who changed the hardware address, if a neighbor entry went with it. Of others who may have set the same one in between,
     /// when no entry was there, nothing is known.
     fn lladdr_actor(&mut self, at: BootNs, link: &LinkFacts) -> Option<Actor> {
-        let task = self.link_acts.take_lladdr(at, link.netns, link.ifindex, link.mac.as_ref()?)?;
+        let mac = link.mac.as_ref()?;
+        let is_it =
+            |act: &LladdrAct| (act.netns, act.ifindex, &act.lladdr) == (link.netns, link.ifindex, mac);
+        let (task, _) = self.link_acts.lladdrs.take(at, None, is_it)?;
         Some(Actor { confidence: Confidence::Likely, ..self.actor(&task, false) })
     }
 

@@ -6,31 +6,32 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use kevtmon_event::Confidence;
-use kevtmon_observation::{BootNs, LinkAct, NsInum, RouteOp, SysctlWrite, TaskRef};
+use kevtmon_observation::{BootNs, LinkAct, LladdrAct, NsInum, RouteOp, SysctlWrite, TaskRef};
 use kevtmon_types::namespace::may_have_cookie;
 use serde::{Deserialize, Serialize};
 
 /// Acts that wait for their message. What is displaced has no actor.
 pub(super) const ACTS_MAX: usize = 1024;
 /// A message that comes later than this has none.
-pub(super) const KEPT_NS: u64 = 10_000_000_000;
+const KEPT_NS: u64 = 10_000_000_000;
 /// Namespaces of which it is kept how many acts are missing.
 pub(super) const NAMESPACES_MAX: usize = 1024;
 
 /// What a task did in a network namespace.
-pub trait Act {
+pub trait Act: PartialEq {
     /// How many of one namespace wait at most, so that no container displaces those of others.
     const OF_NETNS_MAX: usize;
 
-    fn netns(&self) -> NsInum;
+    fn facts(&self) -> ActFacts<'_>;
+}
 
+pub struct ActFacts<'a> {
+    netns: NsInum,
     /// How many acts there were not reported so far: another number than before tells that some are missing.
-    fn missing(&self) -> u32;
-
+    missing: u32,
     /// The lower half of the cookie of the namespace, where it is known.
-    fn netns_cookie(&self) -> Option<u32>;
-
-    fn actor(&self) -> &TaskRef;
+    cookie: Option<u32>,
+    actor: &'a TaskRef,
 }
 
 /// An act that has its parts as fields.
@@ -39,20 +40,9 @@ macro_rules! act {
         impl Act for $act {
             const OF_NETNS_MAX: usize = $most;
 
-            fn netns(&self) -> NsInum {
-                self.netns
-            }
-
-            fn missing(&self) -> u32 {
-                self.missing
-            }
-
-            fn netns_cookie(&self) -> Option<u32> {
-                self.netns_cookie
-            }
-
-            fn actor(&self) -> &TaskRef {
-                &self.actor
+            fn facts(&self) -> ActFacts<'_> {
+                let (netns, missing, cookie) = (self.netns, self.missing, self.netns_cookie);
+                ActFacts { netns, missing, cookie, actor: &self.actor }
             }
         }
     };
@@ -62,6 +52,14 @@ act!(LinkAct, at most 64);
 // All routes to the pods of a node may be set at once.
 act!(RoutedAct, at most 512);
 act!(SysctlWrite, at most 64);
+
+impl Act for LladdrAct {
+    const OF_NETNS_MAX: usize = 64;
+
+    fn facts(&self) -> ActFacts<'_> {
+        ActFacts { netns: self.netns, missing: 0, cookie: None, actor: &self.actor }
+    }
+}
 
 /// What a task did to one route, address or rule.
 #[serde_with::skip_serializing_none]
@@ -77,12 +75,11 @@ pub struct RoutedAct {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Acts<A> {
-    #[serde(default = "VecDeque::new", skip_serializing_if = "VecDeque::is_empty")]
     waiting: VecDeque<Waiting<A>>,
     /// When the last message was read: each act of before is known by then, and one that is not may have been told already.
-    pub(super) told: BootNs,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    told: BootNs,
     missing: BTreeMap<NsInum, Missing>,
 }
 
@@ -112,13 +109,13 @@ impl<A> Default for Acts<A> {
 
 impl<A: Act> Acts<A> {
     pub fn put(&mut self, at: BootNs, act: A) {
-        let netns = act.netns();
+        let ActFacts { netns, missing, .. } = act.facts();
         if at <= self.told {
             // Its own message may be still to come.
-            return self.miss(at, netns, Some(act.missing()));
+            return self.miss(at, netns, Some(missing));
         }
         self.waiting.retain(|waiting| waiting.at.saturating_add(KEPT_NS) >= at);
-        let of_it = |waiting: &Waiting<A>| waiting.act.netns() == netns;
+        let of_it = |waiting: &Waiting<A>| waiting.act.facts().netns == netns;
         if self.waiting.iter().filter(|waiting| of_it(waiting)).count() >= A::OF_NETNS_MAX {
             let oldest = self.waiting.iter().position(of_it);
             oldest.and_then(|oldest| self.waiting.remove(oldest));
@@ -127,11 +124,11 @@ impl<A: Act> Acts<A> {
         if self.waiting.len() >= ACTS_MAX
             && let Some(displaced) = self.waiting.pop_front()
         {
-            self.miss(at, displaced.act.netns(), None);
+            self.miss(at, displaced.act.facts().netns, None);
         }
         let known = self.missing.get(&netns).copied().unwrap_or_default();
-        if known.count != act.missing() {
-            self.miss(at, netns, Some(act.missing()));
+        if known.count != missing {
+            self.miss(at, netns, Some(missing));
         }
         let is_after_loss = self.missing.get(&netns).is_some_and(|known| at < known.doubted_until);
         self.waiting.push_back(Waiting { at, act, is_after_loss });
@@ -139,7 +136,7 @@ impl<A: Act> Acts<A> {
 
     /// An act in a namespace is missing, one that was not reported (then `count` are) or not kept.
     fn miss(&mut self, at: BootNs, netns: NsInum, count: Option<u32>) {
-        for waiting in self.waiting.iter_mut().filter(|waiting| waiting.act.netns() == netns) {
+        for waiting in self.waiting.iter_mut().filter(|waiting| waiting.act.facts().netns == netns) {
             waiting.is_after_loss = true;
         }
         if self.missing.len() >= NAMESPACES_MAX && !self.missing.contains_key(&netns) {
@@ -148,6 +145,11 @@ impl<A: Act> Acts<A> {
         let known = self.missing.entry(netns).or_default();
         known.count = count.unwrap_or(known.count);
         known.doubted_until = known.doubted_until.max(at.saturating_add(KEPT_NS));
+    }
+
+    /// Whether the same is known already.
+    pub(super) fn has(&self, act: &A) -> bool {
+        self.waiting.iter().any(|waiting| waiting.act == *act)
     }
 
     /// Each act of before a message that was read then is taken to be known.
@@ -164,7 +166,7 @@ impl<A: Act> Acts<A> {
         is_it: impl Fn(&A) -> bool,
     ) -> Option<(TaskRef, Confidence)> {
         let is_taken = |Waiting { at: done, act, .. }: &Waiting<A>| {
-            *done <= at && is_it(act) && may_have_cookie(act.netns_cookie(), cookie)
+            *done <= at && is_it(act) && may_have_cookie(act.facts().cookie, cookie)
         };
         // Most messages tell of what nobody did.
         if !self.waiting.iter().any(is_taken) {
@@ -175,14 +177,14 @@ impl<A: Act> Acts<A> {
         let doubtful = taken.iter().any(|waiting| waiting.is_after_loss);
         let mut acts = taken.into_iter().map(|waiting| waiting.act);
         let first = acts.next()?;
-        let is_one = acts.all(|act| act.actor().key == first.actor().key);
+        let is_one = acts.all(|act| act.facts().actor.key == first.facts().actor.key);
         let confidence = if doubtful { Confidence::Likely } else { Confidence::Certain };
-        is_one.then(|| (first.actor().clone(), confidence))
+        is_one.then(|| (first.facts().actor.clone(), confidence))
     }
 
     /// Forgets what was done in a namespace, which was read again or is gone.
     pub fn forget(&mut self, netns: NsInum) {
-        self.waiting.retain(|waiting| waiting.act.netns() != netns);
+        self.waiting.retain(|waiting| waiting.act.facts().netns != netns);
     }
 
     /// The same with how many acts of it are missing.
