@@ -11,7 +11,7 @@ use super::Core;
 use super::neighbor::Awaited;
 use super::route::by;
 use crate::diagnose::ModelChange;
-use crate::node::tunnels::Shown;
+use crate::node::tunnels::Tunnels;
 
 /// How long it is kept that a namespace has ended: what goes with it in others is told right after.
 pub(super) const ENDED_NS: u64 = 2_000_000_000;
@@ -48,13 +48,12 @@ impl Core {
             return self.answered(at, &Awaited::Netns(netns), true);
         }
         let is_outdated = snapshot.is_outdated;
-        let tunnels = is_host.then(|| Shown::of(&snapshot));
-        let mut old = self.namespaces.replace(at, snapshot, !self.ready);
+        let tunnels = is_host.then(|| Tunnels::of(&snapshot));
+        let old = self.namespaces.replace(at, snapshot, !self.ready);
         // Messages may have been lost that these acts belong to.
         self.link_acts.forget(netns);
         if let Some(tunnels) = tunnels {
-            self.namespaces.replace_tunnels(at, netns, old.as_mut(), tunnels);
-            self.namespaces.set_unbounded(netns);
+            self.namespaces.replace_tunnels(at, netns, tunnels);
         }
         let previous = self.previous_entries.extract_if(.., |entry| entry.netns == netns);
         for entry in previous.collect::<Vec<_>>() {

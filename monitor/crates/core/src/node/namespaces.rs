@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gateways::{Gateway, Gateways, KnownEntry, READ_DURATION_NS};
 use super::routing::{InUse, is_selected};
-use super::tunnels::{Shown, Tunnels, is_tunnel};
+use super::tunnels::{Tunnels, is_tunnel};
 
 /// The next hop of a deleted route still counts as a gateway for this time: the kernel deletes routes and neighbor
 /// entries in one operation, and the two notifications arrive in any order.
@@ -189,14 +189,13 @@ impl Namespaces {
             }
         }
         let changed = if settled { 0 } else { at };
+        let first = || Namespace { since: at, changed, ..Namespace::default() };
         let routes: Vec<RouteFacts> = snapshot.routes.into_iter().filter(RouteFacts::is_default).collect();
         let mut new = Namespace {
             name: snapshot.name,
             cookie: snapshot.cookie,
             foreign_userns: snapshot.foreign_userns,
-            unbounded: old.as_ref().is_some_and(|old| old.unbounded),
             owner: snapshot.owner,
-            since: old.as_ref().map_or(at, |old| old.since),
             read: at,
             links: snapshot.links.into_iter().map(|link| (link.ifindex, link)).collect(),
             addresses: snapshot.addresses.into_iter().collect(),
@@ -204,34 +203,14 @@ impl Namespaces {
             routes: routes.into_iter().take(ROUTES_MAX).collect(),
             dead_gateways: snapshot.dead_gateways.into_iter().take(ROUTES_MAX).collect(),
             rules: snapshot.rules,
-            tunnels: Tunnels::default(),
             limited_neighbors: snapshot.limited_neighbors,
-            in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
-            shared: old.as_ref().map(|old| old.shared.clone()).unwrap_or_default(),
-            ranked_since: old.as_ref().map_or(0, |old| old.ranked_since),
-            gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
-            former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
-            gone_with_link: old.as_ref().map(|old| old.gone_with_link.clone()).unwrap_or_default(),
-            succeeded: old.as_ref().map(|old| old.succeeded.clone()).unwrap_or_default(),
-            hidden: old.as_ref().map(|old| old.hidden.clone()).unwrap_or_default(),
-            perhaps_deleted: old.as_ref().map(|old| old.perhaps_deleted.clone()).unwrap_or_default(),
             missed: old.as_ref().is_some_and(|old| old.missed || old.unheard),
             challenged: Vec::new(),
-            disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
-            lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
-            switched: old.as_ref().map(|old| old.switched.clone()).unwrap_or_default(),
-            risen: old.as_ref().map(|old| old.risen.clone()).unwrap_or_default(),
-            changed: old.as_ref().map_or(changed, |old| old.changed),
             unheard: snapshot.unheard,
             stale: None,
             untold: None,
             outdated: snapshot.is_outdated,
-            heard: old.as_ref().and_then(|old| old.heard),
-            moves: old.as_ref().map(|old| old.moves.clone()).unwrap_or_default(),
-            unseen: old.as_ref().map(|old| old.unseen.clone()).unwrap_or_default(),
-            moves_since: old.as_ref().map_or(0, |old| old.moves_since),
-            bereft: old.as_ref().map(|old| old.bereft.clone()).unwrap_or_default(),
-            left: old.as_ref().map(|old| old.left.clone()).unwrap_or_default(),
+            ..old.clone().unwrap_or_else(first)
         };
         for (ifindex, link) in old.iter().flat_map(|old| &old.links) {
             if link.has_other() && !new.links.contains_key(ifindex) {
@@ -253,10 +232,10 @@ impl Namespaces {
         old
     }
 
-    /// Applies what a snapshot shows of the tunnels of the host, which `old` is the state before it of.
-    pub fn replace_tunnels(&mut self, at: BootNs, netns: NsInum, old: Option<&mut Namespace>, shown: Shown) {
+    /// Applies what a snapshot shows of the tunnels of the host, all links and addresses of which are kept.
+    pub fn replace_tunnels(&mut self, at: BootNs, netns: NsInum, shown: Tunnels) {
         let Some(namespace) = self.known.get_mut(&netns) else { return };
-        namespace.tunnels = old.map(|old| std::mem::take(&mut old.tunnels)).unwrap_or_default();
+        namespace.unbounded = true;
         let read = namespace.heard.map_or(at, |heard| at.min(heard.saturating_add(READ_DURATION_NS)));
         namespace.tunnels.replace(read, shown);
     }

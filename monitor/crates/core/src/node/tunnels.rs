@@ -54,18 +54,14 @@ pub struct Tunnels {
     omitted: usize,
 }
 
-/// What a snapshot shows of them.
-pub struct Shown {
-    tunnels: Tunnels,
-}
-
-impl Shown {
+impl Tunnels {
+    /// What a snapshot shows of them.
     pub fn of(snapshot: &NetnsSnapshot) -> Self {
         let of_kind = snapshot.links.iter().filter(|link| is_tunnel(link));
         let links: BTreeSet<u32> = of_kind.map(|link| link.ifindex).collect();
-        let mut tunnels = Tunnels::default();
+        let mut tunnels = Self::default();
         if links.is_empty() {
-            return Self { tunnels };
+            return tunnels;
         }
         for route in &snapshot.routes {
             if let Some((hop, route)) = entry(route).filter(|((ifindex, _), _)| links.contains(ifindex)) {
@@ -77,13 +73,7 @@ impl Shown {
                 known.state = Some(*state);
             }
         }
-        Self { tunnels }
-    }
-}
-
-impl Tunnels {
-    pub fn is_empty(&self) -> bool {
-        self.hops.is_empty() && self.omitted == 0
+        tunnels
     }
 
     /// Routes that are not kept.
@@ -116,7 +106,7 @@ impl Tunnels {
     }
 
     /// Applies a snapshot, which was read not before this time. What a live change told just before takes precedence.
-    pub(super) fn replace(&mut self, began: BootNs, Shown { mut tunnels }: Shown) {
+    pub(super) fn replace(&mut self, began: BootNs, mut tunnels: Self) {
         for (hop, known) in &mut tunnels.hops {
             let Some(old) = self.hops.get(hop) else { continue };
             if old.changed_at.is_some_and(|changed| began < changed.saturating_add(READ_DURATION_NS)) {
@@ -223,7 +213,7 @@ mod tests {
 
     fn shown(snapshot: &NetnsSnapshot) -> Tunnels {
         let mut tunnels = Tunnels::default();
-        tunnels.replace(S, Shown::of(snapshot));
+        tunnels.replace(S, Tunnels::of(snapshot));
         tunnels
     }
 
@@ -238,7 +228,7 @@ mod tests {
         assert_eq!(tunnels.hops().collect::<Vec<_>>(), [hop]);
         assert_eq!(tunnels.state(hop), Some(NudState::PERMANENT));
         assert_eq!(tunnels.networks(hop), [(address("10.44.2.0"), 24)]);
-        assert!(shown(&snapshot("veth", routes, &entries)).is_empty());
+        assert_eq!(shown(&snapshot("veth", routes, &entries)).hops().count(), 0);
     }
 
     #[test]
@@ -247,7 +237,7 @@ mod tests {
         tunnels.put(&route("10.44.2.0", "10.44.3.0"));
         assert!(!tunnels.is_hop((DEVICE, address("10.44.2.0"))));
         assert!(tunnels.remove(&route("10.44.2.0", "10.44.3.0")));
-        assert!(tunnels.is_empty());
+        assert_eq!(tunnels.hops().count(), 0);
     }
 
     #[test]

@@ -9,13 +9,6 @@ use super::{Namespace, Namespaces};
 const BOUNDED_MAX: usize = 1024;
 
 impl Namespaces {
-    /// All links and addresses of a namespace are kept: it is the host's.
-    pub fn set_unbounded(&mut self, netns: NsInum) {
-        if let Some(namespace) = self.known.get_mut(&netns) {
-            namespace.unbounded = true;
-        }
-    }
-
     /// Whether a link is known, or one more of its namespace may be kept.
     pub fn has_room_for(&self, link: &LinkFacts) -> bool {
         self.known.get(&link.netns).is_none_or(|namespace| {
