@@ -106,7 +106,7 @@ impl Core {
 
     fn emit_transition(&mut self, at: BootNs, transition: &Transition) {
         let Some(facts) = self.containers.get(&transition.id) else { return };
-        if is_folded(self.engine.incidents(), facts) {
+        if is_folded(&self.engine.incidents, facts) {
             return;
         }
         let (kind, severity, verb) = match (transition.from, transition.to) {

@@ -16,11 +16,11 @@ impl Core {
     /// The open incidents with the objects of their events, by id.
     pub fn incidents(&self) -> impl Iterator<Item = (Incident, &IncidentObjects)> {
         let clock = self.clock();
-        self.engine.incidents().iter().map(move |open| (open.incident(clock), open.objects()))
+        self.engine.incidents.iter().map(move |open| (open.incident(clock), &open.objects))
     }
 
     pub fn incidents_discarded(&self) -> u64 {
-        self.engine.discarded()
+        self.engine.discarded
     }
 
     /// Sets the offset of the wall clock. Incidents of the previous run are resumed with the clock that they have their times of: if

@@ -75,14 +75,14 @@ impl Core {
             let last = clock.boot_ns(&open.incident(clock).last_seen);
             last.is_some_and(|last| last.saturating_add(TOGETHER_NS) >= at)
         };
-        let open = self.engine.incidents().iter().filter(|open| belongs(open, says, is_recent));
+        let open = self.engine.incidents.iter().filter(|open| belongs(open, says, is_recent));
         let found: Vec<Quoted> = open
             .take(QUOTED_FOR_MAX)
             .map(|open| Quoted {
                 id: open.incident(clock).id,
                 kind: open.kind().to_owned(),
-                subject: open.subject().to_owned(),
-                target: open.objects().target.clone(),
+                subject: open.subject.clone(),
+                target: open.objects.target.clone(),
             })
             .collect();
         // A line that names nothing may belong to either of two.
@@ -109,7 +109,7 @@ fn said(log: &Log) -> String {
 
 /// Whether a line is about what an incident is about.
 fn belongs(open: &OpenIncident, says: &LogSays, is_recent: impl Fn(&OpenIncident) -> bool) -> bool {
-    let objects = open.objects();
+    let objects = &open.objects;
     match says {
         LogSays::EndpointMissing { sandbox, pod } => {
             let Some(cni) = objects.cni.as_deref().filter(|_| open.kind() == "cni-teardown-failing") else {

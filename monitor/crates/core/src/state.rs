@@ -216,7 +216,7 @@ impl Core {
             .map(|address| format!("{}/{}", address.address, address.prefix_len))
             .collect();
         addresses.sort_unstable();
-        let is_new = self.engine.ready().is_some_and(|ready| namespace.since > ready);
+        let is_new = self.engine.ready.is_some_and(|ready| namespace.since > ready);
         NetnsStatus {
             netns,
             name: namespace.name.clone(),

@@ -60,15 +60,17 @@ pub struct Engine {
     boot_id: String,
     now: BootNs,
     clock: WallClock,
-    ready: Option<BootNs>,
-    incidents: Incidents,
+    /// When every source had reported.
+    pub ready: Option<BootNs>,
+    pub incidents: Incidents,
     /// Resumed incidents that no diagnosis recognizes, such as those of another version; closed once ready.
     unclaimed: Vec<IncidentId>,
     flapping: Flapping,
     findings: Findings,
     changes: Vec<IncidentChange>,
     requests: Vec<Request>,
-    discarded: u64,
+    /// Findings that were discarded because a limit was reached.
+    pub discarded: u64,
 }
 
 impl Engine {
@@ -201,11 +203,6 @@ impl Engine {
         self.run(node, at, |diagnosis, context, findings| diagnosis.change(context, change, findings));
     }
 
-    /// When every source had reported.
-    pub fn ready(&self) -> Option<BootNs> {
-        self.ready
-    }
-
     pub fn tick(&mut self, node: &NodeView<'_>, at: BootNs) {
         self.run(node, at, |diagnosis, context, findings| diagnosis.tick(context, findings));
         while let Some(id) = self.flapping.take_due(self.now) {
@@ -250,15 +247,6 @@ impl Engine {
     /// What the next run is to know besides open incidents.
     pub fn kept(&self) -> Vec<(NeighborKey, Value)> {
         self.diagnoses.iter().flat_map(|diagnosis| diagnosis.kept()).collect()
-    }
-
-    pub fn incidents(&self) -> &Incidents {
-        &self.incidents
-    }
-
-    /// Number of findings that were discarded because a limit was reached.
-    pub fn discarded(&self) -> u64 {
-        self.discarded
     }
 
     /// A line of a log is quoted for an open incident, by the event of this number.
@@ -383,7 +371,7 @@ impl Engine {
         if let Some(seq) = evidence {
             open.add_evidence(seq);
         }
-        if reason != CloseReason::Resolved || !self.flapping.holds(id, open.objects(), self.now) {
+        if reason != CloseReason::Resolved || !self.flapping.holds(id, &open.objects, self.now) {
             self.flapping.resume(id);
             self.end(id, reason);
         }
@@ -394,14 +382,14 @@ impl Engine {
         self.incidents.note_change(id);
         let mut incident = open.incident(self.clock);
         incident.close(self.clock.text(self.now), reason);
-        let objects = open.objects().clone();
+        let objects = open.objects.clone();
         self.changes.push(IncidentChange { kind: Kind::IncidentClosed, at: self.now, incident, objects });
     }
 
     fn push_change(&mut self, kind: Kind, id: IncidentId) {
         self.incidents.note_change(id);
         if let Some(open) = self.incidents.open.get(&id) {
-            let (incident, objects) = (open.incident(self.clock), open.objects().clone());
+            let (incident, objects) = (open.incident(self.clock), open.objects.clone());
             self.changes.push(IncidentChange { kind, at: self.now, incident, objects });
         }
     }

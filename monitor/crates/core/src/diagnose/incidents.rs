@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-use kevtmon_event::{Advice, Confidence, EVIDENCE_MAX, HostCause, Incident, Severity, WallClock};
+use kevtmon_event::{Advice, Confidence, EVIDENCE_MAX, Incident, Severity, WallClock};
 use kevtmon_observation::BootNs;
 use kevtmon_types::is_zero::is_zero;
 use serde::{Deserialize, Serialize};
@@ -38,9 +38,9 @@ pub struct Recount {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OpenIncident {
-    incident: Incident,
-    subject: String,
-    objects: IncidentObjects,
+    pub(super) incident: Incident,
+    pub subject: String,
+    pub objects: IncidentObjects,
     /// When it was last observed, if that is later than `incident.last_seen`.
     last: Option<BootNs>,
     summaries: u32,
@@ -94,33 +94,8 @@ impl OpenIncident {
         Self { incident, subject, objects, last: None, summaries: 0 }
     }
 
-    pub fn subject(&self) -> &str {
-        &self.subject
-    }
-
     pub fn kind(&self) -> &str {
         &self.incident.kind
-    }
-
-    pub fn severity(&self) -> Severity {
-        self.incident.severity
-    }
-
-    pub fn confidence(&self) -> Confidence {
-        self.incident.confidence
-    }
-
-    pub fn host_cause(&self) -> Option<&HostCause> {
-        self.incident.host_cause.as_ref()
-    }
-
-    /// When it was first observed, RFC 3339.
-    pub fn first_seen(&self) -> &str {
-        &self.incident.first_seen
-    }
-
-    pub fn objects(&self) -> &IncidentObjects {
-        &self.objects
     }
 
     /// The incident in the event schema.
@@ -302,7 +277,7 @@ pub struct Incidents {
     episodes: VecDeque<(IncidentId, u32)>,
     /// How often one has opened, changed or closed.
     #[serde(default, skip_serializing_if = "is_zero")]
-    changes: u64,
+    pub changes: u64,
     #[serde(skip)]
     changed: Changed,
 }
@@ -325,12 +300,7 @@ impl fmt::Debug for Changed {
 }
 
 impl Incidents {
-    pub fn changes(&self) -> u64 {
-        self.changes
-    }
-
-    /// Which incidents have opened, changed or closed since [`changes`](Self::changes) was `seen`; `None` if that is too long ago to
-    /// be known.
+    /// Which incidents have opened, changed or closed since `changes` was `seen`; `None` if that is too long ago to be known.
     pub(super) fn changed_since(&self, seen: u64) -> Option<impl Iterator<Item = IncidentId>> {
         let count = usize::try_from(self.changes.wrapping_sub(seen)).ok()?;
         let begin = self.changed.0.len().checked_sub(count)?;

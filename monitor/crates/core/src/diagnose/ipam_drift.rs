@@ -114,7 +114,7 @@ impl IpamDrift {
 fn link(seen: &Seen<'_, Last>, findings: &mut Findings) {
     for duplicate in seen.context.incidents.iter() {
         // No other incident has that object.
-        let Some(conflict) = &duplicate.objects().address_conflict else { continue };
+        let Some(conflict) = &duplicate.objects.address_conflict else { continue };
         let Some(kind) = super::kind(duplicate.kind()).map(|kind| kind.name) else { continue };
         let is_its = |subject: &&str| {
             let mut words = subject.split(' ');
@@ -122,7 +122,7 @@ fn link(seen: &Seen<'_, Last>, findings: &mut Findings) {
                 && conflict.pods.iter().any(|pod| words.next_back() == Some(&pod.pod.uid))
         };
         for subject in seen.open().filter(is_its) {
-            let effect = IncidentKey { kind, subject: duplicate.subject().to_owned() };
+            let effect = IncidentKey { kind, subject: duplicate.subject.clone() };
             findings.link(effect, IncidentKey { kind: KIND, subject: subject.to_owned() });
         }
     }
@@ -131,13 +131,13 @@ fn link(seen: &Seen<'_, Last>, findings: &mut Findings) {
 /// The open incidents of an address of these pods: what comes of them is told later.
 pub(super) fn of(context: &Context<'_>, conflict: &AddressConflict) -> Vec<IncidentKey> {
     let is_its = |open: &&OpenIncident| {
-        let uid = open.objects().target.as_ref().and_then(|target| Some(&target.confirmed_pod()?.uid));
+        let uid = open.objects.target.as_ref().and_then(|target| Some(&target.confirmed_pod()?.uid));
         open.kind() == KIND
-            && open.objects().reservation.as_ref().is_some_and(|one| one.address == conflict.address)
+            && open.objects.reservation.as_ref().is_some_and(|one| one.address == conflict.address)
             && uid.is_some_and(|uid| conflict.pods.iter().any(|pod| pod.pod.uid == *uid))
     };
     let open = context.incidents.iter().filter(is_its);
-    open.map(|open| IncidentKey { kind: KIND, subject: open.subject().to_owned() }).collect()
+    open.map(|open| IncidentKey { kind: KIND, subject: open.subject.clone() }).collect()
 }
 
 /// When it is told at the earliest, however long it has been so.

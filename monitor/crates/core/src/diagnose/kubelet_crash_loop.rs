@@ -125,7 +125,7 @@ impl KubeletCrashLoop {
             evidence,
             count: Count::Total(known.count),
             caused_by: causes
-                .map(|open| IncidentKey { kind: orphan_container::KIND, subject: open.subject().to_owned() })
+                .map(|open| IncidentKey { kind: orphan_container::KIND, subject: open.subject.clone() })
                 .collect(),
             ..Report::new(subject, Severity::Warning, confidence, summary(component), known.last)
         });

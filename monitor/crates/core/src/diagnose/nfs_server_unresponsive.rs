@@ -192,7 +192,7 @@ pub(super) fn cause(context: &Context<'_>, fstype: &str, source: &str) -> Option
 
 /// Also if that is over for the moment.
 fn is_open(context: &Context<'_>, server: &str) -> bool {
-    context.incidents.iter().any(|open| open.kind() == KIND && open.subject() == server)
+    context.incidents.iter().any(|open| open.kind() == KIND && open.subject == server)
 }
 
 fn is_nfs(fstype: &str) -> bool {
@@ -261,11 +261,11 @@ impl NfsServerUnresponsive {
 /// Volumes of it that are busy are so because of it: who waits for the server holds them.
 fn link(context: &Context<'_>, server: &str, findings: &mut Findings) {
     for open in context.incidents.iter().filter(|open| open.kind() == volume_busy::KIND) {
-        let Some(mount) = open.objects().mount.as_deref() else { continue };
+        let Some(mount) = open.objects.mount.as_deref() else { continue };
         let is_its = mount.fstype.as_deref().is_some_and(is_nfs)
             && mount.source.as_deref().and_then(nfs_server) == Some(server);
         if is_its {
-            let effect = IncidentKey { kind: volume_busy::KIND, subject: open.subject().to_owned() };
+            let effect = IncidentKey { kind: volume_busy::KIND, subject: open.subject.clone() };
             findings.link(effect, key(server));
         }
     }

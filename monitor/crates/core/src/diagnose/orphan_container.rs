@@ -256,10 +256,10 @@ impl Conditions for OrphanContainer {
 
 /// Whether what an open incident tells of may be why this kubelet ended.
 pub(super) fn may_end(node: &NodeView<'_>, open: &OpenIncident, kubelet: &ComponentFacts) -> bool {
-    let Some(facts) = node.containers.get(open.subject()).filter(|_| open.kind() == KIND) else {
+    let Some(facts) = node.containers.get(&open.subject).filter(|_| open.kind() == KIND) else {
         return false;
     };
-    let checkpoint = open.objects().sandbox.as_ref().and_then(|sandbox| sandbox.checkpoint);
+    let checkpoint = open.objects.sandbox.as_ref().and_then(|sandbox| sandbox.checkpoint);
     KubeletImpact::of(node, facts, checkpoint, Some(kubelet)).may_end()
 }
 

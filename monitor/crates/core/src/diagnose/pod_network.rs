@@ -68,7 +68,7 @@ pub(super) fn runs_since(node: &NodeView<'_>, netns: NsInum) -> BootNs {
 /// took what that of the present one will miss.
 pub(super) fn is_deletion_feared(context: &Context<'_>, namespace: &str, name: &str) -> bool {
     let is_of_it = |open: &OpenIncident| {
-        let cni = open.objects().cni.as_deref();
+        let cni = open.objects.cni.as_deref();
         let pod = cni.map(|cni| (cni.namespace.as_deref(), cni.pod.as_deref()));
         open.kind() == stale_cni_del::KIND && pod == Some((Some(namespace), Some(name)))
     };

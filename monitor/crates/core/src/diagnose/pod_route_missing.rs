@@ -322,16 +322,15 @@ impl PodRouteMissing {
         findings: &mut Findings,
     ) {
         for lost in context.incidents.iter().filter(|open| open.kind() == gateway_neighbor_lost::KIND) {
-            let is_its = lost.objects().neighbor.as_deref().is_some_and(|entry| {
+            let is_its = lost.objects.neighbor.as_deref().is_some_and(|entry| {
                 (entry.netns, entry.ifindex) == (pod.netns, pod.inner.ifindex)
                     && entry.reason.as_deref() == Some("failed")
                     && entry.address.is_ipv4() == missing.address.is_ipv4()
             });
             let is_later =
-                context.clock.boot_ns(lost.first_seen()).is_some_and(|first| missing.first <= first);
+                context.clock.boot_ns(&lost.incident.first_seen).is_some_and(|first| missing.first <= first);
             if is_its && is_later && pod.is_up() {
-                let effect =
-                    IncidentKey { kind: gateway_neighbor_lost::KIND, subject: lost.subject().to_owned() };
+                let effect = IncidentKey { kind: gateway_neighbor_lost::KIND, subject: lost.subject.clone() };
                 findings.link(effect, IncidentKey { kind: KIND, subject: subject.to_owned() });
             }
         }

@@ -151,15 +151,15 @@ fn confidence(gates: &Gates<'_>) -> Confidence {
 fn causes(context: &Context<'_>, uid: &str) -> Vec<IncidentKey> {
     let of_pod = |kind: &'static str, subject: &str| IncidentKey { kind, subject: subject.to_owned() };
     let cause = |open: &super::OpenIncident| match open.kind() {
-        volume_busy::KIND if open.subject().split('/').next() == Some(uid) => {
-            Some(of_pod(volume_busy::KIND, open.subject()))
+        volume_busy::KIND if open.subject.split('/').next() == Some(uid) => {
+            Some(of_pod(volume_busy::KIND, &open.subject))
         }
-        cni_teardown_failing::KIND if gates::is_sandbox_of(context.node, open.subject(), uid) => {
-            Some(of_pod(cni_teardown_failing::KIND, open.subject()))
+        cni_teardown_failing::KIND if gates::is_sandbox_of(context.node, &open.subject, uid) => {
+            Some(of_pod(cni_teardown_failing::KIND, &open.subject))
         }
         umount_hung::KIND => {
-            let target = open.objects().target.as_deref().and_then(Target::confirmed_pod);
-            target.filter(|pod| pod.uid == uid).map(|_| of_pod(umount_hung::KIND, open.subject()))
+            let target = open.objects.target.as_deref().and_then(Target::confirmed_pod);
+            target.filter(|pod| pod.uid == uid).map(|_| of_pod(umount_hung::KIND, &open.subject))
         }
         _ => None,
     };

@@ -74,7 +74,7 @@ pub fn is_folded(incidents: &Incidents, facts: &ContainerFacts) -> bool {
     // Anybody who can label a container could hide what it does. One that was only made does nothing, and the kubelet's own
     // are claims as well until their checkpoints are written.
     let may_be = pod.is_confirmed() || facts.state == ContainerState::Created;
-    may_be && incidents.iter().any(|open| open.kind() == KIND && open.subject() == pod.uid)
+    may_be && incidents.iter().any(|open| open.kind() == KIND && open.subject == pod.uid)
 }
 
 impl SandboxCrashLoop {

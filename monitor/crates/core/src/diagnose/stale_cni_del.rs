@@ -335,18 +335,19 @@ impl StaleCniDel {
         let window = self.window();
         for lost in context.incidents.iter() {
             let Some(&kind) = DAMAGING.iter().find(|kind| **kind == lost.kind()) else { continue };
-            let IncidentObjects { target, neighbor, .. } = lost.objects();
-            if is_own_doing(lost.objects()) {
+            let IncidentObjects { target, neighbor, .. } = &lost.objects;
+            if is_own_doing(&lost.objects) {
                 continue;
             }
             let netns = neighbor.as_ref().map(|neighbor| neighbor.netns);
             let pod = pod_at(context.node, target.as_deref(), netns);
-            let Some((pod, first)) = pod.zip(context.clock.boot_ns(lost.first_seen())) else { continue };
+            let first = context.clock.boot_ns(&lost.incident.first_seen);
+            let Some((pod, first)) = pod.zip(first) else { continue };
             let causes = self.deletions.iter().filter(|(_, known)| {
                 is_cause(known) && is_same(&pod, &known.pod) && known.is_before(first, window)
             });
             for (id, _) in causes {
-                let effect = IncidentKey { kind, subject: lost.subject().to_owned() };
+                let effect = IncidentKey { kind, subject: lost.subject.clone() };
                 findings.link(effect, IncidentKey { kind: KIND, subject: id.clone() });
             }
         }

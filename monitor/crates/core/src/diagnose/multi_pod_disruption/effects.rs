@@ -51,7 +51,7 @@ impl Effects {
         context: &Context<'_>,
         known: impl Iterator<Item = &'a String>,
     ) -> BTreeSet<String> {
-        let changes = context.incidents.changes();
+        let changes = context.incidents.changes;
         if self.seen == Some(changes) {
             return BTreeSet::new();
         }
@@ -120,13 +120,13 @@ impl Effects {
 /// What an incident tells, if it is one of the network of a pod that a change of the node or somebody else has disrupted.
 fn effect(context: &Context<'_>, open: &OpenIncident) -> Option<Effect> {
     let kind = *EFFECTS.iter().find(|kind| **kind == open.kind())?;
-    let objects = open.objects();
+    let objects = &open.objects;
     let target = objects.target.as_deref().filter(|target| !target.is_foreign())?;
     if is_own_doing(objects) {
         return None;
     }
     let pod = target.confirmed_pod()?;
-    let host_cause = open.host_cause().cloned();
+    let host_cause = open.incident.host_cause.clone();
     let actor = objects.actor.clone().filter(|actor| actor.userns.is_none());
     let (key, confidence) = match (&host_cause, &actor) {
         (Some(cause), _) => (cause.key(), Confidence::Likely),
@@ -139,13 +139,13 @@ fn effect(context: &Context<'_>, open: &OpenIncident) -> Option<Effect> {
     };
     Some(Effect {
         kind,
-        subject: open.subject().to_owned(),
-        first: context.clock.boot_ns(open.first_seen())?,
+        subject: open.subject.clone(),
+        first: context.clock.boot_ns(&open.incident.first_seen)?,
         host_cause,
         actor,
         key,
-        severity: open.severity(),
-        confidence: confidence.min(open.confidence()),
+        severity: open.incident.severity,
+        confidence: confidence.min(open.incident.confidence),
         uid: pod.uid.clone(),
         label: pod_label(pod),
     })

@@ -28,7 +28,7 @@ impl<'a> Gates<'a> {
     pub(super) fn of(context: &'a Context<'a>, uid: &str, pod: &'a PodOnNode) -> Self {
         let node = context.node;
         let is_failing = |open: &&crate::diagnose::OpenIncident| {
-            open.kind() == cni_teardown_failing::KIND && is_sandbox_of(node, open.subject(), uid)
+            open.kind() == cni_teardown_failing::KIND && is_sandbox_of(node, &open.subject, uid)
         };
         let mut calls = node.cni.sandboxes().filter(|(id, _)| is_sandbox_of(node, id, uid));
         let mut volumes: Vec<Volume> = Vec::new();
@@ -48,12 +48,7 @@ impl<'a> Gates<'a> {
             killed: pod.seen.processes.iter().filter(ends).collect(),
             volumes,
             filled: pod.filled().collect(),
-            failing: context
-                .incidents
-                .iter()
-                .filter(is_failing)
-                .map(|open| open.subject().to_owned())
-                .collect(),
+            failing: context.incidents.iter().filter(is_failing).map(|open| open.subject.clone()).collect(),
             is_deleted: calls.any(|(_, calls)| calls.is_deleted),
         }
     }
