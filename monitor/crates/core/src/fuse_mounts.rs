@@ -9,7 +9,7 @@ use crate::diagnose::{ModelChange, UnservedMount};
 
 impl Core {
     pub(super) fn fuse_mounts(&mut self, at: BootNs, found: Vec<FuseMount>) {
-        self.fuse_mounts.replace(found);
+        self.fuse_mounts.known = found;
         let unserved: Vec<_> =
             self.fuse_mounts.unserved().map(|mount| self.unserved_mount(at, mount)).collect();
         self.diagnose(at, &ModelChange::FuseMounts(&unserved));

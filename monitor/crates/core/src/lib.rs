@@ -237,10 +237,10 @@ impl Core {
             Fact::Components { components } => self.components(at, components),
             Fact::Unmounters { unmounters } => self.unmounters(at, unmounters),
             Fact::PodRemains { pods } => self.pod_remains(at, pods),
-            Fact::PodRemainsUnread => self.pods_on_node.note_unread(),
+            Fact::PodRemainsUnread => self.pods_on_node.is_read = false,
             Fact::KubeletPods { pods } => self.kubelet_pods(at, pods),
             Fact::Ipam(files) => self.ipam_files(at, files),
-            Fact::IpamUnread => self.ipam.note_unread(),
+            Fact::IpamUnread => self.ipam.is_complete = false,
             Fact::RbdImages(found) => self.rbd_images(at, found),
             Fact::RbdUses(found) => self.rbd_uses(at, &found),
             Fact::RbdExec(exec) => self.rbd_exec(at, *exec),
@@ -310,13 +310,13 @@ impl Core {
         if namespace.foreign_userns && self.containers.in_netns(netns).is_none() {
             return None;
         }
-        let in_use = namespace.gateways_in_use();
+        let in_use = &namespace.in_use;
         let others = namespace.gateways().map(|(ifindex, address, _)| (ifindex, address));
         let others = others.filter(|gateway| !in_use.contains(gateway));
         Some(KnownNetns {
             foreign_userns: namespace.foreign_userns,
             gateways: in_use.iter().copied().chain(others).collect(),
-            tunnels: namespace.tunnels().hops().collect(),
+            tunnels: namespace.tunnels.hops().collect(),
         })
     }
 
@@ -331,7 +331,7 @@ impl Core {
 
     /// The kubelets and runtimes that run, by process and its start.
     pub fn components_running(&self) -> impl Iterator<Item = (u32, BootNs)> {
-        self.components.running().iter().map(|facts| facts.key())
+        self.components.running.iter().map(|facts| facts.key())
     }
 
     /// The namespaces of all containers that live.
@@ -348,7 +348,7 @@ impl Core {
         ModelGauges {
             containers: self.containers.counts(),
             veths: self.namespaces.count_links(self.settings.host_netns, "veth"),
-            refused_namespaces: self.quota.refused(),
+            refused_namespaces: self.quota.total,
             routes_omitted: self.namespaces.routes_omitted(),
         }
     }

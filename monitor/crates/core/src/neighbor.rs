@@ -240,7 +240,7 @@ impl Core {
     /// as they like. One with too many routes would be known no better.
     fn is_left_alone(&self, netns: NsInum) -> bool {
         self.namespaces.get(netns).is_some_and(|namespace| {
-            namespace.is_unheard() && namespace.foreign_userns || namespace.has_omitted_routes()
+            namespace.unheard && namespace.foreign_userns || namespace.has_omitted_routes()
         })
     }
 
@@ -260,7 +260,7 @@ impl Core {
         let NeighborKey { netns, ifindex, address } = change.key;
         self.namespaces
             .get(netns)
-            .is_some_and(|host| host.is_stale() && host.gateways_in_use().contains(&(ifindex, address)))
+            .is_some_and(|host| host.is_stale() && host.in_use.contains(&(ifindex, address)))
     }
 
     /// Whether the model is certain about the address being a gateway or not. A route to it is proof, unless routes change
@@ -270,7 +270,7 @@ impl Core {
             && self.namespaces.get(change.key.netns).is_some_and(|namespace| {
                 let key = change.key;
                 let was = namespace.was_gateway(at, key.ifindex, key.address, is_by_request(change));
-                !namespace.is_unheard()
+                !namespace.unheard
                     && (was == Some(true) || was == Some(false) && namespace.is_settled(at, key.ifindex))
             })
     }
@@ -372,7 +372,7 @@ impl Core {
             && self
                 .namespaces
                 .get(key.netns)
-                .is_some_and(|host| host.tunnels().is_hop((key.ifindex, key.address)))
+                .is_some_and(|host| host.tunnels.is_hop((key.ifindex, key.address)))
     }
 
     /// Whether the container that owns the entry's namespace has exited already, and leaves it to no other one. The end of a

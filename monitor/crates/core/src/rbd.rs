@@ -22,7 +22,7 @@ impl Core {
             self.emit_rbd(at, Kind::RbdMapped, image, "mapped as", actor);
         }
         let images: Vec<RbdImage> = self.rbd.iter().cloned().collect();
-        if self.rbd.is_whole() {
+        if self.rbd.is_whole {
             let all: Vec<Rbd> = images.iter().map(Rbd::from).collect();
             self.diagnose(at, &ModelChange::RbdImages(&all));
         }

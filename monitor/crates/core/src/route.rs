@@ -246,8 +246,7 @@ impl Core {
     fn is_gateway_of_host(&self, address: &AddressFacts) -> bool {
         address.netns == self.settings.host_netns
             && self.namespaces.all().any(|(netns, known)| {
-                netns != address.netns
-                    && known.gateways_in_use().iter().any(|(_, gateway)| *gateway == address.address)
+                netns != address.netns && known.in_use.iter().any(|(_, gateway)| *gateway == address.address)
             })
     }
 }

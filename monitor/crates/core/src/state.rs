@@ -182,8 +182,8 @@ impl Core {
             counts,
             pods,
             containers,
-            components: self.components.running().iter().map(Component::from).collect(),
-            fuse_mounts: self.fuse_mounts.mounts().to_vec(),
+            components: self.components.running.iter().map(Component::from).collect(),
+            fuse_mounts: self.fuse_mounts.known.clone(),
             namespaces,
             uplinks: self.uplinks(),
             suspected: self.engine.suspected(&self.node()),
@@ -240,7 +240,7 @@ impl Core {
 }
 
 fn gateways(namespace: &Namespace) -> Vec<IpAddr> {
-    let mut gateways: Vec<IpAddr> = namespace.gateways_in_use().iter().map(|(_, gateway)| *gateway).collect();
+    let mut gateways: Vec<IpAddr> = namespace.in_use.iter().map(|(_, gateway)| *gateway).collect();
     gateways.sort_unstable();
     gateways.dedup();
     gateways

@@ -34,7 +34,7 @@ impl Core {
             let is_switched = was_up.is_some_and(|was_up| was_up != status.up);
             let is_switched = is_switched && status.kind == SourceKind::Runtime;
             if is_switched && status.up {
-                self.pods_on_node.note_recovery(at);
+                self.pods_on_node.recovered = Some(at);
             }
             // One that is down all along may turn out to be none, or to have been there.
             if is_switched || self.runtimes() != runtimes_before {

@@ -423,7 +423,7 @@ impl Diagnosis for ContainerUndeletable {
             }
             ModelChange::Obstacle(look) => self.looked(context, look, findings),
             ModelChange::Refused(mount) => {
-                self.attempt(context, &mount.key, mount.attempts(), findings);
+                self.attempt(context, &mount.key, mount.total, findings);
             }
             _ => {}
         }

@@ -115,7 +115,7 @@ fn holder(node: &NodeView<'_>, netns: NsInum, ifindex: u32) -> Option<(Option<u3
     let host_end =
         LinkPeer { ifindex: end.ifindex, netns: Some(end.netns), ifname: Some(end.ifname.clone()) };
     let addressed = AddressedPod { pod, netns, ifindex, ifname, host_end };
-    let (since, is_heard) = (runs_since(node, netns), !namespace.is_unheard());
+    let (since, is_heard) = (runs_since(node, netns), !namespace.unheard);
     Some((vrf(node, end), Holder { target, addressed, since, is_heard }))
 }
 

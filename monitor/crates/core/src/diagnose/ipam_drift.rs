@@ -275,7 +275,7 @@ impl Conditions for IpamDrift {
     fn conditions(&mut self, seen: &Seen<'_, Last>, _: &mut Findings) -> Option<Vec<Condition<Last>>> {
         let context = seen.context;
         // Which pods live is not known before the runtimes have reported their containers, nor what cannot be read.
-        context.ready.filter(|_| context.node.ipam.is_complete())?;
+        context.ready.filter(|_| context.node.ipam.is_complete)?;
         let mut told: BTreeMap<IpAddr, Vec<&Reservation>> = BTreeMap::new();
         for reservation in seen.memories().flatten() {
             told.entry(reservation.address).or_default().push(reservation);

@@ -133,7 +133,7 @@ impl KubeletCrashLoop {
 
     fn review(&mut self, context: &Context<'_>, subject: String, findings: &mut Findings) {
         let Some(known) = self.loops.get(&subject) else { return };
-        let kubelets = context.node.components.running().iter().filter(|facts| facts.name == PROGRAM);
+        let kubelets = context.node.components.running.iter().filter(|facts| facts.name == PROGRAM);
         let is_stable = kubelets
             .filter(|facts| self::subject(&Component::from(*facts)) == subject)
             .any(|facts| context.now >= facts.started_ns.saturating_add(STABLE));

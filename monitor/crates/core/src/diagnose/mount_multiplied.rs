@@ -136,7 +136,7 @@ impl Conditions for MountMultiplied {
     fn conditions(&mut self, seen: &Seen<'_, Growth>, _: &mut Findings) -> Option<Vec<Condition<Growth>>> {
         let context = seen.context;
         let pods = context.node.pods_on_node;
-        if !pods.is_read() {
+        if !pods.is_read {
             return None;
         }
         let of_pod = |pod: &MountStack, uid: &str| {

@@ -87,7 +87,7 @@ pub(super) fn is_of_pod(address: IpAddr) -> bool {
 /// Whether an interface leads out of a pod: its default routes are by it, or it has none. By others it reaches networks of
 /// their own.
 pub(super) fn leads_out(node: &NodeView<'_>, netns: NsInum, ifindex: u32) -> bool {
-    let routes = node.namespaces.get(netns).map_or(&[][..], |namespace| namespace.routes());
+    let routes = node.namespaces.get(netns).map_or(&[][..], |namespace| &namespace.routes[..]);
     let mut defaults = routes.iter().filter(|route| route.is_default()).peekable();
     defaults.peek().is_none() || defaults.any(|route| route.ifindex == Some(ifindex))
 }

@@ -187,7 +187,7 @@ impl Conditions for PodStuckTerminating {
     fn conditions(&mut self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<Vec<Condition<()>>> {
         let context = seen.context;
         let pods = context.node.pods_on_node;
-        if context.ready.is_none() || !pods.is_read() {
+        if context.ready.is_none() || !pods.is_read {
             return None;
         }
         self.list_processes(context, findings);

@@ -117,7 +117,7 @@ pub(super) fn runs(context: &Context<'_>, uid: &str) -> bool {
 fn is_mounted(context: &Context<'_>, suspect: &Suspect) -> Option<bool> {
     let pods = context.node.pods_on_node;
     let pod = pods.get(&suspect.volume.pod_uid)?;
-    let is_current = pods.is_read() && pods.read() > suspect.at && pod.seen.listed;
+    let is_current = pods.is_read && pods.read > suspect.at && pod.seen.listed;
     let is_whole = pod.seen.mounts_omitted == 0;
     let is_there = pod.volumes().any(|(volume, _)| volume == suspect.volume);
     (is_current && (is_there || is_whole)).then_some(is_there)
@@ -186,7 +186,7 @@ fn report(
 fn conditions_of_covers(seen: &Seen<'_, ()>) -> Vec<Condition<()>> {
     let context = seen.context;
     let pods = context.node.pods_on_node;
-    if !pods.is_read() {
+    if !pods.is_read {
         let unknown = |subject: &str| Condition::unknown(subject.to_owned());
         return seen.open().filter(|subject| runs(context, pod_of(subject))).map(unknown).collect();
     }

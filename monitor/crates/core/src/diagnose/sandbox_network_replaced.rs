@@ -259,8 +259,7 @@ fn condition(
     let has_former = facts.pod.as_ref().is_some_and(|pod| has_former(context, pod, &now));
     // That its process is in this very namespace.
     let is_seen = namespace.owner.as_ref().is_some_and(|owner| owner.tgid == now.tgid);
-    let is_certain =
-        is_seen && interface.is_none() && !has_former && known.tgid != 0 && !namespace.is_unheard();
+    let is_certain = is_seen && interface.is_none() && !has_former && known.tgid != 0 && !namespace.unheard;
     let severity = if interface.is_none() { Severity::Critical } else { Severity::Warning };
     let confidence = if is_certain { Confidence::Certain } else { Confidence::Likely };
     let actor = known.restarted.as_ref().map(|(_, actor)| actor);

@@ -323,8 +323,8 @@ impl Diagnosis for VolumeBusy {
             ModelChange::UmountUndetermined { mount, reason } => self.undetermined(mount, reason, findings),
             ModelChange::MountGone(mount) => {
                 let place = MountKey::new(mount.key.mntns, mount.path());
-                let (identity, attempts) = (mount.identity.as_ref(), mount.attempts());
-                let unmounts = mount.calls().unmounts();
+                let (identity, attempts) = (mount.identity.as_ref(), mount.total);
+                let unmounts = mount.calls.unmounts();
                 let (is_likely, reason) = (mount.is_likely, CloseReason::SubjectGone);
                 let end = End { place: &place, identity, attempts, unmounts, is_likely, reason };
                 self.ended(&end, None, findings);

@@ -79,7 +79,7 @@ impl Core {
                 || self.busy_mounts.attempts_of(umount.mount, umount.caller),
                 |earlier| earlier.attempts,
             )),
-            calls: busy.map(BusyMount::calls),
+            calls: busy.map(|busy| &busy.calls),
             is_likely: report.as_ref().is_some_and(|report| report.mount_is_likely),
         };
         let mount = self.mount_object(umount, known);
@@ -140,12 +140,12 @@ impl Core {
         report: Option<HolderReport>,
         still_held: Option<HolderReport>,
     ) {
-        let attempts = busy.attempts();
+        let attempts = busy.total;
         let known = Known {
             report: report.as_ref(),
             identity: busy.identity.as_ref(),
             attempts: (attempts > 0).then_some(attempts),
-            calls: Some(busy.calls()),
+            calls: Some(&busy.calls),
             is_likely: busy.is_likely,
         };
         let mount = self.mount_object(umount, known);

@@ -62,7 +62,7 @@ impl Core {
         let mut busy: Vec<(BusyId, BusyMount)> = self
             .busy_mounts
             .iter()
-            .filter(|(_, busy)| at < busy.last().saturating_add(SPAN_NS))
+            .filter(|(_, busy)| at < busy.last.saturating_add(SPAN_NS))
             .map(|(id, busy)| (id, busy.clone()))
             .collect();
         self.holder_scans.next_lookup = (!busy.is_empty()).then(|| at.saturating_add(INTERVAL_NS));

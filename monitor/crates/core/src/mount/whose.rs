@@ -24,7 +24,7 @@ impl Core {
     /// Whether a kubelet or runtime of the node has called.
     pub(super) fn is_runtime(&self, attempt: &UmountAttempt) -> bool {
         let key = &attempt.actor.key;
-        is_one_of(self.components.running(), key.tgid, key.start_ns)
+        is_one_of(&self.components.running, key.tgid, key.start_ns)
     }
 
     /// That of the pod of its volume, else the container for which its runtime mounts it, else the one whose mount

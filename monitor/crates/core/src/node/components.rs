@@ -22,7 +22,7 @@ pub fn is_one_of(components: &[ComponentFacts], tgid: u32, start_ns: BootNs) -> 
 pub struct Components {
     /// Whether they were looked for.
     reported: bool,
-    running: Vec<ComponentFacts>,
+    pub running: Vec<ComponentFacts>,
     /// The latest at the end.
     ended: VecDeque<Ended>,
 }
@@ -51,10 +51,6 @@ impl Components {
         let facts = self.running.remove(index);
         crate::bounded::push(&mut self.ended, ENDED_MAX, Ended { facts: facts.clone(), at });
         Some(facts)
-    }
-
-    pub fn running(&self) -> &[ComponentFacts] {
-        &self.running
     }
 
     /// Where those that run, and those that ran, look for CNI plugins: who is started again has made calls before it is found.
@@ -110,7 +106,7 @@ mod tests {
         assert_eq!(components.exited(10, &exit(7, 6)), None, "another process that had the id");
         assert_eq!(components.exited(10, &exit(7, 5)), Some(kubelet(7, 5)));
         assert_eq!(components.exited(10, &exit(7, 5)), None);
-        assert_eq!(components.running(), [kubelet(8, 9)]);
+        assert_eq!(components.running, [kubelet(8, 9)]);
         assert_eq!(components.before(&kubelet(8, 9)), Some(&kubelet(7, 5)));
         assert_eq!(components.before(&kubelet(7, 5)), None);
     }

@@ -20,7 +20,7 @@ const REMEMBERED: usize = 256;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FuseMounts {
-    known: Vec<FuseMount>,
+    pub known: Vec<FuseMount>,
     signals: VecDeque<Signal>,
     ends: VecDeque<ServerEnd>,
 }
@@ -58,14 +58,6 @@ pub struct ServerEnd {
 }
 
 impl FuseMounts {
-    pub fn replace(&mut self, found: Vec<FuseMount>) {
-        self.known = found;
-    }
-
-    pub fn mounts(&self) -> &[FuseMount] {
-        &self.known
-    }
-
     pub fn unserved(&self) -> impl Iterator<Item = &FuseMount> {
         self.known.iter().filter(|mount| mount.unserved)
     }

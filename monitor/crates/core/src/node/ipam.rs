@@ -21,8 +21,8 @@ pub struct Ipam {
     devices: BTreeSet<CniDevice>,
     /// When they were read last; absent before the first time.
     read: Option<BootNs>,
-    /// Whether what they tell counts, all of it.
-    is_complete: bool,
+    /// Whether what they tell counts, all of it: what is written down in no file is not reserved.
+    pub is_complete: bool,
 }
 
 /// A reservation that is gone.
@@ -84,16 +84,6 @@ impl Ipam {
         let freed = self.freed.entry(record.address).or_default();
         freed.retain(|known| (&known.network, &known.container) != (&record.network, &container));
         freed.push(Freed { network: record.network, container, from, until });
-    }
-
-    /// The files can no longer be read: what they told may be over.
-    pub fn note_unread(&mut self) {
-        self.is_complete = false;
-    }
-
-    /// Whether what is written down in no file is known not to be reserved.
-    pub fn is_complete(&self) -> bool {
-        self.is_complete
     }
 
     /// Whether anything was ever written down.
@@ -172,7 +162,7 @@ mod tests {
         let mut ipam = Ipam::default();
         let (a, b) = (record("10.0.0.1", "a"), record("10.0.0.2", "b"));
         ipam.apply(5, files(None, &[a.clone(), b.clone()], &[]));
-        assert_eq!((freed(&ipam, "10.0.0.1"), ipam.is_complete()), (vec![], true));
+        assert_eq!((freed(&ipam, "10.0.0.1"), ipam.is_complete), (vec![], true));
         ipam.apply(9, files(Some(7), &[], std::slice::from_ref(&a)));
         assert_eq!(freed(&ipam, "10.0.0.1"), [("a".to_owned(), 7, 9)]);
         assert_eq!(ipam.reserved(a.address).count(), 0);
@@ -186,11 +176,11 @@ mod tests {
         let mut ipam = Ipam::default();
         let (a, b) = (record("10.0.0.1", "a"), record("10.0.0.2", "b"));
         ipam.apply(5, files(None, &[a, b.clone()], &[]));
-        ipam.note_unread();
-        assert!(!ipam.is_complete());
+        ipam.is_complete = false;
+        assert!(!ipam.is_complete);
         ipam.apply(30, files(None, &[record("10.0.0.1", "c"), b], &[]));
         assert_eq!(freed(&ipam, "10.0.0.1"), [("a".to_owned(), 5, 30)]);
-        assert_eq!((freed(&ipam, "10.0.0.2"), ipam.is_complete()), (vec![], true));
+        assert_eq!((freed(&ipam, "10.0.0.2"), ipam.is_complete), (vec![], true));
     }
 
     #[test]

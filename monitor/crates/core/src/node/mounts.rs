@@ -92,14 +92,15 @@ pub struct BusyMount {
     pub account: Account,
     /// The path as a caller gave it, and where that starts from; until a scan has found the mount.
     pub given: Option<Box<GivenPath>>,
-    total: u64,
+    /// Refused attempts since it became busy.
+    pub total: u64,
     /// The same by system call.
     #[serde(default, skip_serializing_if = "RefusedCalls::is_empty")]
-    calls: RefusedCalls,
+    pub calls: RefusedCalls,
     callers: Vec<(Caller, u64)>,
     /// Recent attempts of all others.
     others: u64,
-    last: BootNs,
+    pub last: BootNs,
 }
 
 /// A path, and where it starts from.
@@ -128,19 +129,9 @@ impl BusyMount {
         }
     }
 
-    /// Refused attempts since the mount became busy.
-    pub fn attempts(&self) -> u64 {
-        self.total
-    }
-
     /// Refused attempts since the last long pause.
     pub fn recent_attempts(&self) -> u64 {
         self.others + self.callers.iter().map(|(_, attempts)| attempts).sum::<u64>()
-    }
-
-    /// Refused attempts since the mount became busy, by system call.
-    pub fn calls(&self) -> &RefusedCalls {
-        &self.calls
     }
 
     /// Refused unmounts since the mount became busy that are not recent. Those of callers that share a count are taken for
@@ -149,10 +140,6 @@ impl BusyMount {
         let of_callers = self.callers.iter().filter(|(caller, _)| caller.syscall.is_umount());
         let recent = self.others + of_callers.map(|(_, attempts)| attempts).sum::<u64>();
         self.calls.unmounts().saturating_sub(recent)
-    }
-
-    pub fn last(&self) -> BootNs {
-        self.last
     }
 
     /// Where it is mounted as far as that is known, else the path as a caller gave it.

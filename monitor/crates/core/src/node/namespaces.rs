@@ -75,12 +75,12 @@ pub struct Namespace {
     routes_omitted: usize,
     rules: Vec<RuleFacts>,
     gateways: Gateways,
-    /// Of the host's alone.
-    tunnels: Tunnels,
+    /// Next hops by tunnels; of the host's alone.
+    pub tunnels: Tunnels,
     /// Neighbor entries that count against the kernel's limits, of IPv4 and of IPv6, at the last reading.
     limited_neighbors: [u32; 2],
     /// Default gateways in use, by interface.
-    in_use: BTreeSet<(u32, IpAddr)>,
+    pub in_use: BTreeSet<(u32, IpAddr)>,
     /// Those among them that others can take the place of, and these others.
     #[serde(with = "kevtmon_types::pairs")]
     shared: InUse,
@@ -111,7 +111,7 @@ pub struct Namespace {
     /// When a link or route was last added or changed.
     changed: BootNs,
     /// Whether the kernel sends no messages about it: it is known as of the last snapshot.
-    unheard: bool,
+    pub unheard: bool,
     /// When routes first and last changed since the last snapshot in a way that only the next one will show.
     stale: Option<(BootNs, BootNs)>,
     /// The same of what no message has told.
@@ -362,20 +362,6 @@ impl Namespace {
         self.gateways.get(ifindex, address)
     }
 
-    /// The next hops by tunnels of the host; none of another namespace.
-    pub fn tunnels(&self) -> &Tunnels {
-        &self.tunnels
-    }
-
-    pub fn routes(&self) -> &[RouteFacts] {
-        &self.routes
-    }
-
-    /// Default gateways that are in use now, by interface.
-    pub fn gateways_in_use(&self) -> &BTreeSet<(u32, IpAddr)> {
-        &self.in_use
-    }
-
     /// Whether packets find another way where a default gateway cannot be resolved.
     pub fn has_alternative(&self, ifindex: u32, address: IpAddr) -> bool {
         self.shared.contains_key(&(ifindex, address))
@@ -400,11 +386,6 @@ impl Namespace {
     /// Whether the next snapshot may show other routes: one went with its interface, or not all are kept.
     pub fn is_doubted(&self) -> bool {
         self.stale.is_some() || self.outdated || self.has_omitted_routes()
-    }
-
-    /// Whether nothing reports what changes in it after a snapshot.
-    pub fn is_unheard(&self) -> bool {
-        self.unheard
     }
 
     /// Whether a rule of a family selects packets by what they are: not all of them take the same routes.

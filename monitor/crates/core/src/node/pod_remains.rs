@@ -26,12 +26,12 @@ const RECOVERY: BootNs = 300 * SECOND;
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodsOnNode {
-    /// Whether they were looked at, and can be.
-    is_read: bool,
+    /// Whether they were looked at, and can be: else what is not there is only unknown, and what is may be over.
+    pub is_read: bool,
     /// When that was last told.
-    read: BootNs,
-    /// When a runtime came back last.
-    recovered: Option<BootNs>,
+    pub read: BootNs,
+    /// When a runtime that did not answer came back last.
+    pub recovered: Option<BootNs>,
     known: BTreeMap<String, PodOnNode>,
 }
 
@@ -76,11 +76,6 @@ impl PodsOnNode {
         }
     }
 
-    /// They cannot be looked at for some time: nothing is concluded from what was seen last.
-    pub fn note_unread(&mut self) {
-        self.is_read = false;
-    }
-
     /// A container of a pod was added, changed or removed.
     pub fn review(&mut self, at: BootNs, uid: &str, containers: &Containers) {
         if let Some(pod) = self.known.get_mut(uid) {
@@ -93,26 +88,11 @@ impl PodsOnNode {
         self.known.values_mut().for_each(|pod| pod.review(at, containers));
     }
 
-    /// A runtime that did not answer does again.
-    pub fn note_recovery(&mut self, at: BootNs) {
-        self.recovered = Some(at);
-    }
-
     /// The control group of a pod could not be removed.
     pub fn note_refused(&mut self, uid: &str) {
         if let Some(pod) = self.known.get_mut(uid).filter(|pod| pod.over.is_some()) {
             pod.refused += 1;
         }
-    }
-
-    /// Whether they were looked at, and can be: else what is not there is only unknown, and what is may be over.
-    pub fn is_read(&self) -> bool {
-        self.is_read
-    }
-
-    /// When it was last told what there is of them.
-    pub fn read(&self) -> BootNs {
-        self.read
     }
 
     /// Until when a kubelet may still make the containers again that ended with their runtime.

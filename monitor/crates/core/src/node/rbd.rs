@@ -13,7 +13,7 @@ pub struct MappedImages {
     /// Whether any look was made.
     was_read: bool,
     /// Whether all that are mapped are among them, at the last look.
-    is_whole: bool,
+    pub is_whole: bool,
     /// By number: the uid of the pod that was last seen to use it.
     pods: BTreeMap<RbdNumber, String>,
     /// What an earlier run saw of images that were not found yet.
@@ -97,11 +97,6 @@ impl MappedImages {
 
     pub fn get(&self, number: RbdNumber) -> Option<&RbdImage> {
         self.images.get(&number)?.as_ref()
-    }
-
-    /// Whether all that are mapped are known: what is not among them is not mapped.
-    pub fn is_whole(&self) -> bool {
-        self.is_whole
     }
 
     /// Whether an image of this name is mapped, or a snapshot of it; `None` where that is not known.
@@ -235,7 +230,7 @@ mod tests {
         images.replace(found(&[image(0, "a"), image(5, "b")], &[]));
         let full = RbdImages { omitted: 1, ..found(&[image(0, "a"), image(3, "c")], &[]) };
         assert_eq!(images.replace(full), changes(&[image(3, "c")], &[]));
-        assert!(!images.is_whole());
+        assert!(!images.is_whole);
         let numbers: Vec<RbdNumber> = images.iter().map(|image| image.number).collect();
         assert_eq!(numbers, [0, 3, 5].map(RbdNumber::Kernel));
     }

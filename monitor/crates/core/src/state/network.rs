@@ -61,7 +61,7 @@ pub(super) fn entries(namespace: &Namespace) -> Vec<EntryStatus> {
             lladdr: lladdr.flatten().map(|lladdr| lladdr.to_string()),
         }
     };
-    namespace.gateways_in_use().iter().map(entry).collect()
+    namespace.in_use.iter().map(entry).collect()
 }
 
 pub(super) fn routes(namespace: &Namespace) -> Vec<RouteStatus> {
@@ -75,7 +75,7 @@ pub(super) fn routes(namespace: &Namespace) -> Vec<RouteStatus> {
         metric: route.metric,
         ipv6: route.destination.map_or(route.ipv6, |(address, _)| address.is_ipv6()),
     };
-    namespace.routes().iter().map(route).collect()
+    namespace.routes.iter().map(route).collect()
 }
 
 impl Core {
@@ -83,9 +83,9 @@ impl Core {
     pub(super) fn way_out(&self, netns: NsInum) -> Vec<Hop> {
         let node = self.node();
         let Some(namespace) = node.namespaces.get(netns) else { return Vec::new() };
-        let gateways = namespace.gateways_in_use();
+        let gateways = &namespace.in_use;
         let is_on_link = |link: &LinkFacts| {
-            namespace.routes().iter().any(|route| route.is_default() && route.ifindex == Some(link.ifindex))
+            namespace.routes.iter().any(|route| route.is_default() && route.ifindex == Some(link.ifindex))
         };
         let links = namespace.links.values().filter(|link| link.flags & iff::LOOPBACK == 0);
         let (mut leading, others): (Vec<&LinkFacts>, Vec<&LinkFacts>) = links.partition(|link| {
@@ -122,8 +122,8 @@ impl Core {
             let link = namespace.links.get(ifindex)?;
             Some(Hop { gateway: Some(*address), ..hop(link, addresses(namespace, *ifindex)) })
         };
-        let mut uplinks: Vec<Hop> = namespace.gateways_in_use().iter().filter_map(uplink).collect();
-        if uplinks.is_empty() && !namespace.routes().iter().any(RouteFacts::is_default) {
+        let mut uplinks: Vec<Hop> = namespace.in_use.iter().filter_map(uplink).collect();
+        if uplinks.is_empty() && !namespace.routes.iter().any(RouteFacts::is_default) {
             let broken = vec!["the node has no default route".to_owned()];
             uplinks.push(Hop { netns: host, broken, ..Hop::default() });
         }

@@ -149,7 +149,7 @@ impl Core {
 
     /// Adds the pods that have a directory of the kubelet.
     fn add_pods_with_directory(&self, pods: &mut BTreeMap<String, PodStatus>) {
-        if !self.pods_on_node.is_read() {
+        if !self.pods_on_node.is_read {
             return;
         }
         for (uid, _) in self.pods_on_node.iter() {

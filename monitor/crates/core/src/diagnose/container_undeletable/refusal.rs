@@ -96,5 +96,5 @@ pub(super) fn is_runtime(node: &NodeView<'_>, actor: &Actor) -> bool {
     }
     let start = actor.start_time_ns.parse().unwrap_or_default();
     let exe = actor.exe.as_deref().and_then(|exe| exe.rsplit('/').next());
-    is_one_of(node.components.running(), actor.pid, start) || exe.is_some_and(|exe| TOOLS.contains(&exe))
+    is_one_of(&node.components.running, actor.pid, start) || exe.is_some_and(|exe| TOOLS.contains(&exe))
 }

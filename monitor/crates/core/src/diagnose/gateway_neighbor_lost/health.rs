@@ -88,7 +88,7 @@ pub(super) fn is_suspended(node: &NodeView<'_>, key: NeighborKey) -> bool {
 
 /// Whether packets take another route for certain: what changes of routes, unlike of entries, while they are read is told.
 pub(super) fn is_left(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    let is_told = |namespace: &Namespace| !namespace.is_unheard() && !namespace.is_doubted();
+    let is_told = |namespace: &Namespace| !namespace.unheard && !namespace.is_doubted();
     is_former(node, key) && node.namespaces.get(key.netns).is_some_and(is_told)
 }
 
@@ -159,7 +159,7 @@ pub(super) fn outliers(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Outl
             continue;
         }
         for (ifindex, address, gateway) in namespace.gateways() {
-            let in_use = namespace.gateways_in_use().contains(&(ifindex, address));
+            let in_use = namespace.in_use.contains(&(ifindex, address));
             let Some(end) = node.host_end(netns, ifindex).filter(|_| in_use) else { continue };
             let group = groups.entry((prefix(&end.ifname), address.is_ipv4())).or_default();
             group.pods.insert(netns);

@@ -429,7 +429,7 @@ fn has_way(host: &Namespace, end: &LinkFacts, address: IpAddr) -> bool {
     };
     host.is_stale()
         || host.has_omitted_routes()
-        || host.routes().iter().any(is_default)
+        || host.routes.iter().any(is_default)
         || host.addresses.iter().any(|own| own.ifindex != end.ifindex && own.has_in_subnet(address))
 }
 

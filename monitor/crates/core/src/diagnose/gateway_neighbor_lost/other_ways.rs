@@ -20,7 +20,7 @@ fn has_other_route(node: &NodeView<'_>, key: NeighborKey) -> bool {
         route.ifindex != Some(key.ifindex)
             && route.gateway.is_some_and(|gateway| gateway.is_ipv4() == key.address.is_ipv4())
     };
-    node.namespaces.get(key.netns).is_some_and(|namespace| namespace.routes().iter().any(is_other))
+    node.namespaces.get(key.netns).is_some_and(|namespace| namespace.routes.iter().any(is_other))
 }
 
 /// Whether packets may find another way as long as a gateway is lost, or none is to go there any more.

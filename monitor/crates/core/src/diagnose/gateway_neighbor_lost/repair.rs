@@ -198,7 +198,7 @@ fn replaceable<'a>(node: &NodeView<'a>, fault: &Fault, key: NeighborKey) -> Opti
 fn is_in_use(node: &NodeView<'_>, key: NeighborKey) -> bool {
     node.namespaces
         .get(key.netns)
-        .is_some_and(|namespace| namespace.gateways_in_use().contains(&(key.ifindex, key.address)))
+        .is_some_and(|namespace| namespace.in_use.contains(&(key.ifindex, key.address)))
 }
 
 /// Whether the route that led to the gateway is known to have gone with the interface, which is up again.
@@ -211,7 +211,7 @@ fn is_route_gone(node: &NodeView<'_>, key: NeighborKey, link: &LinkFacts) -> boo
         && !namespace.is_doubted()
         && !namespace.is_dead_gateway(key.ifindex, key.address)
         && !namespace.may_have_been_deleted(key.ifindex, key.address)
-        && !namespace.routes().iter().any(leads_there)
+        && !namespace.routes.iter().any(leads_there)
 }
 
 /// What the model shows to be healthy. What explains the fault and was mended since is not ruled out.

@@ -154,7 +154,7 @@ impl LostHops {
             let Some(lost) = self.lost.get_mut(&hop) else { continue };
             match lost.phase {
                 Phase::Suspected { due } if due <= context.now => {
-                    let networks = host.tunnels().networks(hop);
+                    let networks = host.tunnels.networks(hop);
                     if networks.is_empty() {
                         self.remove(hop);
                         continue;
@@ -164,7 +164,7 @@ impl LostHops {
                         lost.what_happened,
                         phrase(&networks)
                     );
-                    if State::of(host.tunnels(), hop) == State::Failed {
+                    if State::of(&host.tunnels, hop) == State::Failed {
                         lost.fails(None);
                     }
                     lost.phase = Phase::Open { critical_at: Some(context.now + critical_after) };
@@ -190,7 +190,7 @@ impl LostHops {
 
     fn recheck(&mut self, context: &Context<'_>, hop: Hop, evidence: Option<u64>, findings: &mut Findings) {
         let Some(host) = context.node.host().filter(|_| self.lost.contains_key(&hop)) else { return };
-        let reason = match State::of(host.tunnels(), hop) {
+        let reason = match State::of(&host.tunnels, hop) {
             State::Unused => CloseReason::SubjectGone,
             State::Reached => CloseReason::Resolved,
             State::Missing | State::Failed => return,
@@ -327,7 +327,7 @@ impl LostHop {
 /// Whether an event is one of the entry of a next hop by a tunnel of the host, or of one that has lost it.
 pub(super) fn is_of_tunnel(context: &Context<'_>, entry: &Neighbor) -> bool {
     entry.netns == context.node.host_netns
-        && context.node.host().is_some_and(|host| host.tunnels().is_hop(hop(entry)))
+        && context.node.host().is_some_and(|host| host.tunnels.is_hop(hop(entry)))
 }
 
 fn hop(entry: &Neighbor) -> Hop {

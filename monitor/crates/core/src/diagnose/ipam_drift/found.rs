@@ -52,7 +52,7 @@ pub(super) fn unreserved(
             let told = told.get(&known.address).map_or(&[][..], Vec::as_slice);
             let found_here = reservation(node, netns, known, (&ids, told), &pod);
             let Some((freed, reservation)) = found_here else { continue };
-            let is_heard = !namespace.is_unheard();
+            let is_heard = !namespace.unheard;
             let unreserved =
                 Unreserved { reservation, freed, is_heard, target: target.clone(), pod: pod.clone() };
             found.insert(unreserved.subject(), unreserved);
@@ -145,7 +145,7 @@ fn reservation(
             Some((_, None)) => continue,
             Some((_, Some(other))) if is_of(node, other, pod) => continue,
             Some((_, Some(other))) => Some(other.to_owned()),
-            None if !node.ipam.is_complete() => continue,
+            None if !node.ipam.is_complete => continue,
             None => None,
         };
         let links = &node.namespaces.get(netns)?.links;

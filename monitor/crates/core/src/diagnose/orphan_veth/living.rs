@@ -151,7 +151,7 @@ fn is_inhabited(node: &NodeView<'_>, netns: NsInum, whose: &Whose<'_>) -> bool {
 /// directory of a kubelet.
 fn has_known_pod(node: &NodeView<'_>, ifname: &str) -> bool {
     let has_directory =
-        |uid: &str| !node.pods_on_node.is_read() || node.pods_on_node.iter().any(|(other, _)| other == uid);
+        |uid: &str| !node.pods_on_node.is_read || node.pods_on_node.iter().any(|(other, _)| other == uid);
     let mut named = node.pods.all().filter(|(_, namespace, pod)| veth_names::names(ifname, namespace, pod));
     named.any(|(uid, ..)| has_directory(uid))
 }

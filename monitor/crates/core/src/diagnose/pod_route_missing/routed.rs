@@ -73,7 +73,7 @@ pub(super) fn pods(node: &NodeView<'_>) -> Vec<RoutedPod> {
                 let Some((device, interfaces, gateway)) = way(host, namespace, inner, end, address) else {
                     continue;
                 };
-                let is_certain = !namespace.is_unheard() && !host.has_selective_rules(address.is_ipv6());
+                let is_certain = !namespace.unheard && !host.has_selective_rules(address.is_ipv6());
                 pods.push(RoutedPod {
                     address,
                     netns,
@@ -132,7 +132,7 @@ fn way<'a>(
     let is_out = |route: &&RouteFacts| {
         route.is_default() && is_ipv6(route) == address.is_ipv6() && route.ifindex == Some(inner.ifindex)
     };
-    let mut out = namespace.routes().iter().filter(is_out).peekable();
+    let mut out = namespace.routes.iter().filter(is_out).peekable();
     let first = out.peek()?.gateway;
     let Some(master) = end.master else { return Some((end, vec![end.ifindex], first)) };
     let bridge = host.links.get(&master).filter(|link| link.kind.as_deref() == Some("bridge"))?;

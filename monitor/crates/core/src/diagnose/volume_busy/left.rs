@@ -75,7 +75,7 @@ impl VolumeBusy {
     /// Looks at the mounted volumes of all pods of which no container runs.
     pub(super) fn review_mounted(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let pods = context.node.pods_on_node;
-        if context.ready.is_none() || !pods.is_read() {
+        if context.ready.is_none() || !pods.is_read {
             // It is reviewed once that is told.
             self.mounted.next = None;
             return;
@@ -242,7 +242,7 @@ impl VolumeBusy {
 
     /// Whether it is mounted still, by its state; then it was heard of now.
     pub(super) fn renew_mounted(&mut self, context: &Context<'_>, subject: &str) -> bool {
-        let is_seen = context.node.pods_on_node.is_read();
+        let is_seen = context.node.pods_on_node.is_read;
         let Some(busy) = self.busy.get_mut(subject).filter(|busy| is_seen && busy.left.is_some()) else {
             return false;
         };

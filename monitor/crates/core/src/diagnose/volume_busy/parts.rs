@@ -47,7 +47,7 @@ pub(super) struct BusyPart {
 impl BusyPart {
     /// `counted`: what the model counts of it.
     pub(super) fn new(place: MountKey, identity: Option<MountIdentity>, counted: Option<&BusyMount>) -> Self {
-        let before = counted.map_or(0, |busy| busy.attempts() - busy.recent_attempts());
+        let before = counted.map_or(0, |busy| busy.total - busy.recent_attempts());
         let before_unmounts = counted.map_or(0, BusyMount::former_unmounts);
         Self { place, identity, before, before_unmounts, known: None }
     }
@@ -79,13 +79,13 @@ impl BusyVolume {
 
     /// Refused calls of all kinds.
     pub(super) fn attempts(&self, counted: &BusyMounts) -> u64 {
-        self.sum(counted, |part, busy| busy.attempts().saturating_sub(part.before)) + self.former
+        self.sum(counted, |part, busy| busy.total.saturating_sub(part.before)) + self.former
     }
 
     /// The refused unmounts among them.
     pub(super) fn unmounts(&self, counted: &BusyMounts) -> u64 {
         let unmounts =
-            |part: &BusyPart, busy: &BusyMount| busy.calls().unmounts().saturating_sub(part.before_unmounts);
+            |part: &BusyPart, busy: &BusyMount| busy.calls.unmounts().saturating_sub(part.before_unmounts);
         self.sum(counted, unmounts) + self.former_unmounts
     }
 

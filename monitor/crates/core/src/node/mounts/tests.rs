@@ -53,7 +53,7 @@ fn attempts_count_by_caller_and_in_total() {
     let id = mounts.at(&key()).unwrap();
     assert_eq!(mounts.attempts_of(id, KUBELET), 2);
     let busy = mounts.remove(id).unwrap();
-    assert_eq!((busy.attempts(), busy.recent_attempts()), (4, 4));
+    assert_eq!((busy.total, busy.recent_attempts()), (4, 4));
     assert_eq!(mounts.at(&key()), None);
 }
 
@@ -66,7 +66,7 @@ fn a_caller_starts_again_after_a_long_pause_and_the_total_does_not() {
     assert_eq!(refused(&mut mounts, 2 * S + CALLER_RETENTION_NS, KUBELET), 1);
     let id = mounts.at(&key()).unwrap();
     let busy = mounts.get(id).unwrap();
-    assert_eq!((busy.attempts(), busy.recent_attempts()), (3, 1));
+    assert_eq!((busy.total, busy.recent_attempts()), (3, 1));
     mounts.expire(2 * S + CALLER_RETENTION_NS + RETENTION_NS);
     assert_eq!((mounts.get(id), mounts.at(&key())), (None, None));
 }
@@ -92,7 +92,7 @@ fn two_paths_of_one_mount_count_together() {
     mounts.refused(S, second, KUBELET);
     assert_eq!(mounts.identify(second, &link, KUBELET, &found), first);
     assert_eq!((mounts.at(&link), mounts.attempts_of(first, KUBELET)), (Some(first), 2));
-    assert_eq!(mounts.get(first).unwrap().attempts(), 2);
+    assert_eq!(mounts.get(first).unwrap().total, 2);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_mount_that_is_found_by_another_path_is_where_it_was_found_last() {
     mounts.refused(S, second, KUBELET);
     assert_eq!(mounts.identify(second, &moved, KUBELET, &at("/moved")), first);
     let busy = mounts.get(first).unwrap();
-    assert_eq!((busy.path(), busy.attempts()), ("/moved", 2));
+    assert_eq!((busy.path(), busy.total), ("/moved", 2));
     assert_eq!(mounts.find(&moved, Some(&at("/moved"))).map(|(found, _)| found), Some(first));
 }
 

@@ -37,7 +37,8 @@ pub struct NamespaceQuota {
     /// What users' make is told apart from what hides a container.
     users: Report,
     containers: Report,
-    total: u64,
+    /// Readings for which there was no room, since the start.
+    pub total: u64,
 }
 
 /// What is reported of some of them.
@@ -96,11 +97,6 @@ impl NamespaceQuota {
         (more.count, more.until, more.netns) = (more.count + 1, at, netns);
         self.total += 1;
         false
-    }
-
-    /// Readings for which there was no room, since the start.
-    pub fn refused(&self) -> u64 {
-        self.total
     }
 
     /// What is to be reported of that now; with `all`, even if something was reported a moment ago.
@@ -246,7 +242,7 @@ mod tests {
         };
         let mut model = Model::default();
         assert_eq!(admitted(&mut model, S, (1000..1010).map(|netns| with_links(netns, 1000, 1000))), 2);
-        assert_eq!(model.quota.refused(), 8);
+        assert_eq!(model.quota.total, 8);
         let more = with_links(1000, 1000, 1020);
         assert_eq!(admitted(&mut model, 2 * S, [more].into_iter()), 1, "its own rows count once");
         assert_eq!(admitted(&mut model, S, (2000..2001).map(|netns| with_links(netns, 1001, 1000))), 1);
@@ -288,7 +284,7 @@ mod tests {
         };
         let mut model = Model::default();
         assert_eq!(admitted(&mut model, S, (1000..1020).map(|netns| of_container(netns, 1000))), 8);
-        assert_eq!(model.quota.refused(), 12);
+        assert_eq!(model.quota.total, 12);
         assert!(model.namespaces.get(1008).is_none());
         assert_eq!(admitted(&mut model, 2 * S, (1007..1008).map(|netns| of_container(netns, 1000))), 1);
         let usual = (2000..2500).map(|netns| of_container(netns, 20));

@@ -18,7 +18,7 @@ impl Namespaces {
 
     /// Default routes of all namespaces, and routes by tunnels of the host, that are not kept.
     pub fn routes_omitted(&self) -> u64 {
-        let omitted = |namespace: &Namespace| namespace.routes_omitted + namespace.tunnels.omitted();
+        let omitted = |namespace: &Namespace| namespace.routes_omitted + namespace.tunnels.omitted;
         self.known.values().map(|namespace| u64::try_from(omitted(namespace)).unwrap_or(0)).sum()
     }
 

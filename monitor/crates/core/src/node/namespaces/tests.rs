@@ -386,7 +386,7 @@ fn by_an_interface_that_is_down_no_packet_takes_the_place_of_others() {
     let down = LinkFacts { flags: 0, ..lived_in(Vec::new()).links[0].clone() };
     namespaces.put_link(10, down);
     namespaces.remove_route(20, &route("10.0.0.1"));
-    assert!(namespaces.get(7).unwrap().gateways_in_use().is_empty());
+    assert!(namespaces.get(7).unwrap().in_use.is_empty());
 }
 
 /// Two gateways by the same interface, one of them for want of the other.
