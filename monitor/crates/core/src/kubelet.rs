@@ -109,10 +109,7 @@ impl Core {
 
     fn process_held(&mut self, held: Vec<HeldUmount>) {
         for HeldUmount { at, source, attempt, task } in held {
-            self.source = source;
-            if let Some(task) = &task {
-                self.tasks.restore(task);
-            }
+            self.take_up(source, task.as_deref());
             self.umount(at, attempt);
         }
     }

@@ -287,10 +287,10 @@ impl Core {
         });
     }
 
-    /// Goes on with an unmount that has waited.
-    fn take_up(&mut self, umount: &QueuedUmount) {
-        self.source = umount.source;
-        if let Some(task) = &umount.task {
+    /// Goes on with a call or change that has waited: who told of it, and the details of who made it.
+    pub(super) fn take_up(&mut self, source: Source, task: Option<&TaskFacts>) {
+        self.source = source;
+        if let Some(task) = task {
             self.tasks.restore(task);
         }
     }
@@ -333,7 +333,7 @@ impl Core {
 
     /// Processes an unmount whose turn it is; returns it if it awaits an answer.
     fn process(&mut self, mut umount: QueuedUmount) -> Option<QueuedUmount> {
-        self.take_up(&umount);
+        self.take_up(umount.source, umount.task.as_deref());
         if !umount.is_refused() {
             return self.succeeded(umount);
         }

@@ -145,20 +145,14 @@ impl Core {
             }
             Awaited::Netns(_) | Awaited::Container(_) => {}
         }
-        self.source = pending.source;
-        if let Some(task) = &pending.task {
-            self.tasks.restore(task);
-        }
+        self.take_up(pending.source, pending.task.as_deref());
         // Something else may be missing still.
         self.hold_or_emit(now, pending.at, pending.change, pending.requested);
     }
 
     pub(super) fn emit_overdue(&mut self, now: BootNs) {
         for pending in self.pending_neighbors.take_overdue(now) {
-            self.source = pending.source;
-            if let Some(task) = &pending.task {
-                self.tasks.restore(task);
-            }
+            self.take_up(pending.source, pending.task.as_deref());
             self.emit_neighbor(pending.at, &pending.change, pending.requested);
         }
     }

@@ -55,7 +55,7 @@ impl Core {
             }
             return;
         };
-        self.take_up(&umount);
+        self.take_up(umount.source, umount.task.as_deref());
         match umount.awaits.map(|awaits| awaits.answer) {
             Some(Answer::Holders) => self.scanned(at, umount, report),
             Some(Answer::StillHeld) => self.end(&umount.unless_held_by(&report), Some(report)),
@@ -138,7 +138,7 @@ impl Core {
         let asked = [Answer::Presence, Answer::SameMount];
         let Some(umount) = self.holder_scans.queue.take_answered(presence.id, &asked) else { return };
         if umount.is_refused() {
-            self.take_up(&umount);
+            self.take_up(umount.source, umount.task.as_deref());
             return self.checked(umount, presence);
         }
         match presence.present {
@@ -180,7 +180,7 @@ impl Core {
             };
             umount = QueuedUmount { is_one_of_several: true, awaits: None, ..umount };
         }
-        self.take_up(&umount);
+        self.take_up(umount.source, umount.task.as_deref());
         let scan = self.holder_scans.newest.get(&umount.mount).filter(|scan| !scan.report.holders.is_empty());
         // A copy keeps the file system alive, and its server or its device, also where the mount itself is gone for good.
         let is_wanted = |holder: &&Holder| umount.is_lazy() || holder.access == Access::Mount;

@@ -91,7 +91,7 @@ impl Core {
 
     /// The answer to such a look.
     pub(super) fn counted_answered(&mut self, at: BootNs, umount: QueuedUmount, report: HolderReport) {
-        self.take_up(&umount);
+        self.take_up(umount.source, umount.task.as_deref());
         // Others have been looked for since, and were told.
         let newest = self.holder_scans.newest.get(&umount.mount);
         if newest.is_none_or(|scan| scan.at > umount.at) {

@@ -213,7 +213,7 @@ impl Core {
             skipped.blind_spot(None, "there was no answer in time");
             skipped
         });
-        self.take_up(umount);
+        self.take_up(umount.source, umount.task.as_deref());
         let mount = self.mount_object(umount, super::events::Known::default());
         let actor = self.unmounting_actor(&umount.attempt);
         let target = self.mount_target(&mount, &actor);

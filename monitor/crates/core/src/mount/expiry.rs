@@ -29,7 +29,7 @@ impl Core {
     pub fn expire_mounts(&mut self, now: BootNs) {
         self.holder_scans.pass(now);
         while let Some(umount) = self.holder_scans.queue.take_overdue(now) {
-            self.take_up(&umount);
+            self.take_up(umount.source, umount.task.as_deref());
             let id = umount.awaits.map_or(0, |awaits| awaits.id);
             match umount.awaits.map(|awaits| awaits.answer) {
                 Some(Answer::Holders) => {

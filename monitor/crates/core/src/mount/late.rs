@@ -94,7 +94,7 @@ impl Core {
         if umount.is_outlived_by(&report) {
             return;
         }
-        self.take_up(umount);
+        self.take_up(umount.source, umount.task.as_deref());
         umount.mount = self.identified(umount, &report);
         self.holder_scans.judge(umount.mount, umount, &mut report);
         let reported = ReportedScan::of(&report);

@@ -162,7 +162,7 @@ impl Core {
     fn request_recheck(&mut self, now: BootNs, mount: BusyId) -> Option<u64> {
         let umount = self.holder_scans.rechecks.of.get(&mount)?.umount.clone();
         let path = self.busy_mounts.get(mount)?.identity.as_ref()?.mount_point.clone();
-        self.take_up(&umount);
+        self.take_up(umount.source, umount.task.as_deref());
         let QueuedUmount { account, .. } = &umount;
         if !account.host && !self.holder_scans.allowances.take_scan(now, account) {
             return None;
@@ -196,7 +196,7 @@ impl Core {
         let Some(recheck) = of.get_mut(&mount) else { return true };
         (recheck.request, recheck.looks) = (None, recheck.looks + 1);
         let Recheck { umount, seq, attempts, .. } = recheck.clone();
-        self.take_up(&umount);
+        self.take_up(umount.source, umount.task.as_deref());
         let mut report = report.clone();
         self.holder_scans.judge(mount, &umount, &mut report);
         if !has_nobody {

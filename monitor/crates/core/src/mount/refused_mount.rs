@@ -175,10 +175,7 @@ impl Core {
     }
 
     fn tell_refused_mount(&mut self, refused: &RefusedMount, report: Option<HolderReport>) {
-        self.source = refused.source;
-        if let Some(task) = &refused.task {
-            self.tasks.restore(task);
-        }
+        self.take_up(refused.source, refused.task.as_deref());
         let RefusedMount { at, attempt, .. } = refused;
         let (complete, verdict) =
             report.as_ref().map_or((false, Verdict::Skipped), |report| (report.complete, report.verdict));
