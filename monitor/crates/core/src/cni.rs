@@ -15,7 +15,9 @@ impl Core {
         if self.fuse_mounts.ended(at, &exit) {
             self.request(Request::FuseMounts);
         }
-        self.cni_exit(at, exit);
+        if let Some(call) = self.cni.exited(at, exit) {
+            self.finished(call);
+        }
         self.rbd_exit(at, exit);
     }
 
@@ -48,12 +50,6 @@ impl Core {
             if let Some(seq) = self.emit_cni(call.started, &call, None) {
                 self.cni.note_event(call.id, seq);
             }
-        }
-    }
-
-    fn cni_exit(&mut self, at: BootNs, exit: CniExit) {
-        if let Some(call) = self.cni.exited(at, exit) {
-            self.finished(call);
         }
     }
 

@@ -89,7 +89,7 @@ impl Core {
                 ..change.objects.apply_to(event)
             });
         }
-        for request in self.engine.take_requests() {
+        for request in std::mem::take(&mut self.engine.requests) {
             self.request(request);
         }
     }

@@ -407,7 +407,7 @@ impl Core {
         let NeighborKey { netns, ifindex, .. } = change.key;
         let is_unproven = |lladdr| {
             self.namespaces.get(netns).is_none_or(|namespace| {
-                !namespace.knows_link(ifindex) || namespace.had_lladdr(at, ifindex, lladdr)
+                !namespace.links.contains_key(&ifindex) || namespace.had_lladdr(at, ifindex, lladdr)
             })
         };
         match change.cause {

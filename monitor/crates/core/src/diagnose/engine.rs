@@ -68,7 +68,7 @@ pub struct Engine {
     flapping: Flapping,
     findings: Findings,
     changes: Vec<IncidentChange>,
-    requests: Vec<Request>,
+    pub requests: Vec<Request>,
     /// Findings that were discarded because a limit was reached.
     pub discarded: u64,
 }
@@ -217,10 +217,6 @@ impl Engine {
 
     pub fn take_changes(&mut self) -> Vec<IncidentChange> {
         std::mem::take(&mut self.changes)
-    }
-
-    pub fn take_requests(&mut self) -> Vec<Request> {
-        std::mem::take(&mut self.requests)
     }
 
     /// What would open incidents if it lasts, as the model shows it.

@@ -501,7 +501,7 @@ impl Diagnosis for GatewayNeighborLost {
     fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
         let thresholds = self.thresholds.clone();
         *self = Self { thresholds, ..serde_json::from_value(saved)? };
-        for one in self.unattributed.iter_mut().chain(self.undecided.events_mut()) {
+        for one in self.unattributed.iter_mut().chain(&mut self.undecided.events) {
             one.event.at = one.at;
         }
         Ok(())

@@ -206,7 +206,8 @@ fn summary(flap: &Flap, what: &str, removers: &Parties<'_>, restorers: &Parties<
     let first = flap.cycles.front().map_or(0, |cycle| cycle.removed);
     let last = flap.cycles.back().map_or(0, |cycle| cycle.removed);
     let gaps = u64::try_from(flap.cycles.len()).unwrap_or(u64::MAX).saturating_sub(1).max(1);
-    let pace = format!("about every {} s", rounded(last.saturating_sub(first) / gaps));
+    let pace = (last.saturating_sub(first) / gaps + SECOND / 2) / SECOND;
+    let pace = format!("about every {} s", pace.max(1));
     match (removers.phrase(), restorers.phrase()) {
         (Some(one), Some(_)) if removers.is_same_as(restorers) => {
             format!("{one} removes and restores {what} itself, {pace}")
@@ -222,11 +223,6 @@ fn summary(flap: &Flap, what: &str, removers: &Parties<'_>, restorers: &Parties<
             format!("{what} is removed and restored again and again, {pace}; by whom was not seen each time")
         }
     }
-}
-
-/// In seconds.
-fn rounded(span: BootNs) -> u64 {
-    ((span + SECOND / 2) / SECOND).max(1)
 }
 
 /// Who did the same thing each time.

@@ -15,17 +15,11 @@ const RETENTION_NS: u64 = 6 * 60 * 1_000_000_000;
 /// An event whose scan was not done when it was emitted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Unfinished {
-    umount: QueuedUmount,
+    pub(super) umount: QueuedUmount,
     seq: u64,
     attempts: u64,
     since: BootNs,
     told: ReportedScan,
-}
-
-impl Unfinished {
-    pub(super) fn umount_mut(&mut self) -> &mut QueuedUmount {
-        &mut self.umount
-    }
 }
 
 /// What has been told of a scan.

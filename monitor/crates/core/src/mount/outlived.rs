@@ -19,7 +19,7 @@ impl HolderScans {
     /// An unmount of the path of this mount has succeeded.
     pub(super) fn note_end(&mut self, at: BootNs, mount: BusyId) {
         let Self { queue, unfinished, .. } = self;
-        let unfinished = unfinished.values_mut().map(super::late::Unfinished::umount_mut);
+        let unfinished = unfinished.values_mut().map(|unfinished| &mut unfinished.umount);
         let unfinished = unfinished.filter(|umount| umount.mount == mount);
         for umount in queue.of_mut(mount).chain(unfinished) {
             umount.outlived.get_or_insert(at);

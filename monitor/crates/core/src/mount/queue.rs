@@ -73,8 +73,8 @@ impl UmountQueue {
         // What succeeded is not to be missed.
         let times = if umount.is_refused() { 1 } else { 2 };
         let most = Load { number: times * MOST.number, texts: times * MOST.texts };
-        let of_account =
-            if umount.account.host { Load::default() } else { self.counted_for(&umount.account) };
+        let of_account = self.tenants.get(&umount.account).filter(|_| !umount.account.host);
+        let of_account = of_account.map_or_else(Load::default, |(waiting, _)| *waiting);
         most.without(self.waiting).holds(of_account.and(umount.text_bytes()))
     }
 
@@ -90,10 +90,6 @@ impl UmountQueue {
     /// The same, to be changed in what has no part in their order.
     pub(super) fn of_mut(&mut self, mount: BusyId) -> impl Iterator<Item = &mut QueuedUmount> {
         self.by_mount.get_mut(&mount).into_iter().flatten().map(|waiting| &mut waiting.umount)
-    }
-
-    fn counted_for(&self, account: &Account) -> Load {
-        self.tenants.get(account).map_or_else(Load::default, |(waiting, _)| *waiting)
     }
 
     /// How many an account has that await an answer.

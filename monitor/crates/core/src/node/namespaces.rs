@@ -83,7 +83,7 @@ pub struct Namespace {
     pub in_use: BTreeSet<(u32, IpAddr)>,
     /// Those among them that others can take the place of, and these others.
     #[serde(with = "kevtmon_types::pairs")]
-    shared: InUse,
+    pub shared: InUse,
     /// Until when they were others, or others were before them.
     ranked_since: BootNs,
     /// Recent default gateways, with the time of their removal.
@@ -360,11 +360,6 @@ impl Namespace {
     /// The neighbor entry of a default gateway; `None` if the gateway is not known.
     pub fn gateway(&self, ifindex: u32, address: IpAddr) -> Option<&Gateway> {
         self.gateways.get(ifindex, address)
-    }
-
-    /// Whether packets find another way where a default gateway cannot be resolved.
-    pub fn has_alternative(&self, ifindex: u32, address: IpAddr) -> bool {
-        self.shared.contains_key(&(ifindex, address))
     }
 
     /// Whether an entry that an earlier run saw was in this very namespace.

@@ -26,7 +26,7 @@ fn has_other_route(node: &NodeView<'_>, key: NeighborKey) -> bool {
 /// Whether packets may find another way as long as a gateway is lost, or none is to go there any more.
 pub(super) fn may_be_harmless(node: &NodeView<'_>, key: NeighborKey) -> bool {
     node.namespaces.get(key.netns).is_some_and(|namespace| {
-        namespace.has_alternative(key.ifindex, key.address)
+        namespace.shared.contains_key(&(key.ifindex, key.address))
             || namespace.may_have_been_deleted(key.ifindex, key.address)
     })
 }

@@ -21,16 +21,12 @@ const NOT_KEPT_MAX: usize = 64;
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Undecided {
-    events: Vec<UnattributedEvent>,
+    pub(super) events: Vec<UnattributedEvent>,
     /// Where some were not kept: when the newest of those happened.
     not_kept: BTreeMap<NsInum, BootNs>,
 }
 
 impl Undecided {
-    pub(super) fn events_mut(&mut self) -> impl Iterator<Item = &mut UnattributedEvent> {
-        self.events.iter_mut()
-    }
-
     pub(super) fn forget(&mut self, netns: NsInum) {
         self.events.retain(|one| one.netns() != Some(netns));
         self.not_kept.remove(&netns);

@@ -35,12 +35,10 @@ impl VolumeBusy {
         let place = MountKey::new(mount.key.mntns, mount.path());
         let mut parts = busy.mounts.iter();
         let Some(part) = parts.find(|part| part.is(&place, mount.identity.as_ref())) else { return };
-        if part.place != said.place || !said.sentence.names_somebody() {
-            return;
-        }
+        let Some(told) = said.sentence.seen.as_mut().filter(|_| part.place == said.place) else { return };
         let confidence = match seen {
             Some(seen) => {
-                said.sentence.see_again(seen);
+                *told = seen.max(*told);
                 said.confidence
             }
             None => said.confidence.min(Confidence::Likely),

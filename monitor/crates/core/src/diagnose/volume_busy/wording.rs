@@ -19,8 +19,8 @@ pub(super) struct Sentence {
     refused: String,
     /// Who holds it, and what is to be said of its file server.
     held: String,
-    /// When that was seen; `None` where it names nobody.
-    seen: Option<BootNs>,
+    /// When that was seen; `None` where it names nobody, who may be gone at any time.
+    pub(super) seen: Option<BootNs>,
     /// Who was seen before, where that was not found out.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     before: String,
@@ -31,16 +31,6 @@ impl Sentence {
         let Self { refused, held, seen, before } = self;
         let held = seen.map_or_else(|| held.clone(), |seen| told_at(clock, seen, held));
         format!("{refused}: {held}{before}")
-    }
-
-    /// Whether it tells of somebody who may be gone at any time.
-    pub(super) fn names_somebody(&self) -> bool {
-        self.seen.is_some()
-    }
-
-    /// All of them were seen again.
-    pub(super) fn see_again(&mut self, at: BootNs) {
-        self.seen = self.seen.map(|seen| seen.max(at));
     }
 }
 

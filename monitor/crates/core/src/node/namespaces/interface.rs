@@ -125,10 +125,6 @@ impl Namespace {
         self.links.values().filter(is_other).any(|other| self.is_usable(other.ifindex, family))
     }
 
-    pub fn knows_link(&self, ifindex: u32) -> bool {
-        self.links.contains_key(&ifindex)
-    }
-
     /// Whether a link had this hardware address at a time, and for some time before.
     pub fn had_lladdr(&self, at: BootNs, ifindex: u32, lladdr: &LlAddr) -> bool {
         let settled = self
