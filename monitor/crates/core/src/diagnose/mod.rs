@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
-use crate::node::rbd_locks::LockCall;
+use crate::node::rbd_calls::RbdCall;
 use crate::node::view::NodeView;
 
 /// The same in all diagnoses that have thresholds, and otherwise only fields that are saved.
@@ -313,7 +313,7 @@ pub enum ModelChange<'a> {
     /// A process executes a client of a runtime to start containers, given by their names, ids or prefixes of ids.
     ContainerStart(&'a [String], &'a Shared<Actor>),
     /// A call of `rbd` has succeeded that takes or removes a lock.
-    RbdLock(&'a LockCall),
+    RbdLock(&'a RbdCall),
     /// The mount namespaces or root directories of kubelets are others.
     Kubelets,
     /// A snapshot of all containers of a runtime was applied.

@@ -18,7 +18,7 @@ use super::advice::advice;
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
 use super::{Alert, CAPACITY, Context, IncidentKind, ModelChange, SECOND, Watch};
-use crate::node::rbd_locks::LockCall;
+use crate::node::rbd_calls::RbdCall;
 
 pub(super) const KIND: &str = "rbd-lock-left";
 
@@ -69,7 +69,7 @@ pub(super) struct RbdLockLeft {
 }
 
 impl RbdLockLeft {
-    fn called(&mut self, taken: BootNs, call: &LockCall, findings: &mut Findings) {
+    fn called(&mut self, taken: BootNs, call: &RbdCall, findings: &mut Findings) {
         let rbd = Rbd { snapshot: None, ..Rbd::from(&call.exec) };
         let subject = subject(&rbd);
         if call.exec.command == RbdCommand::LockRemove {

@@ -14,16 +14,18 @@ const CALLS_MAX: usize = 64;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MapCalls {
-    calls: Vec<MapCall>,
+    calls: Vec<RbdCall>,
     /// When the last of those began that were forgotten before their time.
     forgotten: Option<BootNs>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct MapCall {
-    exec: RbdExec,
-    actor: Shared<Actor>,
-    at: BootNs,
+pub struct RbdCall {
+    /// What it was made for.
+    pub exec: RbdExec,
+    pub actor: Shared<Actor>,
+    #[serde(alias = "at")]
+    pub started: BootNs,
 }
 
 impl MapCalls {
@@ -35,20 +37,20 @@ impl MapCalls {
         }
         self.calls.retain(|call| !goes_on(&call.exec, exec, actor));
         if self.calls.len() >= CALLS_MAX {
-            self.forgotten = Some(self.calls.remove(0).at);
+            self.forgotten = Some(self.calls.remove(0).started);
         }
-        self.calls.push(MapCall { exec: exec.clone(), actor: Shared::new(actor.clone()), at });
+        self.calls.push(RbdCall { exec: exec.clone(), actor: Shared::new(actor.clone()), started: at });
     }
 
     /// A process ended. A call that failed did nothing.
     pub fn ended(&mut self, exit: &CniExit) {
-        self.calls.retain(|call| exit.status == 0 || !call.is_of(exit.tgid, exit.start_ns));
+        self.calls.retain(|call| exit.status == 0 || !call.is_of(exit));
     }
 
     /// Who mapped or unmapped an image, as was told now, if exactly one call of late was for that. It is of nothing else then.
     pub fn take(&mut self, now: BootNs, command: RbdCommand, image: &RbdImage) -> Option<Shared<Actor>> {
         self.expire(now);
-        let fits = |call: &MapCall| call.at <= now && call.exec.command == command && call.is_for(image);
+        let fits = |call: &RbdCall| call.started <= now && call.exec.command == command && call.is_for(image);
         let mut fitting = self.calls.iter().enumerate().filter(|(_, call)| fits(call)).map(|(at, _)| at);
         let only = fitting.next().filter(|_| fitting.next().is_none() && self.forgotten.is_none())?;
         Some(self.calls.remove(only).actor)
@@ -56,7 +58,7 @@ impl MapCalls {
 
     pub fn expire(&mut self, now: BootNs) {
         let is_recent = |at: BootNs| at.saturating_add(WINDOW_NS) >= now;
-        self.calls.retain(|call| is_recent(call.at));
+        self.calls.retain(|call| is_recent(call.started));
         self.forgotten = self.forgotten.filter(|at| is_recent(*at));
     }
 }
@@ -73,9 +75,9 @@ pub(super) fn goes_on(earlier: &RbdExec, exec: &RbdExec, actor: &Actor) -> bool 
     exec.is_for_same_as(earlier) && actor.ancestors.iter().any(is_caller)
 }
 
-impl MapCall {
-    fn is_of(&self, tgid: u32, start_ns: BootNs) -> bool {
-        (self.exec.actor.key.tgid, self.exec.actor.key.start_ns) == (tgid, start_ns)
+impl RbdCall {
+    pub(super) fn is_of(&self, exit: &CniExit) -> bool {
+        (self.exec.actor.key.tgid, self.exec.actor.key.start_ns) == (exit.tgid, exit.start_ns)
     }
 
     fn is_for(&self, image: &RbdImage) -> bool {

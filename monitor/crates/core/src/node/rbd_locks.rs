@@ -6,7 +6,7 @@ use kevtmon_event::{Actor, Shared};
 use kevtmon_observation::{BootNs, CniExit, RbdCommand, RbdExec};
 use serde::{Deserialize, Serialize};
 
-use super::rbd_calls::goes_on;
+use super::rbd_calls::{RbdCall, goes_on};
 
 /// Calls under way at most; then the oldest one is forgotten.
 const RUNNING_MAX: usize = 64;
@@ -17,15 +17,7 @@ const FORGOTTEN_NS: BootNs = 3600 * 1_000_000_000;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LockCalls {
-    running: VecDeque<LockCall>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct LockCall {
-    /// What it was made for.
-    pub exec: RbdExec,
-    pub actor: Shared<Actor>,
-    pub started: BootNs,
+    running: VecDeque<RbdCall>,
 }
 
 impl LockCalls {
@@ -36,25 +28,19 @@ impl LockCalls {
             return;
         }
         self.running.retain(|call| !goes_on(&call.exec, &exec, &actor));
-        let call = LockCall { exec, actor: Shared::new(actor), started: at };
+        let call = RbdCall { exec, actor: Shared::new(actor), started: at };
         crate::bounded::push(&mut self.running, RUNNING_MAX, call);
     }
 
     /// A process ended; the call, if that was its end and it succeeded.
-    pub fn ended(&mut self, exit: &CniExit) -> Option<LockCall> {
-        let index = self.running.iter().position(|call| call.is_of(exit.tgid, exit.start_ns))?;
+    pub fn ended(&mut self, exit: &CniExit) -> Option<RbdCall> {
+        let index = self.running.iter().position(|call| call.is_of(exit))?;
         let call = self.running.remove(index)?;
         (exit.status == 0).then_some(call)
     }
 
     pub fn expire(&mut self, now: BootNs) {
         self.running.retain(|call| call.started.saturating_add(FORGOTTEN_NS) > now);
-    }
-}
-
-impl LockCall {
-    fn is_of(&self, tgid: u32, start_ns: BootNs) -> bool {
-        (self.exec.actor.key.tgid, self.exec.actor.key.start_ns) == (tgid, start_ns)
     }
 }
 
