@@ -10,7 +10,9 @@ extern crate self as kevtmon_core;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kevtmon_event::{Event, Kind, Severity, WallClock};
-use kevtmon_observation::{BootNs, Fact, KnownNetns, NsInum, Observation, Request, Source, SourceStatus};
+use kevtmon_observation::{
+    BootNs, Fact, IpamFiles, KnownNetns, NsInum, Observation, Request, Source, SourceStatus,
+};
 use kevtmon_types::settings::Settings;
 
 use crate::diagnose::{Engine, ModelChange};
@@ -49,7 +51,6 @@ mod fold;
 mod fuse_mounts;
 pub mod held;
 mod incident;
-mod ipam;
 mod join;
 mod kubelet;
 pub mod leak;
@@ -430,6 +431,12 @@ impl Core {
 
     fn request(&mut self, request: Request) {
         self.output.push_back(Output::Request(request));
+    }
+
+    /// Reservations of addresses: no events, but what an incident is found by.
+    fn ipam_files(&mut self, at: BootNs, files: IpamFiles) {
+        self.ipam.apply(at, files);
+        self.diagnose(at, &ModelChange::Ipam);
     }
 
     /// Thresholds keep their values: the diagnoses read them only when they are created.
