@@ -137,7 +137,6 @@ impl Core {
     }
 }
 
-/// Whether a container shows for the first time that it was started.
 fn is_first_run(transition: &Transition) -> bool {
     matches!(transition.from, None | Some(ContainerState::Created))
         && transition.to.is_some_and(|to| to != ContainerState::Created)

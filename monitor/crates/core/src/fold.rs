@@ -31,7 +31,6 @@ pub(super) struct Folding {
     now: BootNs,
     accounts: BTreeMap<String, Account>,
     containers: BTreeMap<String, Account>,
-    /// When the next summary is due.
     due: Option<BootNs>,
 }
 
@@ -60,7 +59,6 @@ struct Folded {
     target: Common<Shared<Target>>,
 }
 
-/// A value of several events.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Common<T> {

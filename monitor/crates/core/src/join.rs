@@ -94,7 +94,6 @@ impl Core {
         (user.container, user.pod, user.join) = (owner.container, owner.pod, Some(owner.join));
     }
 
-    /// What a task was when it acted.
     pub(super) fn context(&self, task: &TaskRef) -> Option<TaskContext> {
         task.context.or_else(|| self.tasks.get(task).map(as_first_seen))
     }

@@ -37,7 +37,6 @@ struct HeldUmount {
     at: BootNs,
     source: Source,
     attempt: UmountAttempt,
-    /// The details of who called.
     task: Option<Box<TaskFacts>>,
 }
 

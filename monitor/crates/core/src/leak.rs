@@ -257,7 +257,6 @@ fn pod_uid(names: &impl Names, id: Option<&str>, cgroup: Option<&str>) -> Option
     by_runtime.or_else(|| cgroup::identify(cgroup?).pod_uid)
 }
 
-/// Whether its runtime tells that a container lives.
 fn is_live(names: &impl Names, id: &str) -> bool {
     let known = names.container(id).filter(|known| known.is_present);
     let state = known.and_then(|known| known.container.state);

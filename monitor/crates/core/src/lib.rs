@@ -79,7 +79,6 @@ pub use mount::Benign;
 use pending::Pending;
 pub use saved::Saved;
 
-/// How often expired entries are removed from the model.
 const EXPIRY_INTERVAL_NS: u64 = 1_000_000_000;
 
 /// State of the previous run of the daemon that the core resumes from.
@@ -148,7 +147,6 @@ pub struct Core {
     last_expiry: BootNs,
     /// Until when times of before the wall clock was set are told to be off.
     clock_set_until: Option<BootNs>,
-    /// Namespaces that ended of late.
     ended_netns: VecDeque<(BootNs, NsInum)>,
     link_acts: LinkActs,
     /// When the previous run of this boot was last alive.

@@ -118,10 +118,8 @@ struct QueuedUmount {
     mount: BusyId,
     key: MountKey,
     caller: Caller,
-    /// The tenant of it.
     account: Account,
     attempt: UmountAttempt,
-    /// The details of who called.
     task: Option<Box<TaskFacts>>,
     /// It is one of several that succeeded before the mount was looked up, any of which may have taken it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -149,15 +147,12 @@ struct Awaited {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
-    /// Who holds the mount.
     Holders,
-    /// Whether the mount is still there.
     Presence,
     /// Which other unmounts have succeeded by the time at which the mount was seen to be gone.
     Others,
     /// What is mounted at the path, since the mount itself is not known.
     Path,
-    /// Who still holds a mount that was detached.
     StillHeld,
     /// Whether the path leads to the mount whose holders were found before.
     SameMount,
@@ -200,7 +195,6 @@ impl HolderScans {
             .min()
     }
 
-    /// The newest scan of a mount.
     fn last(&self, mount: BusyId) -> Option<&Scan> {
         self.failed.get(&mount).or_else(|| self.newest.get(&mount))
     }
@@ -223,7 +217,6 @@ impl HolderScans {
         }
     }
 
-    /// A busy mount has ended.
     fn forget(&mut self, mount: BusyId) -> Option<Scan> {
         self.failed.remove(&mount);
         self.rechecks.forget(mount);

@@ -35,7 +35,6 @@ const MESSAGE: usize = 192;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Awaited {
-    /// The snapshot of a namespace.
     Netns(NsInum),
     /// A container that the runtime has not reported yet.
     Container(String),
@@ -51,7 +50,6 @@ pub(super) struct PendingChange {
     source: Source,
     change: NeighborChange,
     requested: Requested,
-    /// The details of the actor.
     task: Option<Box<TaskFacts>>,
 }
 

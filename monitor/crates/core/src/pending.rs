@@ -43,7 +43,6 @@ impl<K: Eq + Hash + Clone, T> Pending<K, T> {
         self.entries.len()
     }
 
-    /// Whether this answer has been requested already.
     pub(super) fn is_awaited(&self, awaited: &K) -> bool {
         self.by_answer.contains_key(awaited)
     }

@@ -50,7 +50,6 @@ impl Core {
     }
 }
 
-/// As events show it.
 fn shown(rule: &PolicyRule) -> Rule {
     let prefix = |(address, prefix_len): (IpAddr, u8)| format!("{address}/{prefix_len}");
     let (action, table, goto) = match rule.action {
@@ -74,7 +73,6 @@ fn shown(rule: &PolicyRule) -> Rule {
     }
 }
 
-/// The length of the prefix of a single address.
 fn bits(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }

@@ -119,7 +119,6 @@ impl Core {
         self.emit(event);
     }
 
-    /// Emits the last event.
     pub(super) fn stop(&mut self, at: BootNs) {
         self.tell_folded(at, true);
         self.tell_refused(at, true);

@@ -80,7 +80,6 @@ impl InNetns {
     }
 }
 
-/// Sets an interface of the host up.
 pub(super) fn set_up(ifname: &str, text: &str) -> Advice {
     advice(form::SET_UP, text, &["ip", "link", "set", ifname, "up"])
 }

@@ -47,7 +47,6 @@ thresholds! {
 
 /// What calls did of which it is not known yet where they were made.
 const ACTS_MAX: usize = 256;
-/// Interfaces that one incident names, and follows.
 const IMPACT_MAX: usize = 8;
 
 #[derive(Debug, Default, Serialize, Deserialize)]

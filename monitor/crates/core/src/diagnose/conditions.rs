@@ -154,7 +154,6 @@ pub(super) struct Known<M> {
     pub(super) memory: M,
 }
 
-/// What an open incident says.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reported {
     severity: Option<Severity>,
@@ -169,7 +168,6 @@ impl Reported {
     }
 }
 
-/// The diagnosis of such a kind.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(bound = "")]

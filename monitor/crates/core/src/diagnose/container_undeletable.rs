@@ -73,7 +73,6 @@ thresholds! {
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Victim {
-    /// When the first sign of that was seen.
     first: BootNs,
     found_at_start: bool,
     is_claimed: bool,
@@ -113,15 +112,12 @@ impl Victim {
     }
 }
 
-/// How far a removal has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Removal {
     None,
     /// Something of it was refused, and its runtime does not say that it has failed.
     Refused,
-    /// Its runtime says that it goes on.
     GoesOn,
-    /// Its runtime says that it has failed.
     Failed,
 }
 
@@ -130,7 +126,6 @@ pub(super) struct ContainerUndeletable {
     #[serde(skip)]
     thresholds: Thresholds,
     victims: BTreeMap<String, Victim>,
-    /// When they are judged next.
     timers: Timers<String>,
 }
 
@@ -291,7 +286,6 @@ impl ContainerUndeletable {
         self.timers.set(&id.to_owned(), context.now + LOOK);
     }
 
-    /// Looks at what is behind an open one.
     fn look(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
         self.timers.set(&id.to_owned(), context.now + LOOK);
         let Some(victim) = self.victims.get(id) else { return };
@@ -307,7 +301,6 @@ impl ContainerUndeletable {
         }
     }
 
-    /// Tells what is known of a container whose incident is open.
     fn report(&mut self, context: &Context<'_>, id: &str, findings: &mut Findings) {
         let node = context.node;
         let open = self.victims.get_mut(id).filter(|victim| victim.is_open);
@@ -347,7 +340,6 @@ impl ContainerUndeletable {
         });
     }
 
-    /// Counts an attempt that has no event.
     fn attempt(&mut self, context: &Context<'_>, key: &MountKey, attempts: u64, findings: &mut Findings) {
         let is_it = |victim: &Victim| victim.refusal.as_ref().is_some_and(|refusal| refusal.is_of(key));
         let Some((id, victim)) = self.victims.iter_mut().find(|(_, victim)| is_it(victim)) else { return };

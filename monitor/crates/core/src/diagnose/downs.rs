@@ -32,7 +32,6 @@ impl Down {
 }
 
 impl Downs {
-    /// Notes what the event of a link of the host tells.
     pub(super) fn note(&mut self, event: &Event) {
         let Some(link) = event.link.as_deref().filter(|link| link.kind.as_deref() == Some("veth")) else {
             return;

@@ -54,10 +54,8 @@ thresholds! {
 
 /// So long after the start what is found was so before.
 const START: BootNs = 2 * SECOND;
-/// Pods that one incident names.
 const PODS_MAX: usize = 8;
 
-/// A pod by which an address is had.
 struct Holder {
     target: Target,
     addressed: AddressedPod,

@@ -87,7 +87,6 @@ pub(super) struct FileServerLost {
     resumed: BTreeSet<String>,
 }
 
-/// Who is harmed.
 struct Users<'m> {
     /// Running pods, by uid.
     pods: BTreeSet<&'m str>,
@@ -145,7 +144,6 @@ impl UnservedMount {
         self.end.as_ref().is_some_and(is_seen) && self.servers.len() == 1 && self.servers.iter().all(is_shown)
     }
 
-    /// The server that ended last.
     fn server(&self) -> Option<&MountServer> {
         let ended = self.end.as_ref().map(|end| end.tgid);
         self.servers.iter().find(|server| Some(server.pid) == ended).or(self.servers.first())
@@ -229,7 +227,6 @@ impl UnservedMount {
     }
 }
 
-/// By signal(7).
 fn signal_name(signal: u32) -> String {
     let name = match signal {
         1 => "SIGHUP",

@@ -82,7 +82,6 @@ impl Flapping {
     }
 }
 
-/// Whether it may open and close again and again.
 pub(super) fn flaps(objects: &IncidentObjects) -> bool {
     objects.nfs_server.is_some() || is_own_doing(objects)
 }

@@ -125,7 +125,6 @@ pub(super) struct GatewayNeighborLost {
     thresholds: Thresholds,
     #[serde(with = "kevtmon_types::pairs")]
     faults: BTreeMap<NeighborKey, Fault>,
-    /// When an open incident becomes critical.
     escalations: Timers<NeighborKey>,
     rereads: RereadSchedule,
     #[serialize_always]
@@ -304,7 +303,6 @@ impl GatewayNeighborLost {
         self.faults.insert(key, fault);
     }
 
-    /// Drops a fault, and closes its incident if it has one.
     fn close(
         &mut self,
         key: NeighborKey,
@@ -331,7 +329,6 @@ impl GatewayNeighborLost {
         self.faults.range(from..).map(|(key, _)| key).take_while(of_it).copied().collect()
     }
 
-    /// Brings the advice on the open incidents of a namespace up to date.
     fn advise(&self, context: &Context<'_>, netns: NsInum, findings: &mut Findings) {
         for key in self.keys(Some(netns)) {
             let open = self.faults.get(&key).filter(|fault| fault.phase == FaultPhase::Open);
@@ -536,7 +533,6 @@ fn is_repair(node: &NodeView<'_>, neighbor: &Neighbor) -> bool {
     }
 }
 
-/// Whether packets reach the gateway again.
 fn is_restored(node: &NodeView<'_>, key: NeighborKey) -> bool {
     matches!(health::health(node, key), Health::Correct | Health::Static | Health::Usable)
 }

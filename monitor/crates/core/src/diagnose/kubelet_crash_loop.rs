@@ -52,7 +52,6 @@ thresholds! {
     SOON = "kubelet_crash_loop_seconds", default 60, Unit::Seconds;
 }
 
-/// The ends of one kubelet program.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Loop {
     exits: VecDeque<(BootNs, u64)>,

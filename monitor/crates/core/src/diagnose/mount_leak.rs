@@ -49,7 +49,6 @@ thresholds! {
 
 /// So long a refusal counts for what is left at its path: the kubelet tries again every two minutes.
 const REFUSAL_COUNTS: BootNs = 600 * SECOND;
-/// Calls on mounts that are remembered.
 const CALLS_MAX: usize = 256;
 /// Incidents of holders in user namespaces: a user may have very many user ids there.
 const USERS_MAX: usize = 16;
@@ -74,7 +73,6 @@ pub struct Leaks {
     pub kernel: KernelMounts,
 }
 
-/// What is kept of a holder.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Holder {
     count: usize,
@@ -96,7 +94,6 @@ impl Holder {
     }
 }
 
-/// A call on a mount of the host.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Call {
@@ -143,13 +140,11 @@ impl MountLeak {
         };
     }
 
-    /// When a mount is told of.
     fn due(&self, seen: &Seen<'_, Holder>, leak: &Leak) -> BootNs {
         let since = self.since.get(&key(&leak.mount));
         since.map_or(seen.context.now, |since| since.saturating_add(seen.hold))
     }
 
-    /// Whether anything of a container is left.
     fn has_of(&self, id: &str) -> bool {
         let mut left = self.found.leaks.iter().filter_map(|leak| leak.mount.container.as_ref());
         left.any(|container| container.id == id)
@@ -205,7 +200,6 @@ impl MountLeak {
 /// Who tells that an unmount or removal of a mount was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refused {
-    /// The call was seen.
     Seen,
     /// The runtime that could not remove the container.
     ByRuntime,

@@ -54,7 +54,6 @@ thresholds! {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct MountMultiplied {}
 
-/// How many layers there were, and since when.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct Layers {
     at: BootNs,

@@ -88,7 +88,6 @@ pub(super) struct MultiPodDisruption {
 }
 
 impl MultiPodDisruption {
-    /// Looks at the open incidents, if one has changed since.
     fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let others = self.disruptions.keys();
         for key in self.effects.look(context, others) {

@@ -59,7 +59,6 @@ const QUIET_READ_INTERVAL: BootNs = 600 * SECOND;
 const CREATED_WITHIN: BootNs = 60 * SECOND;
 /// Higher limits are not advised.
 const LIMIT_MAX: u64 = 1 << 20;
-/// Those who make entries of which it is remembered.
 const CREATORS_MAX: usize = 64;
 const NAMESPACES_MAX: usize = 5;
 
@@ -78,9 +77,7 @@ pub(super) struct NeighborTableFull {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Filled {
     table: observation::NeighborTable,
-    /// Entries that were refused since.
     refused: u64,
-    /// When it was full last.
     last: BootNs,
     /// The namespace that is to blame, and who has filled it.
     netns: Option<NsInum>,

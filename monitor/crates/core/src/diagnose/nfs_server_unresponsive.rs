@@ -56,7 +56,6 @@ const QUIET: BootNs = 600 * SECOND;
 const UNSEEN: BootNs = 3600 * SECOND;
 /// Servers that are followed: only root mounts them.
 const SERVERS_MAX: usize = 64;
-/// Mounts that an incident lists.
 const MOUNTS_MAX: usize = 16;
 
 #[serde_with::skip_serializing_none]

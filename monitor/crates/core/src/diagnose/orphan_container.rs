@@ -56,7 +56,6 @@ thresholds! {
     ORPHAN_AFTER = "orphan_container_seconds", default 30, Unit::Seconds;
 }
 
-/// A container without its sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Orphan {
     sandbox: String,
@@ -74,7 +73,6 @@ impl Orphan {
     }
 }
 
-/// A sandbox that containers lack.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct Lost {
@@ -86,7 +84,6 @@ struct Lost {
 
 /// What the lists of the runtimes tell about a container.
 enum Assessment<'a> {
-    /// It lacks its sandbox.
     Orphan(&'a ContainerFacts),
     /// It is gone, or has what it needs.
     Fine,

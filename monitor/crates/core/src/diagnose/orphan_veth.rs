@@ -69,7 +69,6 @@ const AGAIN: BootNs = 300 * SECOND;
 /// the node are read for it.
 const LOOK_FIRST: BootNs = 300 * SECOND;
 const LOOK_MOST: BootNs = 3600 * SECOND;
-/// Devices that are looked at together.
 const BATCH: usize = 64;
 
 /// Where the other end of a veth device is, and what keeps the namespace there.

@@ -60,7 +60,6 @@ const ABSENT_LOOKS: u32 = 3;
 /// What was sent to so recently is tried by somebody now.
 const RECENT: BootNs = 60 * SECOND;
 
-/// A record that is not resolved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Record {
     address: IpAddr,

@@ -101,7 +101,6 @@ struct Asked {
     ends: BTreeMap<String, u32>,
 }
 
-/// What is known of the route to an address.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct History {

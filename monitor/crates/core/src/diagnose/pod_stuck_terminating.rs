@@ -54,12 +54,10 @@ thresholds! {
 
 /// How often it is looked at what is behind an open one.
 const LOOK: BootNs = 30 * SECOND;
-/// Pods whose processes are requested.
 const LISTED_MAX: usize = 32;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct PodStuckTerminating {
-    /// Pods whose processes were requested.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     listed: BTreeSet<String>,
 }
@@ -147,7 +145,6 @@ fn confidence(gates: &Gates<'_>) -> Confidence {
     if gates.is_killed() { Confidence::Certain } else { Confidence::Likely }
 }
 
-/// The open incidents that are behind it.
 fn causes(context: &Context<'_>, uid: &str) -> Vec<IncidentKey> {
     let of_pod = |kind: &'static str, subject: &str| IncidentKey { kind, subject: subject.to_owned() };
     let cause = |open: &super::OpenIncident| match open.kind() {

@@ -55,7 +55,6 @@ thresholds! {
 /// How often is looked at an open one.
 const LOOK: BootNs = 10 * SECOND;
 
-/// A volume that may be lost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Suspect {
     volume: Volume,
@@ -70,7 +69,6 @@ struct Suspect {
 #[serde(default)]
 pub(super) struct PodVolumeLost {
     suspects: BTreeMap<String, Suspect>,
-    /// Pods whose mounts were requested.
     listed: BTreeSet<String>,
 }
 

@@ -54,7 +54,6 @@ const EXPIRES: BootNs = 24 * 3600 * SECOND;
 /// without the kernel.
 const OF_KUBELET: &str = "kubelet_lock_magic_";
 
-/// A lock that was taken on this node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Lock {
     rbd: Rbd,
@@ -99,7 +98,6 @@ fn is_mapped(context: &Context<'_>, rbd: &Rbd) -> Option<bool> {
     context.node.rbd.has(&rbd.pool, rbd.rados_namespace.as_deref(), &rbd.image)
 }
 
-/// One lock of an image.
 fn subject(rbd: &Rbd) -> String {
     format!("{} {}", rbd.spec(), rbd.lock.as_deref().unwrap_or_default())
 }

@@ -42,11 +42,9 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
 /// Without another refusal nobody waits for it any more: a kubelet tries again every 2 min.
 const QUIET: BootNs = 600 * SECOND;
 
-/// An image with an open incident.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Refused {
     image: ImageName,
-    /// When it was refused last.
     last: BootNs,
 }
 

@@ -86,7 +86,6 @@ pub(super) struct RbdOrphanMapping {
     uses: BTreeMap<String, ImageUse>,
 }
 
-/// The pod that used it last, as far as is known.
 type LastPod = Option<Shared<Target>>;
 
 fn report(seen: &Seen<'_, LastPod>, subject: &str, image: &ImageUse, last_pod: LastPod) -> Report {
@@ -107,7 +106,6 @@ fn report(seen: &Seen<'_, LastPod>, subject: &str, image: &ImageUse, last_pod: L
     }
 }
 
-/// One mapping of an image.
 fn subject(rbd: &Rbd) -> String {
     format!("{} {}", rbd.spec(), rbd.device.as_deref().unwrap_or_default())
 }

@@ -17,7 +17,6 @@ const BATCH_INTERVAL: BootNs = SECOND / 4;
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct RereadSchedule {
     timers: Timers<NsInum>,
-    /// When to begin to read all namespaces.
     all: Option<BootNs>,
     last_all: Option<BootNs>,
     remaining: BTreeSet<NsInum>,
@@ -32,7 +31,6 @@ impl RereadSchedule {
         }
     }
 
-    /// Schedules all namespaces, because records were lost.
     pub(super) fn schedule_all(&mut self, now: BootNs) {
         let earliest = self.last_all.map_or(now, |last| now.max(last.saturating_add(ALL_INTERVAL)));
         self.all.get_or_insert(earliest);

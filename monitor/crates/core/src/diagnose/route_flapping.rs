@@ -54,7 +54,6 @@ thresholds! {
 
 /// Things that are followed in one namespace other than the host's.
 const OF_NETNS_MAX: usize = 32;
-/// Times that are kept of one thing.
 const TIMES_MAX: usize = 16;
 
 /// What an event says of a thing.
@@ -66,18 +65,15 @@ struct Change {
     is_removal: bool,
 }
 
-/// It was removed, and restored.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Cycle {
     removed: BootNs,
     restored: BootNs,
     removed_by: Option<Shared<Actor>>,
     restored_by: Option<Shared<Actor>>,
-    /// The events of both.
     events: [u64; 2],
 }
 
-/// What was done to one thing.
 #[derive(Debug, Serialize, Deserialize)]
 struct Flap {
     netns: NsInum,
@@ -88,7 +84,6 @@ struct Flap {
 }
 
 impl Flap {
-    /// When something was last done to it.
     fn last(&self) -> BootNs {
         let restored = self.cycles.back().map_or(0, |cycle| cycle.restored);
         self.removed.as_ref().map_or(restored, |(removed, ..)| *removed)

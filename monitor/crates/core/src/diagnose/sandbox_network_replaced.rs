@@ -127,7 +127,6 @@ impl Network {
     }
 }
 
-/// The networks of the sandboxes that are there.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct SandboxNetworkReplaced {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

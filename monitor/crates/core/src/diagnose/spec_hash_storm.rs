@@ -42,7 +42,6 @@ const PROGRAM: &str = "kubelet";
 /// Recreations that are kept until the kubelet is known that was started before; it is looked for once a minute.
 const KEPT_MAX: usize = 1024;
 const KEPT_FOR: BootNs = 180 * SECOND;
-/// Pods whose names are kept of one storm.
 const PODS_MAX: usize = 1024;
 /// A storm without further recreations is over after this time.
 const QUIET: BootNs = 600 * SECOND;
@@ -56,7 +55,6 @@ thresholds! {
     AFTER_START = "spec_hash_storm_kubelet_seconds", default 600, Unit::Seconds;
 }
 
-/// A container that was made again with another hash.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Recreated {
     at: BootNs,

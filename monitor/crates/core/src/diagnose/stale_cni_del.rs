@@ -50,7 +50,6 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     start: start::<StaleCniDel>,
 };
 
-/// Incidents that come of it.
 const DAMAGING: [&str; 3] = [gateway_neighbor_lost::KIND, pod_route_missing::KIND, ipam_drift::KIND];
 /// Without another such call it is over, once the old sandbox is gone.
 const QUIET: BootNs = 600 * SECOND;
@@ -79,7 +78,6 @@ pub(super) struct StaleCniDel {
     impacts: VecDeque<Impact>,
 }
 
-/// What happened to the network of a pod.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Impact {
     at: BootNs,
@@ -90,7 +88,6 @@ struct Impact {
     target: Option<Shared<Target>>,
 }
 
-/// What was seen of the deletions of one sandbox.
 #[derive(Debug, Serialize, Deserialize)]
 struct Deletions {
     pod: CniPod,
@@ -197,7 +194,6 @@ impl StaleCniDel {
         }
     }
 
-    /// A newer sandbox was added.
     fn added(&mut self, context: &Context<'_>, pod: &CniPod, seq: Option<u64>, findings: &mut Findings) {
         let has_failed = |id: &str| context.node.cni.get(id).is_some_and(|known| known.failed > 0);
         let older = self.deletions.iter().filter(|(id, known)| {
@@ -212,7 +208,6 @@ impl StaleCniDel {
         }
     }
 
-    /// The network of a pod was harmed.
     fn affected(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         let Some((pod, sandbox)) = affected_pod(context, event) else { return };
         let both = event.actor.as_deref().zip(event.target.as_deref());

@@ -60,7 +60,6 @@ impl<K: Ord + Clone> Timers<K> {
         self.by_time.first().map(|(at, _)| *at)
     }
 
-    /// Removes and returns a key whose deadline has passed.
     pub(super) fn take_due(&mut self, now: BootNs) -> Option<K> {
         self.next().filter(|at| *at <= now)?;
         let (_, key) = self.by_time.pop_first()?;

@@ -78,7 +78,6 @@ pub(super) struct VolumeBusy {
     #[serde(skip)]
     thresholds: Thresholds,
     busy: BTreeMap<String, BusyVolume>,
-    /// The volume that is mounted at a place.
     #[serde(with = "kevtmon_types::pairs")]
     by_mount: BTreeMap<MountKey, String>,
     /// When an incident escalates or expires.
@@ -185,13 +184,11 @@ impl VolumeBusy {
         self.by_mount.get(&place).or_else(|| self.by_mount.get(&mount.key)).cloned()
     }
 
-    /// Counts an attempt that has no event.
     fn attempt(&mut self, context: &Context<'_>, mount: &BusyMount, findings: &mut Findings) {
         let Some(subject) = self.subject_of(mount) else { return };
         self.count(context, subject, None, findings);
     }
 
-    /// Counts another attempt, which may have an event.
     fn count(
         &mut self,
         context: &Context<'_>,

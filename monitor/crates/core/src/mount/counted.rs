@@ -89,7 +89,6 @@ impl Core {
         Awaited { id: COUNTED | self.holder_scans.counted.last, deadline, answer }
     }
 
-    /// The answer to such a look.
     pub(super) fn counted_answered(&mut self, at: BootNs, umount: QueuedUmount, report: HolderReport) {
         self.take_up(umount.source, umount.task.as_deref());
         // Others have been looked for since, and were told.

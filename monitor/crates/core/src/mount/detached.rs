@@ -59,15 +59,12 @@ struct Waiting {
     told: Option<ReportedScan>,
 }
 
-/// A look that goes on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct GoingOn {
     asked: Vec<Waiting>,
-    /// Until when it is waited for.
     until: BootNs,
 }
 
-/// What has been told of a look.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct ReportedScan {
     holders: Vec<(u32, Access)>,

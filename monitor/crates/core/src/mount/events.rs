@@ -36,7 +36,6 @@ pub(super) const MS_REMOUNT: u32 = 0x20;
 /// Of a refused removal.
 const NO_MOUNT_POINT: &str = "nothing was mounted there at the time of the scan; the reason is unknown";
 
-/// What is known of the mount of an event.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Known<'a> {
     report: Option<&'a HolderReport>,

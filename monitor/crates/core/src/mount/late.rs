@@ -22,13 +22,11 @@ pub(super) struct Unfinished {
     told: ReportedScan,
 }
 
-/// What has been told of a scan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct ReportedScan {
     holders: Vec<(u32, Access)>,
     complete: bool,
     verdict: Verdict,
-    /// Whether more was to follow.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     goes_on: bool,
 }
@@ -77,7 +75,6 @@ impl Core {
         }
     }
 
-    /// More of a scan whose event was emitted.
     pub(super) fn went_on(&mut self, at: BootNs, mut report: HolderReport) {
         let Some(mut unfinished) = self.holder_scans.unfinished.remove(&report.id) else { return };
         let umount = &mut unfinished.umount;

@@ -78,7 +78,6 @@ impl Core {
         }
     }
 
-    /// Looks up whether a busy mount is still there.
     fn look_up(&mut self, mount: BusyId) {
         let Some(busy) = self.busy_mounts.get(mount) else { return };
         let (mntns, path, identity) = (busy.key.mntns, busy.key.path.clone(), busy.identity.clone());

@@ -34,7 +34,6 @@ struct Waiting {
     umount: QueuedUmount,
 }
 
-/// What unmounts that wait take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Load {
     number: usize,
@@ -97,7 +96,6 @@ impl UmountQueue {
         self.tenants.get(account).map_or(0, |(_, awaiting)| *awaiting)
     }
 
-    /// Adds an unmount behind the others of its mount.
     pub(super) fn push(&mut self, umount: QueuedUmount) {
         self.arrived += 1;
         let arrived = self.arrived;
@@ -106,7 +104,6 @@ impl UmountQueue {
         self.by_mount.entry(umount.mount).or_default().push_back(Waiting { arrived, texts, umount });
     }
 
-    /// Puts an unmount before the others of its mount.
     pub(super) fn push_first(&mut self, umount: QueuedUmount) {
         let texts = umount.text_bytes();
         self.register(&umount, texts);

@@ -40,7 +40,6 @@ struct Recheck {
     since: BootNs,
     /// Looks after that one which found nobody either.
     looks: usize,
-    /// The request that is to be answered.
     request: Option<u64>,
     /// Whether somebody held it before, and let go.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -72,7 +71,6 @@ impl Rechecks {
     }
 }
 
-/// Whether processes were found to hold it.
 fn is_in_use(report: &HolderReport) -> bool {
     let is_process = |holder: &Holder| !holder.access.is_kernel() && holder.access != Access::ChildMount;
     report.holders.iter().any(|holder| holder.explains() && is_process(holder))

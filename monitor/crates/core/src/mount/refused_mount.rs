@@ -36,7 +36,6 @@ pub(super) struct RefusedMounts {
     /// The latest attempt at the end.
     places: VecDeque<Place>,
     waiting: Pending<u64, RefusedMount>,
-    /// Requests so far.
     last: u64,
 }
 
@@ -60,7 +59,6 @@ struct RefusedMount {
     by_host: bool,
     attempts: u64,
     attempt: UmountAttempt,
-    /// The details of who called.
     task: Option<Box<TaskFacts>>,
 }
 
@@ -69,7 +67,6 @@ impl RefusedMounts {
         self.waiting.deadline()
     }
 
-    /// Counts an attempt; returns how many there were.
     fn count(&mut self, at: BootNs, key: &MountKey, attempt: &UmountAttempt) -> u64 {
         let source = attempt.second.as_ref().map(|second| second.path.clone()).unwrap_or_default();
         let is_remount = attempt.flags & MS_REMOUNT != 0;

@@ -159,7 +159,6 @@ impl Core {
         self.advance(umount.mount);
     }
 
-    /// Tells the known holders again.
     fn repeat(&mut self, umount: &QueuedUmount) {
         let mut scan = self.holder_scans.last(umount.mount).cloned();
         if let Some((Scan { report, .. }, doubt)) = scan.as_mut().zip(umount.doubt.as_ref()) {

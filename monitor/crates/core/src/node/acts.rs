@@ -83,7 +83,6 @@ pub struct Acts<A> {
     missing: BTreeMap<NsInum, Missing>,
 }
 
-/// What is missing of the acts in a namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct Missing {
     /// As the last act had it.
@@ -147,7 +146,6 @@ impl<A: Act> Acts<A> {
         known.doubted_until = known.doubted_until.max(at.saturating_add(KEPT_NS));
     }
 
-    /// Whether the same is known already.
     pub(super) fn has(&self, act: &A) -> bool {
         self.waiting.iter().any(|waiting| waiting.act == *act)
     }

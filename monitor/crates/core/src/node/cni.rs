@@ -60,7 +60,6 @@ pub struct Call {
     pub actor: Shared<Actor>,
     /// The path of the former; of the first one, if there is none here.
     plugin: Option<String>,
-    /// The newest plugin after the first.
     newest: Option<(Process, Shared<Actor>)>,
     /// Paths of its plugins.
     pub plugins: Vec<String>,
@@ -433,7 +432,6 @@ impl Call {
         }
     }
 
-    /// When its beginning is to be told, if it is not yet.
     fn begins(&self) -> Option<BootNs> {
         let waits = if is_loopback(self.named_plugin()) { LOOPBACK_NS } else { 0 };
         (!self.is_told && self.ended.is_none()).then(|| self.started.saturating_add(waits))

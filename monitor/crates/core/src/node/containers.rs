@@ -12,7 +12,6 @@ use kevtmon_observation::{BootNs, ContainerExit, ContainerFacts, ContainerState,
 use kevtmon_types::namespace::may_have_cookie;
 use serde::{Deserialize, Serialize, Serializer};
 
-/// How long a removed container is kept.
 const RETENTION_NS: u64 = 600 * 1_000_000_000;
 
 /// Removed containers that are kept: more than a busy node removes in that time, and not for each that a loop makes.

@@ -15,7 +15,6 @@ const ASKS: [u32; 4] = [1, 2, 3, 15];
 const REACTION: BootNs = 30 * SECOND;
 /// The unit of a start that was read of /proc.
 const TICK: BootNs = 10_000_000;
-/// Signals and ends that are remembered.
 const REMEMBERED: usize = 256;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

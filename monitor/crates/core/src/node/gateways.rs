@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 pub(super) const READ_DURATION_NS: u64 = 1_000_000_000;
 /// A learned entry that is confirmed this long after the static one was deleted has replaced it.
 const REPLACED_AFTER_NS: u64 = 60_000_000_000;
-/// Limit of gateways of one namespace.
 const CAPACITY: usize = 16;
 
 #[serde_with::apply(_ => #[serde(skip_serializing_if = "crate::saved::is_new")])]
@@ -33,7 +32,6 @@ pub struct Gateway {
     pub ifname: String,
     /// Whether an earlier run of the daemon saw the static entry last, or the interface, and this one did not.
     pub gone_before_start: bool,
-    /// When the static entry was last observed.
     static_at: BootNs,
     /// Since when it is known to have been static without a break.
     static_since: BootNs,
@@ -174,7 +172,6 @@ impl Gateways {
         }
     }
 
-    /// Records how the route of a gateway went.
     pub(super) fn set_went_with_link(&mut self, key: (u32, IpAddr), went_with_link: bool) {
         if let Some(gateway) = self.known.get_mut(&key) {
             gateway.went_with_link = went_with_link;
@@ -223,7 +220,6 @@ impl Gateways {
         spare.is_some_and(|spare| self.known.remove(&spare).is_some())
     }
 
-    /// Applies a live change.
     pub(super) fn change(
         &mut self,
         at: BootNs,

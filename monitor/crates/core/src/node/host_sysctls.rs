@@ -16,7 +16,6 @@ pub struct HostSysctls {
     /// IPv4 forwarding as it was just set for all interfaces: the kernel then tells it of each, before anything else
     /// (`inet_forward_change`, net/ipv4/devinet.c).
     spreading: Option<bool>,
-    /// What `rp_filter` was before its last change.
     #[serde(with = "kevtmon_types::pairs", skip_serializing_if = "BTreeMap::is_empty")]
     rp_filters_before: BTreeMap<Option<u32>, RpFilter>,
 }

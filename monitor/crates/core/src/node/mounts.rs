@@ -22,14 +22,12 @@ mod tests;
 
 /// The counts of callers start again after this time without an attempt; kubelet retries every two minutes at most.
 const CALLER_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
-/// How long a mount is kept after the last attempt.
 const RETENTION_NS: u64 = 24 * 3600 * 1_000_000_000;
 const CAPACITY: usize = 1024;
 /// Most bytes of the paths of all mounts.
 const PATH_BYTES: usize = 1 << 19;
 /// Callers of one mount that are told apart. Whoever calls can start any number of processes, so the rest share a count.
 const CALLERS_MAX: usize = 8;
-/// Paths by which one mount is known.
 const PATHS_MAX: usize = 16;
 
 /// A path in a mount namespace.

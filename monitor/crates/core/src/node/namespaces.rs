@@ -102,7 +102,6 @@ pub struct Namespace {
     challenged: Vec<RouteFacts>,
     /// Interfaces that went, were set down or lost an address since the last snapshot.
     disturbed: BTreeSet<u32>,
-    /// When the hardware address of a link last changed.
     lladdr_changed: BTreeMap<u32, BootNs>,
     /// When an interface was last set up or down, had ARP switched on or off, or got or lost an address.
     switched: BTreeMap<u32, BootNs>,

@@ -122,7 +122,6 @@ impl PodOnNode {
         }
     }
 
-    /// Whether a container of it runs, as far as that is known.
     fn runs(&self, containers: &Containers) -> bool {
         if containers.of_pod(&self.seen.uid).is_some_and(|facts| is_live(facts.state)) {
             return true;

@@ -10,7 +10,6 @@ const QUOTES_MAX: usize = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Quote {
-    /// Id of the incident.
     incident: String,
     /// What the line was about.
     says: String,

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 pub struct MappedImages {
     /// By number; `None` where one is there of which nothing could be read yet.
     images: BTreeMap<RbdNumber, Option<RbdImage>>,
-    /// Whether any look was made.
     was_read: bool,
     /// Whether all that are mapped are among them, at the last look.
     pub is_whole: bool,

@@ -26,7 +26,6 @@ const ROUTES_MAX: usize = 4096;
 /// Interface index and address of a next hop.
 pub type Hop = (u32, IpAddr);
 
-/// A route to pods of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Route {
     destination: IpAddr,
@@ -150,7 +149,6 @@ impl Tunnels {
         self.hops.retain(|(of, _), _| *of != ifindex);
     }
 
-    /// Applies a live change.
     pub(super) fn change(&mut self, at: BootNs, change: &NeighborChange) {
         let Some(known) = self.hops.get_mut(&(change.key.ifindex, change.key.address)) else { return };
         known.state = match change.op {
@@ -162,7 +160,6 @@ impl Tunnels {
     }
 }
 
-/// Whether the other end of a link is another node.
 pub(super) fn is_tunnel(link: &LinkFacts) -> bool {
     link.kind.as_deref().is_some_and(|kind| KINDS.contains(&kind))
 }

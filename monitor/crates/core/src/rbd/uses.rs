@@ -10,16 +10,13 @@ use crate::Core;
 use crate::diagnose::{ImageUse, ModelChange, Usage};
 use crate::node::view::RuntimeAvailability;
 
-/// How an image is used.
 #[derive(Debug, Default)]
 struct Found {
-    /// Pods that use it, by uid.
     pods: BTreeSet<String>,
     /// Whether the node uses it for itself.
     of_node: bool,
     /// Where a kubelet has it mounted for pods, and no pod's.
     staged: Vec<(NsInum, String)>,
-    /// Who else holds it.
     holders: Vec<MountHolder>,
 }
 

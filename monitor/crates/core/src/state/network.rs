@@ -130,7 +130,6 @@ impl Core {
         uplinks
     }
 
-    /// The call that made the network of a pod, if it was seen.
     pub(super) fn made_by(&self, pod: &Pod) -> Option<MadeBy> {
         let sandbox = self.cni.get(pod.sandbox_id.as_deref()?)?;
         let (plugin, added): (&String, BootNs) = (sandbox.plugin.as_ref()?, sandbox.added?);

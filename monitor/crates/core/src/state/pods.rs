@@ -147,7 +147,6 @@ impl Core {
         }
     }
 
-    /// Adds the pods that have a directory of the kubelet.
     fn add_pods_with_directory(&self, pods: &mut BTreeMap<String, PodStatus>) {
         if !self.pods_on_node.is_read {
             return;
@@ -159,7 +158,6 @@ impl Core {
         }
     }
 
-    /// The interfaces of the host whose other end is in a network namespace.
     fn host_links(&self, netns: NsInum) -> Vec<String> {
         let host = self.namespaces.get(self.settings.host_netns);
         let links = host.into_iter().flat_map(|host| host.links.values());

@@ -13,7 +13,6 @@ pub(super) struct Obstructed {
     pub(super) refused: RefusedRemoval,
     /// Absent until it was looked for.
     found: Option<Obstacle>,
-    /// What was found is there no more.
     pub(super) is_cleared: bool,
 }
 

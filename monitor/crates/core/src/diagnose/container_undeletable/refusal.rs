@@ -23,7 +23,6 @@ const TOOLS: [&str; 8] = [
     "conmon",
 ];
 
-/// The refused attempts on one path.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Refusal {
     first: BootNs,
@@ -48,7 +47,6 @@ impl Refusal {
         }
     }
 
-    /// What an incident of an earlier run tells.
     pub(super) fn resume(event: &Event, last: Option<BootNs>) -> Option<Self> {
         event.mount.as_ref()?;
         Some(Self { last: last.unwrap_or(event.at), evidence: Vec::new(), ..Self::of(event) })

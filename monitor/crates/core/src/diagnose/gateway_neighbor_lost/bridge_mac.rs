@@ -41,7 +41,6 @@ pub(super) struct MacChange {
     pub(super) at: BootNs,
     seq: u64,
     actor: Option<Shared<Actor>>,
-    /// The port by which it changed.
     port: Option<PortChange>,
 }
 

@@ -23,7 +23,6 @@ const USABLE: [&str; 5] = ["reachable", "stale", "delay", "probe", "noarp"];
 const LEARNED: [&str; 4] = ["reachable", "stale", "delay", "probe"];
 const PERMANENT: &str = "permanent";
 
-/// What is wrong with the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum FaultReason {
@@ -63,7 +62,6 @@ pub(super) struct GatewayOwner {
     pub(super) by_runtime: bool,
     /// Whether users made the namespace themselves: their loss is a notice at most.
     pub(super) is_foreign: bool,
-    /// Cookie of the namespace, where the kernel has it.
     pub(super) cookie: Option<u64>,
     /// When the process started by which a container is known: the oldest one in the namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -293,7 +291,6 @@ impl Fault {
         }
     }
 
-    /// Its events, and that of what explains it.
     fn all_evidence(&self) -> Vec<u64> {
         let of_host = self.explanation.as_ref().map(|known| known.seq).filter(|seq| *seq != 0);
         let mut all: Vec<u64> = of_host.into_iter().chain(self.evidence.iter().copied()).collect();

@@ -128,7 +128,6 @@ pub(super) fn is_live_target(target: &Target) -> bool {
     }
 }
 
-/// The namespaces other than the host's in which a process lives.
 pub(super) fn live_netns(node: &NodeView<'_>) -> impl Iterator<Item = NsInum> {
     node.namespaces.all().map(|(netns, _)| netns).filter(|netns| is_alive(node, *netns))
 }

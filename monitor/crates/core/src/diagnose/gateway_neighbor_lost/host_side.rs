@@ -140,7 +140,6 @@ impl Explanation {
     }
 }
 
-/// What is wrong on the host's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HostFault<'a> {
     /// The host's end of the pair, or its bridge, is down.
@@ -211,7 +210,6 @@ impl LinkChanges {
         }
     }
 
-    /// Notes that the host has lost its default route.
     pub(super) fn note_route(&mut self, host: NsInum, event: &Event) {
         let is_of_host = |route: &&Route| route.netns == host && route.destination == "default";
         if event.route.as_deref().filter(is_of_host).is_none() {

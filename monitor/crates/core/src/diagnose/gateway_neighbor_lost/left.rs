@@ -12,7 +12,6 @@ use crate::node::namespaces::Namespace;
 use crate::node::view::{NodeView, RuntimeAvailability};
 
 impl GatewayNeighborLost {
-    /// Closes the faults of containers that have exited.
     pub(super) fn close_gone(&mut self, context: &Context<'_>, findings: &mut Findings) {
         self.close_gone_of(context, &self.keys(None), findings);
     }

@@ -14,7 +14,6 @@ pub(super) fn is_replaceable(node: &NodeView<'_>, key: NeighborKey) -> bool {
     has_other_route(node, key) || has_other()
 }
 
-/// Whether another interface has a default route.
 fn has_other_route(node: &NodeView<'_>, key: NeighborKey) -> bool {
     let is_other = |route: &RouteFacts| {
         route.ifindex != Some(key.ifindex)

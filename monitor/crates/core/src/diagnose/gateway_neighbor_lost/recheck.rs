@@ -245,7 +245,6 @@ impl GatewayNeighborLost {
         self.suspect(context, key, Fault { phase: FaultPhase::Suspected { due }, ..fault }, findings);
     }
 
-    /// Detects faults in all namespaces of containers.
     pub(super) fn check_all(&mut self, context: &Context<'_>, findings: &mut Findings) {
         for netns in health::live_netns(context.node) {
             self.detect(context, netns, findings);
@@ -373,7 +372,6 @@ impl GatewayNeighborLost {
     }
 }
 
-/// A fault that the model shows.
 struct DetectedFault {
     reason: FaultReason,
     confidence: Confidence,
@@ -405,7 +403,6 @@ fn repeat_of(fault: &Fault, key: NeighborKey, severity: Option<Severity>) -> Rep
     }
 }
 
-/// The entry as the model shows it.
 pub(super) fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor {
     let gateway = node.gateway(key);
     let lladdr = gateway.and_then(|gateway| gateway.lladdr().or(gateway.static_lladdr.as_ref()));

@@ -64,12 +64,9 @@ pub(super) struct LostHops {
     interval: BootNs,
 }
 
-/// What the model shows of a next hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// No route leads there.
     Unused,
-    /// Packets reach it.
     Reached,
     Missing,
     /// The kernel cannot resolve its address.

@@ -14,7 +14,6 @@ use crate::node::view::NodeView;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct UnattributedEvent {
-    /// When it was kept.
     pub(super) since: BootNs,
     /// Time of the event, which its serialized form does not include.
     pub(super) at: BootNs,
@@ -41,7 +40,6 @@ impl GatewayNeighborLost {
         crate::bounded::push(&mut self.unattributed, UNATTRIBUTED_MAX, one);
     }
 
-    /// Attributes kept events to containers that have become known.
     pub(super) fn attribute(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let unattributed = std::mem::take(&mut self.unattributed);
         let recent = |one: &UnattributedEvent| one.since.saturating_add(UNATTRIBUTED_NS) > context.now;

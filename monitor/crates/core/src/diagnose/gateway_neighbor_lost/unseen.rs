@@ -51,7 +51,6 @@ impl GatewayNeighborLost {
     }
 }
 
-/// Whether who removes an entry is seen.
 fn is_watched(node: &NodeView<'_>) -> bool {
     let hook = node.statuses.get(HOOK);
     hook.is_none_or(|status| status.up && status.attach_mode.as_deref() != Some(WITHOUT_ACTOR))

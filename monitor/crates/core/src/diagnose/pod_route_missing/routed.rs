@@ -43,7 +43,6 @@ impl RoutedPod {
         subject(&self.pod.uid, self.address)
     }
 
-    /// Whether both ends of the pair are up.
     pub(super) fn is_up(&self) -> bool {
         [&self.end, &self.inner].iter().all(|link| link.flags & iff::UP != 0)
     }

@@ -61,7 +61,6 @@ impl<'a> Gates<'a> {
         self.pod.over.is_some()
     }
 
-    /// Whether anything keeps the pod from its end.
     pub(super) fn is_shut(&self) -> bool {
         let is_kept = !self.volumes.is_empty() || !self.failing.is_empty() || self.pod.has_left_processes();
         self.is_killed() || self.is_over() && is_kept

@@ -25,7 +25,6 @@ impl Known {
         Some(Self { at: at.saturating_sub(age), mount, holders, verdict })
     }
 
-    /// What the newest event of an incident of an earlier run has told.
     pub(super) fn resume(event: &Event, at: BootNs) -> Option<Self> {
         Self::of(event, at)
     }

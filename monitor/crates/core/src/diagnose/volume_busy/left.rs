@@ -32,7 +32,6 @@ const UNKNOWN: &str = "no refused unmount was seen; the reason is unknown";
 pub(super) struct Mounted {
     /// When a volume will have been mounted for too long, or is to be looked at again.
     next: Option<BootNs>,
-    /// When the mounts of a volume went.
     ended: BTreeMap<String, BootNs>,
     last_scan: u64,
 }
@@ -46,7 +45,6 @@ impl Mounted {
         self.next.is_some_and(|next| next <= now)
     }
 
-    /// The mounts of a volume went, as was observed.
     pub(super) fn note_end(&mut self, subject: &str, at: BootNs) {
         self.ended.insert(subject.to_owned(), at);
     }
@@ -288,7 +286,6 @@ fn look(context: &Context<'_>, mount: &Mount, holders: &[MountHolder]) -> Vec<Ad
     [look].into_iter().chain(release::continue_stopped(mount, context.now)).collect()
 }
 
-/// Why, as far as that is known.
 fn reason(holders: &[MountHolder], verdict: Verdict) -> String {
     let first = users(holders).next();
     if first.is_some() || verdict == Verdict::ChildMount {

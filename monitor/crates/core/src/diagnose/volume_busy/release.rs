@@ -245,7 +245,6 @@ fn release_process(holder: &MountHolder) -> Option<Advice> {
     })
 }
 
-/// What a complete scan has not found.
 pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
     let mut healthy = Vec::new();
     let scanned = event.holders_verdict.is_some_and(|verdict| {

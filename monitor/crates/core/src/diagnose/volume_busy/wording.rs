@@ -15,7 +15,6 @@ use super::known::Known;
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sentence {
-    /// What is refused to whom.
     refused: String,
     /// Who holds it, and what is to be said of its file server.
     held: String,

@@ -81,7 +81,6 @@ impl Index {
         }
     }
 
-    /// The paths by which a mount is known.
     pub(super) fn paths_of(&self, id: BusyId) -> &[MountKey] {
         self.paths.get(&id).map_or(&[], Vec::as_slice)
     }
@@ -92,7 +91,6 @@ impl Index {
         paths
     }
 
-    /// Bytes of the paths of a mount.
     pub(super) fn bytes_of(&self, id: BusyId) -> usize {
         self.paths_of(id).iter().map(|key| key.path.len()).sum()
     }

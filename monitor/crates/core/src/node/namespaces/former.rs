@@ -153,7 +153,6 @@ impl Namespace {
         }
     }
 
-    /// Whether a route leads to it, in use or not.
     pub(super) fn has_route(&self, (ifindex, address): (u32, IpAddr)) -> bool {
         let leads = |route: &RouteFacts| (route.ifindex, route.gateway) == (Some(ifindex), Some(address));
         self.routes.iter().any(leads)

@@ -196,7 +196,6 @@ impl Namespace {
         outdone
     }
 
-    /// Recomputes the gateways in use after a change of routes or rules.
     pub(super) fn select_gateways(&mut self, at: BootNs) {
         let asked = self.challenged.iter().filter_map(way);
         let by_itself = asked.filter(|gateway| !self.has_route(*gateway)).collect();
@@ -300,7 +299,6 @@ fn place(route: &RouteFacts) -> impl PartialEq {
     (route.table, route.ipv6, route.destination, route.source, route.tos, route.metric)
 }
 
-/// Drops the oldest recent changes where there are too many.
 pub(super) fn keep_newest<T>(recent: &mut Vec<T>) {
     recent.drain(..recent.len().saturating_sub(RECENT_MAX));
 }

@@ -176,7 +176,6 @@ fn rows(snapshot: &NetnsSnapshot) -> usize {
     snapshot.links.len() + snapshot.addresses.len() + routes.min(ROUTES_MAX)
 }
 
-/// The container of the oldest process in a namespace.
 fn container(owner: Option<&NetnsOwner>) -> Option<String> {
     cgroup::identify(owner?.cgroup.as_deref()?).container_id
 }

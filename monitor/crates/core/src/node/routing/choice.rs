@@ -234,7 +234,6 @@ fn is_within((inner, inner_len): (IpAddr, u8), (outer, outer_len): (IpAddr, u8))
     inner_len >= outer_len && (u128::from(inner) ^ u128::from(outer)) & mask == 0
 }
 
-/// The number of next hops of the first route.
 fn hops_of_first(routes: &[&RouteFacts]) -> usize {
     let pairs = routes.iter().zip(routes.iter().skip(1));
     1 + pairs.take_while(|(hop, next)| 0 < hop.hop && hop.hop < next.hop && hop.metric == next.metric).count()
