@@ -15,6 +15,7 @@ use super::advice::advice;
 use super::conditions::{Condition, Conditions, Look, Seen, start};
 use super::finding::{Findings, IncidentObjects, Report};
 use super::pod_volume_lost::is_mount_point;
+use super::volume_busy::mount_object;
 use super::{Alert, Context, IncidentKind, ModelChange, SECOND, Watch};
 
 #[cfg(test)]
@@ -98,15 +99,7 @@ fn report(context: &Context<'_>, volume: Volume, stack: &MountStack, growth: &Gr
     let what = format!("volume {} ({}) of {pod}", name(&volume.name), name(&volume.plugin));
     let summary = format!("{what} is mounted {} times over itself{}", stack.layers, growth.phrase());
     let MountStack { mount: facts, .. } = stack;
-    let mount = Mount {
-        path: facts.mountpoint.clone(),
-        fstype: Some(facts.fstype.clone()),
-        source: Some(facts.source.clone()),
-        device: Some(facts.device.clone()),
-        mntns: facts.mntns,
-        volume: Some(volume),
-        ..Mount::default()
-    };
+    let mount = Mount { identity: None, ..mount_object(facts, volume) };
     Report {
         advice: Some(steps(&facts.mountpoint)),
         objects: IncidentObjects {

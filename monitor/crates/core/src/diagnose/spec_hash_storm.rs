@@ -138,11 +138,8 @@ impl SpecHashStorm {
             }
         }
         storm.quiet_at = context.now.saturating_add(QUIET);
+        let (subject, confidence) = (subject(&storm.component), storm.confidence());
         findings.report(Report {
-            subject: subject(&storm.component),
-            severity: Severity::Warning,
-            confidence: storm.confidence(),
-            summary: storm.summary(),
             ruled_out: Some(vec![
                 "the images of the containers are the same".to_owned(),
                 "the sandboxes of the pods are the same".to_owned(),
@@ -153,12 +150,10 @@ impl SpecHashStorm {
                 ..IncidentObjects::default()
             },
             first: storm.first,
-            last: storm.last,
             evidence: new.iter().map(|one| one.seq).collect(),
             count: Count::Total(storm.containers),
             found_at_start: new.iter().all(|one| one.found_at_start),
-            caused_by: Vec::new(),
-            host_cause: None,
+            ..Report::new(subject, Severity::Warning, confidence, storm.summary(), storm.last)
         });
     }
 }

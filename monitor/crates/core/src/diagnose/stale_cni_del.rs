@@ -291,11 +291,10 @@ impl StaleCniDel {
             known.has_none_failed = total == 0;
         }
         known.is_impact_reported |= impact.is_some();
+        let confidence = if is_older { reason.confidence() } else { Confidence::Likely };
+        let summary = summary(known, id, current.as_deref(), reason);
+        let last = impact.map_or(known.last, |impact| impact.at.max(known.last));
         findings.report(Report {
-            subject: id.to_owned(),
-            severity: Severity::Warning,
-            confidence: if is_older { reason.confidence() } else { Confidence::Likely },
-            summary: summary(known, id, current.as_deref(), reason),
             ruled_out: reason.ruled_out(),
             advice: Some(vec![next_step(id, reason.may_be_repeated())]),
             objects: IncidentObjects {
@@ -305,7 +304,6 @@ impl StaleCniDel {
                 ..IncidentObjects::default()
             },
             first,
-            last: impact.map_or(known.last, |impact| impact.at.max(known.last)),
             evidence,
             count: match (was_open, reason) {
                 // It may have counted calls that an earlier run of the daemon saw.
@@ -313,9 +311,8 @@ impl StaleCniDel {
                 (true, Reason::Succeeded) => Count::More(0),
                 _ => Count::Total(total.max(1)),
             },
-            found_at_start: false,
             caused_by: vec![IncidentKey { kind: cni_teardown_failing::KIND, subject: id.to_owned() }],
-            host_cause: None,
+            ..Report::new(id.to_owned(), Severity::Warning, confidence, summary, last)
         });
         self.timers.set(&id.to_owned(), context.now.saturating_add(QUIET));
     }

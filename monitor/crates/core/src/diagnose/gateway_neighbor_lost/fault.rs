@@ -273,21 +273,18 @@ impl Fault {
         with_advice: bool,
     ) -> Report {
         let target = self.objects.target.as_ref().filter(|_| with_advice);
+        let (subject, severity) = (subject(&self.owner, key), self.owner.severity(severity));
+        let summary = wording::summary(self, key);
         Report {
-            subject: subject(&self.owner, key),
-            severity: self.owner.severity(severity),
-            confidence: self.confidence,
-            summary: wording::summary(self, key),
             ruled_out: target.map(|_| repair::ruled_out(context.node, key, self.explanation.as_ref())),
             advice: target.map(|target| repair::advice_for(context, self, key, target)),
             objects: self.objects.clone(),
             first: self.first,
-            last: self.last.min(context.now),
             count: Count::More(u64::try_from(self.evidence.len()).unwrap_or(1).max(1)),
             evidence: self.all_evidence(),
             found_at_start: self.found_at_start,
-            caused_by: Vec::new(),
             host_cause: self.explanation.as_ref().and_then(|known| known.host_cause(context.node)),
+            ..Report::new(subject, severity, self.confidence, summary, self.last.min(context.now))
         }
     }
 
