@@ -328,10 +328,6 @@ impl Diagnosis for CniNetnsMismatch {
         }
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.timers.next()
-    }
-
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let (cni, incident) = (event.cni.as_deref()?, event.incident.as_deref()?);
         let id = cni.container_id.clone()?;
@@ -343,5 +339,5 @@ impl Diagnosis for CniNetnsMismatch {
         Some(id)
     }
 
-    with_thresholds!();
+    with_thresholds!(by timers);
 }

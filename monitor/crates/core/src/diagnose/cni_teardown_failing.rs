@@ -118,10 +118,6 @@ impl Diagnosis for CniTeardownFailing {
         }
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.timers.next()
-    }
-
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let id = event.cni.as_deref()?.container_id.clone()?;
         let last = context.clock.boot_ns(&event.incident.as_deref()?.last_seen).unwrap_or(context.now);
@@ -130,5 +126,5 @@ impl Diagnosis for CniTeardownFailing {
         Some(id)
     }
 
-    with_thresholds!();
+    with_thresholds!(by timers);
 }

@@ -427,10 +427,6 @@ impl Diagnosis for ContainerUndeletable {
         }
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.timers.next()
-    }
-
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let incident = event.incident.as_ref()?;
         let id = event.target.as_ref()?.container.as_ref()?.id.clone();
@@ -448,7 +444,7 @@ impl Diagnosis for ContainerUndeletable {
         Some(id)
     }
 
-    with_thresholds!();
+    with_thresholds!(by timers);
 }
 
 /// How far a removal has come by the state that the runtime tells.

@@ -167,10 +167,6 @@ impl Diagnosis for KubeletCrashLoop {
         }
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.timers.next()
-    }
-
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let (component, incident) = (event.component.as_deref()?, event.incident.as_ref()?);
         let time = |text: &str| context.clock.boot_ns(text).unwrap_or(context.now);
@@ -187,7 +183,7 @@ impl Diagnosis for KubeletCrashLoop {
         Some(subject)
     }
 
-    with_thresholds!();
+    with_thresholds!(by timers);
 }
 
 /// A kubelet is told from another one of the node by its program.

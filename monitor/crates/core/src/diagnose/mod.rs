@@ -42,6 +42,13 @@ macro_rules! with_thresholds {
             Ok(())
         }
     };
+    (by timers) => {
+        fn deadline(&self) -> Option<BootNs> {
+            self.timers.next()
+        }
+
+        with_thresholds!();
+    };
 }
 
 mod advice;

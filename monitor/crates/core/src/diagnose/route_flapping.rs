@@ -372,10 +372,6 @@ impl Diagnosis for RouteFlapping {
         }
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.timers.next()
-    }
-
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let kind = match (&event.route, &event.neighbor) {
             (Some(_), _) => Kind::RouteAdded,
@@ -390,5 +386,5 @@ impl Diagnosis for RouteFlapping {
         Some(subject)
     }
 
-    with_thresholds!();
+    with_thresholds!(by timers);
 }

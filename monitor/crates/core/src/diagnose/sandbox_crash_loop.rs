@@ -172,10 +172,6 @@ impl Diagnosis for SandboxCrashLoop {
         }
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.timers.next()
-    }
-
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let pod = event.target.as_ref()?.pod.as_ref()?;
         let subject = pod.uid.clone();
@@ -190,7 +186,7 @@ impl Diagnosis for SandboxCrashLoop {
         Some(subject)
     }
 
-    with_thresholds!();
+    with_thresholds!(by timers);
 }
 
 fn summary(target: &Target, known: &Sandboxes) -> String {

@@ -401,10 +401,6 @@ impl Diagnosis for StaleCniDel {
         }
     }
 
-    fn deadline(&self) -> Option<BootNs> {
-        self.timers.next()
-    }
-
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let (cni, incident) = (event.cni.as_deref()?, event.incident.as_deref()?);
         let (id, pod) = (cni.container_id.clone()?, pod_of(cni)?);
@@ -427,7 +423,7 @@ impl Diagnosis for StaleCniDel {
         Some(id)
     }
 
-    with_thresholds!();
+    with_thresholds!(by timers);
 }
 
 fn pod_of(cni: &Cni) -> Option<CniPod> {
