@@ -131,12 +131,8 @@ impl Engine {
                 diagnosis.restore(saved).map_err(|source| RestoreError::Diagnosis { kind, source })?;
             }
         }
-        self.now = saved.now;
-        self.ready = saved.ready;
-        self.incidents = saved.incidents;
-        self.unclaimed = saved.unclaimed;
-        self.discarded = saved.discarded;
-        self.flapping = saved.flapping;
+        (self.now, self.ready, self.discarded) = (saved.now, saved.ready, saved.discarded);
+        (self.incidents, self.unclaimed, self.flapping) = (saved.incidents, saved.unclaimed, saved.flapping);
         Ok(())
     }
 
@@ -167,13 +163,8 @@ impl Engine {
             if over || self.incidents.open.len() >= CAPACITY {
                 continue;
             }
-            let context = Context {
-                now: self.now,
-                clock: self.clock,
-                node,
-                incidents: &self.incidents,
-                ready: self.ready,
-            };
+            let Self { now, clock, ref incidents, ready, .. } = *self;
+            let context = Context { now, clock, node, incidents, ready };
             let subject = self
                 .diagnoses
                 .iter_mut()
@@ -221,8 +212,8 @@ impl Engine {
 
     /// What would open incidents if it lasts, as the model shows it.
     pub fn suspected(&self, node: &NodeView<'_>) -> Vec<Suspicion> {
-        let context =
-            Context { now: self.now, clock: self.clock, node, incidents: &self.incidents, ready: self.ready };
+        let Self { now, clock, ref incidents, ready, .. } = *self;
+        let context = Context { now, clock, node, incidents, ready };
         self.diagnoses.iter().flat_map(|diagnosis| diagnosis.suspected(&context)).collect()
     }
 
@@ -271,13 +262,8 @@ impl Engine {
         // A pending event is emitted up to half a second late, with its own time; `now` must not go back for it.
         self.now = self.now.max(at);
         for index in 0..self.diagnoses.len() {
-            let context = Context {
-                now: self.now,
-                clock: self.clock,
-                node,
-                incidents: &self.incidents,
-                ready: self.ready,
-            };
+            let Self { now, clock, ref incidents, ready, .. } = *self;
+            let context = Context { now, clock, node, incidents, ready };
             let diagnosis = &mut self.diagnoses[index];
             work(diagnosis.as_mut(), &context, &mut self.findings);
             if self.findings.items.is_empty() {
