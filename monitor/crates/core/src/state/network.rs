@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{EntryStatus, RouteStatus};
 use crate::Core;
-use crate::diagnose::{GatewayHealth, gateway_health};
+use crate::diagnose::{Health, health};
 use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
 
@@ -236,14 +236,21 @@ fn gateway(node: &NodeView<'_>, key: NeighborKey) -> Hop {
     let lladdr = entry.and_then(|entry| entry.lladdr()).map(ToString::to_string).unwrap_or_default();
     let state = entry.and_then(|entry| entry.entry.as_ref()).map_or("", |(state, _)| state.name());
     let (mut facts, mut broken) = (Vec::new(), Vec::new());
-    match gateway_health(node, key) {
-        GatewayHealth::Right => facts.push(format!("{state} {lladdr}, by which the host is reached")),
-        GatewayHealth::Unchecked => facts.push(format!("{state} {lladdr}")),
-        GatewayHealth::Wrong => broken.push(format!("{state} {lladdr}, by which the host is not reached")),
-        GatewayHealth::Unanswered => broken.push(format!("{state}: nothing answers")),
-        GatewayHealth::Lost => broken.push("its static neighbor entry is gone".to_owned()),
-        GatewayHealth::NotUsed => facts.push("no neighbor entry".to_owned()),
-        GatewayHealth::Unknown => facts.push("its neighbor entry is unknown".to_owned()),
+    match health(node, key) {
+        Health::Correct | Health::Usable if node.gateway_lladdr(key).is_some() => {
+            facts.push(format!("{state} {lladdr}, by which the host is reached"));
+        }
+        // Nothing tells whether its address is right.
+        Health::Correct | Health::Static | Health::Usable | Health::Learned => {
+            facts.push(format!("{state} {lladdr}"));
+        }
+        Health::Wrong => broken.push(format!("{state} {lladdr}, by which the host is not reached")),
+        Health::Unresolved => broken.push(format!("{state}: nothing answers")),
+        Health::Absent if entry.is_some_and(|entry| entry.static_lladdr.is_some()) => {
+            broken.push("its static neighbor entry is gone".to_owned());
+        }
+        Health::Absent => facts.push("no neighbor entry".to_owned()),
+        Health::Unknown => facts.push("its neighbor entry is unknown".to_owned()),
     }
     Hop {
         netns: key.netns,

@@ -12,7 +12,7 @@ use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::diagnose) enum Health {
+pub(crate) enum Health {
     /// The model has no such namespace or gateway.
     Unknown,
     /// Static, with the address of the host end.
@@ -30,7 +30,7 @@ pub(in crate::diagnose) enum Health {
     Absent,
 }
 
-pub(in crate::diagnose) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
+pub(crate) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
     let Some(gateway) = node.gateway(key) else { return Health::Unknown };
     let is_unconnected = node.unconnected_gateway(key).is_some();
     let expected = node.gateway_lladdr(key);
