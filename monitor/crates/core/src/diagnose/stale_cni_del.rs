@@ -296,7 +296,7 @@ impl StaleCniDel {
         let last = impact.map_or(known.last, |impact| impact.at.max(known.last));
         findings.report(Report {
             ruled_out: reason.ruled_out(),
-            advice: Some(vec![next_step(id, reason.may_be_repeated())]),
+            advice: Some(vec![next_step(id, !matches!(reason, Reason::Succeeded))]),
             objects: IncidentObjects {
                 actor: known.actor.clone(),
                 target: target.map(Shared::new),

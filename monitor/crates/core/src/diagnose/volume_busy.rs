@@ -374,7 +374,7 @@ impl Diagnosis for VolumeBusy {
             severity: incident.severity,
             // The model counts on from the attempts of the incident.
             mounts: vec![BusyPart {
-                known: Known::resume(event, time(&event.time)),
+                known: Known::of(event, time(&event.time)),
                 ..BusyPart::new(key.clone(), mount.identity.clone(), None)
             }],
             summary: incident.summary.clone(),

@@ -16,7 +16,6 @@ use serde::{Deserialize, Serialize};
 
 mod calls;
 mod index;
-mod missed;
 #[cfg(test)]
 mod tests;
 
@@ -265,6 +264,13 @@ impl BusyMounts {
         busy.total += 1;
         busy.calls.add(caller.syscall, 1);
         busy.count(caller, 1)
+    }
+
+    /// Keeps whether an unmount of this mount succeeded and had no room to wait, once one did.
+    pub fn note_missed(&mut self, id: BusyId, missed: bool) {
+        if let Some(busy) = self.mounts.get_mut(&id) {
+            busy.missed |= missed;
+        }
     }
 
     /// A scan has found which mount the attempts on a path meant; returns the busy mount that it is. `caller`: who made

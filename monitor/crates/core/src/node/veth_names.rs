@@ -35,7 +35,7 @@ pub fn pod_digits(ifname: &str) -> Option<&str> {
 
 /// The digits that are in the names of the devices of a pod.
 pub fn digits_of(namespace: &str, pod: &str) -> String {
-    let mut digits = hash(namespace, pod);
+    let mut digits = Sha1::from(format!("{namespace}.{pod}")).digest().to_string();
     digits.truncate(POD_DIGITS);
     digits
 }
@@ -43,11 +43,6 @@ pub fn digits_of(namespace: &str, pod: &str) -> String {
 fn has_digits(ifname: &str, prefix: &str, count: usize) -> bool {
     let is_digit = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
     ifname.strip_prefix(prefix).is_some_and(|digits| digits.len() == count && digits.bytes().all(is_digit))
-}
-
-/// The SHA-1 of a pod's name as these plugins take it, in hex.
-fn hash(namespace: &str, pod: &str) -> String {
-    Sha1::from(format!("{namespace}.{pod}")).digest().to_string()
 }
 
 #[cfg(test)]

@@ -27,30 +27,16 @@ impl<'a> Reason<'a> {
     }
 
     pub(super) fn impact(&self) -> Option<&'a Impact> {
-        match self {
-            Self::Affected(impact) => Some(impact),
-            Self::Failed(_) | Self::Succeeded | Self::Added(_) => None,
-        }
-    }
-
-    /// Whether another such call is to be feared.
-    pub(super) fn may_be_repeated(&self) -> bool {
-        !matches!(self, Self::Succeeded)
+        if let Self::Affected(impact) = self { Some(impact) } else { None }
     }
 
     /// What was found of the sandbox that was the current one does not hold for the next.
     pub(super) fn ruled_out(&self) -> Option<Vec<String>> {
-        match self {
-            Self::Failed(_) | Self::Succeeded => None,
-            Self::Added(_) | Self::Affected(_) => Some(Vec::new()),
-        }
+        matches!(self, Self::Added(_) | Self::Affected(_)).then(Vec::new)
     }
 
     /// That a call is about an old sandbox, and that it failed, was seen. That it did harm follows from the time alone.
     pub(super) fn confidence(&self) -> Confidence {
-        match self {
-            Self::Failed(_) | Self::Succeeded | Self::Added(_) => Confidence::Certain,
-            Self::Affected(_) => Confidence::Likely,
-        }
+        if matches!(self, Self::Affected(_)) { Confidence::Likely } else { Confidence::Certain }
     }
 }

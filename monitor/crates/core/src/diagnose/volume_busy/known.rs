@@ -18,15 +18,11 @@ pub(super) struct Known {
 }
 
 impl Known {
-    fn of(event: &Event, at: BootNs) -> Option<Self> {
+    pub(super) fn of(event: &Event, at: BootNs) -> Option<Self> {
         let holders = event.holders.clone().filter(|holders| users(holders).next().is_some())?;
         let age = event.holders_age_ms.unwrap_or_default().saturating_mul(MS);
         let (mount, verdict) = (event.mount.clone()?, event.holders_verdict?);
         Some(Self { at: at.saturating_sub(age), mount, holders, verdict })
-    }
-
-    pub(super) fn resume(event: &Event, at: BootNs) -> Option<Self> {
-        Self::of(event, at)
     }
 
     /// Takes over what an event tells. Where it tells nothing, returns what was known before.
