@@ -321,7 +321,9 @@ impl Engine {
             if self.flapping.resume(id) {
                 // What somebody else did is not lost among what happens again and again.
                 notable = !flaps(&report.objects);
-                open.begin_again(&report);
+                // It was over: what is reported now is all that is known of it.
+                open.objects = IncidentObjects::default();
+                open.incident.confidence = report.confidence;
             }
             notable |= open.report(report, self.clock);
             for cause in causes {

@@ -158,12 +158,6 @@ impl OpenIncident {
         notable | self.repeat(&repeat)
     }
 
-    /// It was over: what is reported now is all that is known of it.
-    pub(super) fn begin_again(&mut self, report: &Report) {
-        self.objects = IncidentObjects::default();
-        self.incident.confidence = report.confidence;
-    }
-
     /// Replaces the summary; returns whether the change is notable.
     pub(super) fn restate(&mut self, summary: String) -> bool {
         if summary == self.incident.summary {

@@ -421,7 +421,10 @@ impl Diagnosis for PodRouteMissing {
             self.wake(context.now.saturating_add(SETTLE));
         }
         if event.kind == Kind::EventsLost {
-            self.doubt_downs();
+            // Since an interface was set down it may have been set up, and down again by somebody else.
+            self.downs.doubt();
+            let deletions = self.histories.values_mut().filter_map(|known| known.deletion_told.as_mut());
+            deletions.for_each(Down::doubt);
         }
         let is_of_link = matches!(
             event.kind,

@@ -93,11 +93,13 @@ impl FuseMounts {
         if self.ends.iter().any(|end| (end.tgid, end.start_ns) == process) {
             return true;
         }
+        // 0 where it exited.
         let by = exit.status & 0x7f;
         let is_cause = |signal: &&Signal| {
             let is_due = signal.at.saturating_add(REACTION) >= at;
             (signal.tgid, signal.start_ns) == (exit.tgid, exit.start_ns)
-                && if by == SIGKILL { signal.number == by } else { is_due && matches_end(signal.number, by) }
+                && (is_due || by == SIGKILL)
+                && if by == 0 { ASKS.contains(&signal.number) } else { signal.number == by }
         };
         let mut causes = self.signals.iter().filter(is_cause);
         let is_own = causes.clone().any(|signal| signal.is_own);
@@ -130,11 +132,6 @@ impl ServerEnd {
     pub fn was_killed(&self) -> bool {
         self.status & 0x7f != 0
     }
-}
-
-/// Whether a process may have ended so because of a signal: `by` is the one that ended it, or 0 if it exited.
-fn matches_end(number: u32, by: u32) -> bool {
-    if by == 0 { ASKS.contains(&number) } else { number == by }
 }
 
 fn is_process(one: (u32, BootNs), other: (u32, BootNs)) -> bool {

@@ -427,7 +427,7 @@ impl BusyMounts {
     /// Where it is full, half of the mounts of whoever takes most of the room go, the oldest; those of the host last. So
     /// much goes at once that it is full again only after many more.
     fn make_room(&mut self) {
-        let bytes = self.index.path_bytes();
+        let bytes = self.index.path_bytes;
         if self.mounts.len() < CAPACITY && bytes < PATH_BYTES {
             return;
         }
@@ -435,7 +435,8 @@ impl BusyMounts {
         for (id, busy) in &self.mounts {
             let account = (busy.account.host, busy.account.name.as_str());
             let has = accounts.entry(account).or_default();
-            has.size += PATH_BYTES / CAPACITY + self.index.bytes_of(*id);
+            let bytes: usize = self.index.paths_of(*id).iter().map(|key| key.path.len()).sum();
+            has.size += PATH_BYTES / CAPACITY + bytes;
             has.mounts.push((busy.last, *id));
         }
         let mut accounts: Vec<(bool, Possessions)> =
@@ -448,7 +449,7 @@ impl BusyMounts {
             for (_, id) in mounts {
                 self.remove(id);
             }
-            let left = (self.mounts.len(), self.index.path_bytes());
+            let left = (self.mounts.len(), self.index.path_bytes);
             if left.0 <= CAPACITY / 16 * 15 && left.1 <= PATH_BYTES / 16 * 15 {
                 return;
             }

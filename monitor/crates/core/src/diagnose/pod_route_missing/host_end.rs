@@ -6,9 +6,8 @@
 use kevtmon_event::{Actor, Event, Kind, Shared};
 use kevtmon_observation::{NeighborKey, iff};
 
-use super::PodRouteMissing;
 use super::routed::RoutedPod;
-use super::{Down, Missing};
+use super::{Missing, PodRouteMissing};
 use crate::diagnose::CAPACITY;
 use crate::diagnose::gateway_neighbor_lost::health::{Health, health};
 use crate::node::view::NodeView;
@@ -28,13 +27,6 @@ impl PodRouteMissing {
         } else if is_set_up || matches!(event.kind, Kind::LinkMoved | Kind::LinkDeleted) {
             self.never_up.remove(&link.ifindex);
         }
-    }
-
-    /// Events were lost: since an interface was set down it may have been set up, and down again by somebody else.
-    pub(super) fn doubt_downs(&mut self) {
-        self.downs.doubt();
-        let deletions = self.histories.values_mut().filter_map(|known| known.deletion_told.as_mut());
-        deletions.for_each(Down::doubt);
     }
 
     /// Whether an end is down of which another incident tells, or which is not in use yet.

@@ -15,7 +15,7 @@ pub(super) struct Index {
     by_unique: HashMap<(NsInum, u64), BTreeSet<BusyId>>,
     by_mount_id: HashMap<(NsInum, u32), BTreeSet<BusyId>>,
     paths: HashMap<BusyId, Vec<MountKey>>,
-    path_bytes: usize,
+    pub(super) path_bytes: usize,
 }
 
 impl Index {
@@ -89,14 +89,6 @@ impl Index {
         let paths = self.paths.remove(&id).unwrap_or_default();
         self.path_bytes -= paths.iter().map(|key| key.path.len()).sum::<usize>();
         paths
-    }
-
-    pub(super) fn bytes_of(&self, id: BusyId) -> usize {
-        self.paths_of(id).iter().map(|key| key.path.len()).sum()
-    }
-
-    pub(super) fn path_bytes(&self) -> usize {
-        self.path_bytes
     }
 }
 
