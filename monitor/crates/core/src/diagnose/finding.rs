@@ -87,6 +87,12 @@ pub struct Repeat {
     pub severity: Option<Severity>,
 }
 
+impl Repeat {
+    pub(super) fn new(subject: String, last: BootNs, count: Count) -> Self {
+        Self { subject, last, evidence: None, count, severity: None }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub enum Finding {
     /// Opens or updates an incident.

@@ -148,14 +148,8 @@ impl OpenIncident {
         for seq in report.evidence {
             self.add_evidence(seq);
         }
-        let repeat = Repeat {
-            subject: report.subject,
-            last: report.last,
-            evidence: None,
-            count: report.count,
-            severity: Some(report.severity),
-        };
-        notable | self.repeat(&repeat)
+        let repeat = Repeat::new(report.subject, report.last, report.count);
+        notable | self.repeat(&Repeat { severity: Some(report.severity), ..repeat })
     }
 
     /// Replaces the summary; returns whether the change is notable.

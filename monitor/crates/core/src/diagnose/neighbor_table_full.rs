@@ -149,8 +149,8 @@ impl NeighborTableFull {
                 && is_full
                 && seen.is_open(subject)
             {
-                let (subject, count) = (subject.to_owned(), Count::Total(filled.refused.max(1)));
-                findings.repeat(Repeat { subject, last: now, evidence: None, count, severity: None });
+                let count = Count::Total(filled.refused.max(1));
+                findings.repeat(Repeat::new(subject.to_owned(), now, count));
             }
         }
     }

@@ -151,9 +151,7 @@ impl PodNeighborUnreachable {
         record.looks = record.looks.saturating_add(1);
         record.absent = 0;
         if record.is_open {
-            let (last, count) = (context.now, Count::More(1));
-            let subject = subject.to_owned();
-            return findings.repeat(Repeat { subject, last, evidence: None, count, severity: None });
+            return findings.repeat(Repeat::new(subject.to_owned(), context.now, Count::More(1)));
         }
         let lasts = context.now >= record.first.saturating_add(seconds(self.thresholds.get(&AFTER)));
         if record.looks >= LOOKS && lasts {

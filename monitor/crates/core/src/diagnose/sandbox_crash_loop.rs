@@ -93,8 +93,7 @@ impl SandboxCrashLoop {
         let quiet = if known.is_open { QUIET } else { window };
         self.timers.set(&subject, context.now.saturating_add(quiet));
         if known.is_open {
-            let (last, count) = (context.now, Count::More(1));
-            return findings.repeat(Repeat { subject, last, evidence: None, count, severity: None });
+            return findings.repeat(Repeat::new(subject, context.now, Count::More(1)));
         }
         if known.made.len() < needed {
             return;

@@ -153,13 +153,8 @@ impl StaleCniDel {
         if failed && stale {
             self.open(context, id, &Reason::Failed(event.seq), findings);
         } else if known.is_open {
-            findings.repeat(Repeat {
-                subject: id.clone(),
-                last: event.at,
-                evidence: Some(event.seq),
-                count: Count::More(if failed { known.more() } else { 0 }),
-                severity: None,
-            });
+            let count = Count::More(if failed { known.more() } else { 0 });
+            findings.repeat(Repeat { evidence: Some(event.seq), ..Repeat::new(id.clone(), event.at, count) });
         } else if !failed && !stale {
             self.deletions.remove(id);
             return self.timers.cancel(id);

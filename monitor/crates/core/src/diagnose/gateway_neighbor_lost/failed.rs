@@ -34,13 +34,9 @@ impl GatewayNeighborLost {
         if let Some(fault) = self.faults.get_mut(&key) {
             if fault.phase == FaultPhase::Open {
                 let is_repeated = fault.reason == FaultReason::Failed;
-                findings.repeat(Repeat {
-                    subject: subject(&fault.owner, key),
-                    last: event.at,
-                    evidence: Some(event.seq),
-                    count: Count::More(u64::from(is_repeated)),
-                    severity: None,
-                });
+                let count = Count::More(u64::from(is_repeated));
+                let repeat = Repeat::new(subject(&fault.owner, key), event.at, count);
+                findings.repeat(Repeat { evidence: Some(event.seq), ..repeat });
                 fault.last = event.at;
             } else if fault.reason == FaultReason::Failed && fault.evidence.len() < EVIDENCE_MAX {
                 fault.last = event.at;

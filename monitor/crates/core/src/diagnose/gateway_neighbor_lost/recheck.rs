@@ -394,13 +394,7 @@ pub(super) fn live_owner(node: &NodeView<'_>, netns: NsInum) -> Option<(GatewayO
 }
 
 fn repeat_of(fault: &Fault, key: NeighborKey, severity: Option<Severity>) -> Repeat {
-    Repeat {
-        subject: subject(&fault.owner, key),
-        last: fault.last,
-        evidence: None,
-        count: Count::More(0),
-        severity,
-    }
+    Repeat { severity, ..Repeat::new(subject(&fault.owner, key), fault.last, Count::More(0)) }
 }
 
 pub(super) fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor {

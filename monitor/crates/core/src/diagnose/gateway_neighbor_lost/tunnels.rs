@@ -237,13 +237,8 @@ impl LostHops {
                 continue;
             }
             lost.phase = Phase::Open { critical_at: None };
-            findings.repeat(Repeat {
-                subject: subject(*hop),
-                last: context.now,
-                evidence: None,
-                count: Count::More(0),
-                severity: Some(Severity::Critical),
-            });
+            let repeat = Repeat::new(subject(*hop), context.now, Count::More(0));
+            findings.repeat(Repeat { severity: Some(Severity::Critical), ..repeat });
         }
     }
 
