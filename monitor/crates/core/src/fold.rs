@@ -31,7 +31,7 @@ pub(super) struct Folding {
     now: BootNs,
     accounts: BTreeMap<String, Account>,
     containers: BTreeMap<String, Account>,
-    due: Option<BootNs>,
+    pub(super) due: Option<BootNs>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -104,10 +104,6 @@ impl Folding {
         let due = account.fold(event, budget, is_shared);
         self.due = Some(self.due.map_or(due, |other| other.min(due)));
         false
-    }
-
-    pub(super) fn deadline(&self) -> Option<BootNs> {
-        self.due
     }
 
     /// What is to be told now; with `all`, what was counted so far.

@@ -277,7 +277,7 @@ impl Core {
             self.cni.deadline(),
             self.holder_scans.deadline(),
             self.engine.deadline(),
-            self.folding.deadline(),
+            self.folding.due,
         ];
         deadlines.into_iter().flatten().min()
     }

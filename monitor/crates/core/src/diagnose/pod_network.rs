@@ -9,7 +9,7 @@ use kevtmon_observation::{LinkFacts, NsInum};
 use super::gateway_neighbor_lost::health::live_target;
 use super::incidents::OpenIncident;
 use super::{BootNs, Context, SECOND, stale_cni_del};
-use crate::node::view::NodeView;
+use crate::node::view::{NodeView, is_link_local};
 
 /// All is looked at so long after a change: many come together.
 pub(super) const SETTLE: BootNs = SECOND;
@@ -77,11 +77,8 @@ pub(super) fn is_deletion_feared(context: &Context<'_>, namespace: &str, name: &
 
 /// Whether an address is that of a pod, rather than one that every network namespace has.
 pub(super) fn is_of_pod(address: IpAddr) -> bool {
-    let is_link_local = match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    !is_link_local && !address.is_loopback() && !address.is_unspecified() && !address.is_multicast()
+    let is_of_all = is_link_local(&address) || address.is_loopback();
+    !is_of_all && !address.is_unspecified() && !address.is_multicast()
 }
 
 /// Whether an interface leads out of a pod: its default routes are by it, or it has none. By others it reaches networks of

@@ -359,7 +359,7 @@ impl Diagnosis for VolumeBusy {
     }
 
     fn deadline(&self) -> Option<BootNs> {
-        self.timers.next().into_iter().chain(self.mounted.due()).min()
+        self.timers.next().into_iter().chain(self.mounted.next).min()
     }
 
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {

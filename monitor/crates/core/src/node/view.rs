@@ -346,7 +346,7 @@ impl<'a> NodeView<'a> {
     }
 }
 
-fn is_link_local(address: &IpAddr) -> bool {
+pub fn is_link_local(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local(),
         IpAddr::V6(address) => address.is_unicast_link_local(),

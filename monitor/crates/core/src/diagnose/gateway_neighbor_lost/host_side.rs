@@ -23,7 +23,7 @@ const OF_NETNS_MAX: usize = 16;
 pub(super) const ALL: u32 = 0;
 
 /// What is said where forwarding is off for all interfaces.
-const FORWARDS_NOTHING: &str = "the host forwards nothing (net.ipv4.ip_forward is 0)";
+pub(super) const FORWARDS_NOTHING: &str = "the host forwards nothing (net.ipv4.ip_forward is 0)";
 /// What is said where the host answers for others, and does not know where this one is: it answers for what it has a route to by
 /// another interface (`arp_process`, net/ipv4/arp.c). A route to the gateway alone, which is not followed, would do.
 const NO_ROUTE: &str = "the host has lost its default route, which is likely why";
@@ -132,11 +132,6 @@ impl Explanation {
         self.cause.is_none_or(|cause| {
             acts.contains(&cause.act) && (cause.netns, cause.ifindex) == (link.netns, link.ifindex)
         })
-    }
-
-    /// Whether forwarding is off for all interfaces.
-    pub(super) fn says_nothing_is_forwarded(&self) -> bool {
-        self.text.starts_with(FORWARDS_NOTHING)
     }
 }
 

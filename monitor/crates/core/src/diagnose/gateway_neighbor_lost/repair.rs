@@ -5,7 +5,7 @@ use kevtmon_observation::{BootNs, CniPod, LinkFacts, LlAddr, NeighborKey, RouteF
 use kevtmon_types::escape::name;
 
 use super::bridge_mac::outdated;
-use super::host_side::{Act, Explanation, HostFault, host_fault, place};
+use super::host_side::{Act, Explanation, FORWARDS_NOTHING, HostFault, host_fault, place};
 use super::{Fault, FaultReason, SECOND, rp_filter};
 use crate::diagnose::Context;
 use crate::diagnose::advice::{InNetns, advice, list_sandboxes, restart, set_up};
@@ -101,7 +101,7 @@ fn about_host(node: &NodeView<'_>, fault: &Fault, found: HostFault<'_>) -> Vec<A
         steps.push(of_end("proxy_arp", again));
     }
     // It answers for others only where it forwards what comes by the interface.
-    let is_told = !is_proxy_off && explanation.says_nothing_is_forwarded();
+    let is_told = !is_proxy_off && explanation.text.starts_with(FORWARDS_NOTHING);
     if is_told || node.host_sysctls.forwards_nothing() {
         let text = "have the host forward again, what comes by any interface; until then it answers for no gateway either";
         steps.push(advice(form::SET_SYSCTL, text, &["sysctl", "-w", "net/ipv4/ip_forward=1"]));

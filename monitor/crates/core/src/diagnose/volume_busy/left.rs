@@ -31,16 +31,12 @@ const UNKNOWN: &str = "no refused unmount was seen; the reason is unknown";
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Mounted {
     /// When a volume will have been mounted for too long, or is to be looked at again.
-    next: Option<BootNs>,
+    pub(super) next: Option<BootNs>,
     ended: BTreeMap<String, BootNs>,
     last_scan: u64,
 }
 
 impl Mounted {
-    pub(super) fn due(&self) -> Option<BootNs> {
-        self.next
-    }
-
     pub(super) fn is_due(&self, now: BootNs) -> bool {
         self.next.is_some_and(|next| next <= now)
     }
