@@ -382,12 +382,8 @@ impl Daemon {
 
     fn update_model_gauges(&self) {
         let gauges = self.core.gauges();
-        self.metrics.model(
-            &gauges.containers,
-            gauges.veths,
-            gauges.refused_namespaces,
-            gauges.routes_omitted,
-        );
+        self.metrics
+            .model(&gauges.containers, gauges.veths, gauges.refused_namespaces, gauges.routes_omitted);
     }
 
     /// Processes the observations made before shutdown, as far as they arrive in time.

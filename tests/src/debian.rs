@@ -22,11 +22,7 @@ esac
 
 /// What is of no use here, and half of the files.
 const LEFT_OUT: [&str; 6] = [
-    "./dev/*",
-    "./usr/share/doc/*",
-    "./usr/share/locale/*",
-    "./usr/share/man/*",
-    "./var/cache/*",
+    "./dev/*", "./usr/share/doc/*", "./usr/share/locale/*", "./usr/share/man/*", "./var/cache/*",
     "./var/lib/apt/*",
 ];
 

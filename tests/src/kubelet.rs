@@ -222,17 +222,9 @@ impl KubeletNode {
             command.arg(format!("--{flag}={value}"));
         }
         command.args([
-            "--network-plugin=cni",
-            "--cgroup-driver=cgroupfs",
-            "--fail-swap-on=false",
-            "--eviction-hard=",
-            "--enforce-node-allocatable=",
-            "--resolv-conf=",
-            "--address=127.0.0.1",
-            "--healthz-port=0",
-            "--read-only-port=0",
-            "--make-iptables-util-chains=false",
-            "--oom-score-adj=0",
+            "--network-plugin=cni", "--cgroup-driver=cgroupfs", "--fail-swap-on=false", "--eviction-hard=",
+            "--enforce-node-allocatable=", "--resolv-conf=", "--address=127.0.0.1", "--healthz-port=0",
+            "--read-only-port=0", "--make-iptables-util-chains=false", "--oom-score-adj=0",
             "--image-gc-high-threshold=100",
         ]);
         if let Some(kubeconfig) = &self.kubeconfig {

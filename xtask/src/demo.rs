@@ -193,10 +193,7 @@ fn volume_is_busy(narrator: &Narrator, daemon: &mut Daemon, fixtures: &Fixtures)
     daemon.expect(
         "mount.busy",
         &[
-            "volume cam-pv-50g of pod 5c948341",
-            "← kubelet(",
-            "glusterfs (pid ",
-            "nginx (pid ",
+            "volume cam-pv-50g of pod 5c948341", "← kubelet(", "glusterfs (pid ", "nginx (pid ",
             "…/access.log",
         ],
     )?;

@@ -20,16 +20,8 @@ pub(crate) fn ebpf() -> Result<PathBuf> {
     let mut cargo = toolchain.compiler.cargo("build");
     cargo
         .args([
-            "--profile",
-            PROFILE,
-            "--package",
-            PACKAGE,
-            "--bin",
-            PACKAGE,
-            "--features",
-            "programs",
-            "--target",
-            TARGET,
+            "--profile", PROFILE, "--package", PACKAGE, "--bin", PACKAGE, "--features", "programs",
+            "--target", TARGET,
         ])
         .arg("--target-dir")
         .arg(&build)

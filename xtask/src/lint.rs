@@ -98,13 +98,9 @@ fn formatting() -> Result<()> {
 }
 
 fn clippy() -> Result<()> {
-    workspace::check(workspace::cargo("clippy").args([
-        "--workspace",
-        "--all-targets",
-        "--",
-        "--deny",
-        "warnings",
-    ]))
+    workspace::check(
+        workspace::cargo("clippy").args(["--workspace", "--all-targets", "--", "--deny", "warnings"]),
+    )
 }
 
 /// For the host, since a clippy for the compiler of the kernel target is rarely installed; nothing is linked. The

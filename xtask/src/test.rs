@@ -233,18 +233,8 @@ fn by_module(executable: &Executable, tests: Vec<String>) -> Vec<Batch> {
 /// Modules with batches of half a minute and more: they begin first and in this order, so that at the end no one of them is waited
 /// for alone.
 const SLOW: [&str; 12] = [
-    "mount_leak",
-    "mount_identity",
-    "container_undeletable",
-    "routes_random",
-    "advice_volume",
-    "disk",
-    "orphan_container",
-    "runtimes",
-    "file_server_lost",
-    "cri",
-    "daemon_set",
-    "orphan_veth",
+    "mount_leak", "mount_identity", "container_undeletable", "routes_random", "advice_volume", "disk",
+    "orphan_container", "runtimes", "file_server_lost", "cri", "daemon_set", "orphan_veth",
 ];
 
 /// The tests on a node with a kubelet. Where it cannot be built, that is an error if they are `required`.

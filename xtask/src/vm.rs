@@ -111,24 +111,14 @@ const GATE: [Test; 3] = [
     (
         "neighbor",
         &[
-            "names_the_process",
-            "one_breath",
-            "flush",
-            "replaced_entry",
-            "namespace_that_ends",
-            "host_end",
-            "ipv6",
-            "learned_entries",
+            "names_the_process", "one_breath", "flush", "replaced_entry", "namespace_that_ends", "host_end",
+            "ipv6", "learned_entries",
         ],
     ),
     (
         "mount",
         &[
-            "refused_unmount",
-            "goes_at_last",
-            "is_detached",
-            "root_directory",
-            "succeeds_at_once",
+            "refused_unmount", "goes_at_last", "is_detached", "root_directory", "succeeds_at_once",
             "which_mount_a_user",
         ],
     ),

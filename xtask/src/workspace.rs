@@ -71,16 +71,8 @@ fn describes_this_package(name: &str) -> bool {
 fn belongs_to_outer_toolchain(name: &str) -> bool {
     /// How to reach registries and toolchains, and how many jobs to run: the user's, whatever the compiler.
     const KEPT: [&str; 11] = [
-        "CARGO_HOME",
-        "CARGO_BUILD_JOBS",
-        "CARGO_HTTP_",
-        "CARGO_NET_",
-        "CARGO_REGISTRIES_",
-        "CARGO_REGISTRY_",
-        "CARGO_SOURCE_",
-        "CARGO_TERM_",
-        "RUSTUP_DIST_",
-        "RUSTUP_HOME",
+        "CARGO_HOME", "CARGO_BUILD_JOBS", "CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTRIES_",
+        "CARGO_REGISTRY_", "CARGO_SOURCE_", "CARGO_TERM_", "RUSTUP_DIST_", "RUSTUP_HOME",
         "RUSTUP_UPDATE_ROOT",
     ];
     let of_a_toolchain = name.starts_with("CARGO") || name.starts_with("RUST") || name == "LD_LIBRARY_PATH";
@@ -94,15 +86,8 @@ mod tests {
     #[test]
     fn another_compiler_sees_nothing_of_the_outer_toolchain() {
         for name in [
-            "CARGO",
-            "CARGO_TARGET_DIR",
-            "CARGO_ENCODED_RUSTFLAGS",
-            "CARGO_MANIFEST_DIR",
-            "CARGO_BUILD_TARGET",
-            "RUSTC",
-            "RUSTFLAGS",
-            "RUSTC_WRAPPER",
-            "RUSTUP_TOOLCHAIN",
+            "CARGO", "CARGO_TARGET_DIR", "CARGO_ENCODED_RUSTFLAGS", "CARGO_MANIFEST_DIR",
+            "CARGO_BUILD_TARGET", "RUSTC", "RUSTFLAGS", "RUSTC_WRAPPER", "RUSTUP_TOOLCHAIN",
             "LD_LIBRARY_PATH",
         ] {
             assert!(belongs_to_outer_toolchain(name), "{name} must go");

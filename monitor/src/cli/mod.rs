@@ -185,28 +185,9 @@ mod tests {
     #[test]
     fn every_flag_of_run_is_understood() {
         let args = run(&[
-            "--config=/c.toml",
-            "--output",
-            "json",
-            "--listen",
-            "127.0.0.1:1",
-            "--listen",
-            "[::1]:2",
-            "--socket",
-            "/s",
-            "--state-dir",
-            "/d",
-            "--node-name",
-            "n",
-            "--runtime",
-            "docker=/a",
-            "--runtime",
-            "docker=/b",
-            "--log-format",
-            "json",
-            "--log-bpf",
-            "--record=/r",
-            "--record-max-mib=1",
+            "--config=/c.toml", "--output", "json", "--listen", "127.0.0.1:1", "--listen", "[::1]:2",
+            "--socket", "/s", "--state-dir", "/d", "--node-name", "n", "--runtime", "docker=/a", "--runtime",
+            "docker=/b", "--log-format", "json", "--log-bpf", "--record=/r", "--record-max-mib=1",
         ])
         .unwrap();
         assert_eq!(args.record(), Some(Record { path: "/r".into(), max_bytes: 1 << 20 }));

@@ -61,10 +61,7 @@ fn what_is_left_out_of_a_sentence_is_marked() {
         assert!(shortens(text, sentence), "{text}");
     }
     for text in [
-        "umount refused",
-        "held by nginx …",
-        "umount … pid 8 …",
-        "umount … nginx",
+        "umount refused", "held by nginx …", "umount … pid 8 …", "umount … nginx",
         "umount … held … refused …",
     ] {
         assert!(!shortens(text, sentence), "{text}");

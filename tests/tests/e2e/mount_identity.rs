@@ -330,13 +330,7 @@ fn an_incomplete_list_of_holders_says_why_and_what_cannot_matter_spoils_no_list(
     let zombie = Running::spawn(zombie);
     let mut elsewhere = Command::new("unshare");
     elsewhere.args([
-        "--mount",
-        "--propagation",
-        "private",
-        "sh",
-        "-c",
-        "umount -l \"$1\"; exec sleep 1000000",
-        "sh",
+        "--mount", "--propagation", "private", "sh", "-c", "umount -l \"$1\"; exec sleep 1000000", "sh",
     ]);
     let elsewhere = Running::spawn(elsewhere.arg(mount.point()).stdin(Stdio::null()));
     let name = |pid| kevtmon_tests::process::comm(pid);

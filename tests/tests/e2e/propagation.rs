@@ -247,17 +247,8 @@ fn what_a_user_has_mounted_in_the_place_of_his_copy_refuses_an_unmount_only_in_u
         let wait = "until grep -q \" $1 \" /proc/self/mountinfo; do sleep 0.01; done";
         let act = format!("{wait}; {script}; echo ready; exec sleep 1000000");
         let mut command = Command::new("unshare");
-        command.args([
-            "--user",
-            "--map-root-user",
-            "--mount",
-            "--propagation",
-            "slave",
-            "sh",
-            "-c",
-            &act,
-            "sh",
-        ]);
+        command
+            .args(["--user", "--map-root-user", "--mount", "--propagation", "slave", "sh", "-c", &act, "sh"]);
         let mut user = Running::spawn(command.arg(&point).stdin(Stdio::null()).stdout(Stdio::piped()));
         let namespace = |pid: &str| std::fs::metadata(format!("/proc/{pid}/ns/mnt")).map(|ns| ns.ino()).ok();
         let pid = user.pid();

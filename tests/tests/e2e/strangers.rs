@@ -31,13 +31,7 @@ const KINDS: [(&[&str], u64); 4] = [
     // One within another.
     (
         &[
-            "setpriv",
-            "--reuid=65534",
-            "--regid=65534",
-            "--clear-groups",
-            "unshare",
-            "-Urm",
-            "unshare",
+            "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-Urm", "unshare",
             "-Urm",
         ],
         65_534,

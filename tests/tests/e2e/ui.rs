@@ -104,11 +104,7 @@ fn in_a_browser_the_deleted_gateway_is_drawn_with_its_culprit() {
     let profile = format!("--user-data-dir={}", scratch.path().display());
     let browser = ["timeout", &limit, "chromium", "--headless", "--no-sandbox", "--disable-gpu"];
     let options = [
-        "--disable-dev-shm-usage",
-        &profile,
-        "--lang=en",
-        "--virtual-time-budget=10000",
-        "--dump-dom",
+        "--disable-dev-shm-usage", &profile, "--lang=en", "--virtual-time-budget=10000", "--dump-dom",
         &address,
     ];
     let wanted = ["class=\"box broken\"", "its static neighbor entry is gone", "class=\"dot incident "];

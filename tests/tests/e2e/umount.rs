@@ -191,15 +191,8 @@ fn volume_with_copy(propagation: &str) -> (Mount, Running, Mount, Scratch) {
     let below = format!("pods/{}/volumes/kubernetes.io~rbd/data", uuid());
     let volume = Mount::at(&base.point().join(below));
     let mut command = Command::new("unshare");
-    command.args([
-        "--mount",
-        "--propagation",
-        propagation,
-        "sh",
-        "-c",
-        "cd \"$1\" && exec sleep 1000000",
-        "sh",
-    ]);
+    command
+        .args(["--mount", "--propagation", propagation, "sh", "-c", "cd \"$1\" && exec sleep 1000000", "sh"]);
     let user = Running::spawn(command.arg(volume.point()).stdin(Stdio::null()));
     let link = format!("/proc/{}/cwd", user.pid());
     let is_there = || std::fs::read_link(&link).is_ok_and(|at| at == volume.point());

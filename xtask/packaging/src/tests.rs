@@ -56,19 +56,9 @@ fn the_tarball_has_one_directory_with_all_that_is_installed_by_hand() {
     let root = directory.path().join("unpacked");
     let files = unpacked(&archive, &root);
     for expected in [
-        "kevtmon",
-        "kevtmon.service",
-        "kevtmon.catalog",
-        "kevtmon.toml",
-        "man/kevtmon.1",
-        "completions/kevtmon.bash",
-        "completions/_kevtmon",
-        "completions/kevtmon.fish",
-        "README.md",
-        "LICENSE-MIT",
-        "LICENSE-APACHE",
-        "docs/bare-metal.md",
-        "docs/attribution.md",
+        "kevtmon", "kevtmon.service", "kevtmon.catalog", "kevtmon.toml", "man/kevtmon.1",
+        "completions/kevtmon.bash", "completions/_kevtmon", "completions/kevtmon.fish", "README.md",
+        "LICENSE-MIT", "LICENSE-APACHE", "docs/bare-metal.md", "docs/attribution.md",
     ] {
         assert!(files.contains(&format!("kevtmon-1.2.3-x86_64-linux/{expected}")), "{expected} in {files:?}");
     }

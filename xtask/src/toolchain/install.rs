@@ -108,14 +108,7 @@ impl Machine {
         let mut steps = Vec::new();
         if missing.compiler {
             steps.push(Step::user(&[
-                "rustup",
-                "toolchain",
-                "install",
-                NIGHTLY,
-                "--profile",
-                "minimal",
-                "--component",
-                "rust-src",
+                "rustup", "toolchain", "install", NIGHTLY, "--profile", "minimal", "--component", "rust-src",
             ]));
         }
         if missing.linker {
@@ -139,15 +132,8 @@ fn by_apt(missing: Missing, absent: &[&str]) -> Vec<Step> {
     if missing.linker {
         steps.push(
             Step::user(&[
-                "/usr/bin/cargo",
-                "install",
-                "bpf-linker",
-                "--version",
-                LINKER_VERSION,
-                "--locked",
-                "--no-default-features",
-                "--features",
-                "llvm-22",
+                "/usr/bin/cargo", "install", "bpf-linker", "--version", LINKER_VERSION, "--locked",
+                "--no-default-features", "--features", "llvm-22",
             ])
             .with("RUSTC", "/usr/bin/rustc")
             .with("LLVM_SYS_221_PREFIX", LLVM)

@@ -17,18 +17,8 @@ const SERIES: [&str; 2] = ["linux-image-amd64", "linux-image-6.12-amd64"];
 /// What the tests need and not every kernel of Debian has built in, each after those that it depends on. The client of NFS needs
 /// all from `sunrpc.ko` on; kernels have a part of it as one module or as several.
 const MODULES: [&str; 12] = [
-    "fuse.ko",
-    "unix_diag.ko",
-    "veth.ko",
-    "vrf.ko",
-    "sunrpc.ko",
-    "grace.ko",
-    "lockd.ko",
-    "netfs.ko",
-    "fscache.ko",
-    "nfs.ko",
-    "nfs_acl.ko",
-    "nfsv3.ko",
+    "fuse.ko", "unix_diag.ko", "veth.ko", "vrf.ko", "sunrpc.ko", "grace.ko", "lockd.ko", "netfs.ko",
+    "fscache.ko", "nfs.ko", "nfs_acl.ko", "nfsv3.ko",
 ];
 
 /// A kernel that can be started.

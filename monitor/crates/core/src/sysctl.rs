@@ -12,19 +12,8 @@ use super::route::by;
 const ALL: &str = "all";
 /// Sysctls that decide whether a pod reaches anything, by the end of their names.
 const REPORTED: [&str; 14] = [
-    "ip_forward",
-    "forwarding",
-    "proxy_arp",
-    "proxy_ndp",
-    "rp_filter",
-    "arp_ignore",
-    "arp_announce",
-    "disable_ipv6",
-    "accept_ra",
-    "gc_thresh1",
-    "gc_thresh2",
-    "gc_thresh3",
-    "base_reachable_time",
+    "ip_forward", "forwarding", "proxy_arp", "proxy_ndp", "rp_filter", "arp_ignore", "arp_announce",
+    "disable_ipv6", "accept_ra", "gc_thresh1", "gc_thresh2", "gc_thresh3", "base_reachable_time",
     "base_reachable_time_ms",
 ];
 

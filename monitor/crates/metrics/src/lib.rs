@@ -128,15 +128,8 @@ impl Metrics {
 
     fn families(&self) -> [&dyn FamilyMetrics; 9] {
         [
-            &self.events,
-            &self.neighbor,
-            &self.link,
-            &self.mount,
-            &self.cni,
-            &self.incidents,
-            &self.sources,
-            &self.containers,
-            &self.rbd,
+            &self.events, &self.neighbor, &self.link, &self.mount, &self.cni, &self.incidents, &self.sources,
+            &self.containers, &self.rbd,
         ]
     }
 

@@ -351,11 +351,8 @@ fn times_are_told_on_the_wall_clock() {
 fn this_process_is_measured_at_every_scrape() {
     let metrics = metrics();
     for series in [
-        "process_resident_memory_bytes",
-        "process_virtual_memory_bytes",
-        "process_open_fds",
-        "process_max_fds",
-        "process_cpu_seconds_total",
+        "process_resident_memory_bytes", "process_virtual_memory_bytes", "process_open_fds",
+        "process_max_fds", "process_cpu_seconds_total",
     ] {
         assert!(value(&metrics, series).unwrap() > 0.0, "{series}");
     }

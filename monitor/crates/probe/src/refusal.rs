@@ -14,17 +14,8 @@ use nix::errno::Errno;
 const COMPLAINT: usize = 160;
 /// Beginnings of lines that are no complaint: sums, and what the verifier knows at an instruction.
 const NO_COMPLAINT: [&str; 11] = [
-    ";",
-    "processed ",
-    "verification time",
-    "stack depth",
-    "from ",
-    "last_idx",
-    "regs=",
-    "parent ",
-    "func#",
-    "arg#",
-    "Validating ",
+    ";", "processed ", "verification time", "stack depth", "from ", "last_idx", "regs=", "parent ", "func#",
+    "arg#", "Validating ",
 ];
 
 /// The error with its causes; of a program that was refused, without the log, and with the mode of lockdown if it is one in

@@ -99,19 +99,8 @@ mod tests {
         assert_eq!(names(1 << 39 | 1 << 7 | 1 << 63), ["CAP_SETUID", "CAP_BPF", "capability 63"]);
         assert!(names(0).is_empty());
         let all = [
-            CHOWN,
-            DAC_OVERRIDE,
-            DAC_READ_SEARCH,
-            SETPCAP,
-            NET_BIND_SERVICE,
-            NET_BROADCAST,
-            NET_ADMIN,
-            SYS_PTRACE,
-            SYS_ADMIN,
-            SYS_RESOURCE,
-            SYSLOG,
-            PERFMON,
-            BPF,
+            CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, SETPCAP, NET_BIND_SERVICE, NET_BROADCAST, NET_ADMIN,
+            SYS_PTRACE, SYS_ADMIN, SYS_RESOURCE, SYSLOG, PERFMON, BPF,
         ];
         for capability in all {
             assert_eq!(names(mask(&[capability])), [capability.name]);

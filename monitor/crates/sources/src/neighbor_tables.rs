@@ -97,10 +97,7 @@ entries  allocs   destroys hash_grows lookups  hits     res_failed rcv_probes_mc
     fn what_processors_count_is_summed_up_and_entries_are_not() {
         assert_eq!(parse(STAT), Some((0x402, 0x11)));
         for text in [
-            "",
-            "entries\n",
-            "entries table_fulls\n",
-            "entries table_fulls\nx 1\n",
+            "", "entries\n", "entries table_fulls\n", "entries table_fulls\nx 1\n",
             "entries table_fulls\n1\n",
         ] {
             assert_eq!(parse(text), None, "{text:?}");

@@ -84,25 +84,11 @@ pub fn named(exe: &str, names: &[&'static str]) -> Option<&'static str> {
 
 /// Programs that mount for containers, or watch them: what is mounted in their namespaces is in use as what the host has is.
 const OF_RUNTIMES: [&str; 13] = [
-    "kubelet",
-    "hyperkube",
-    "dockerd",
-    "containerd",
-    "docker-containerd",
-    "k3s",
-    "crio",
-    "containerd-shim",
-    "containerd-shim-runc-v1",
-    "containerd-shim-runc-v2",
-    "docker-containerd-shim",
-    "conmon",
-    "podman",
+    "kubelet", "hyperkube", "dockerd", "containerd", "docker-containerd", "k3s", "crio", "containerd-shim",
+    "containerd-shim-runc-v1", "containerd-shim-runc-v2", "docker-containerd-shim", "conmon", "podman",
 ];
 const WATCHERS: [&str; 5] = [
-    "containerd-shim",
-    "containerd-shim-runc-v1",
-    "containerd-shim-runc-v2",
-    "docker-containerd-shim",
+    "containerd-shim", "containerd-shim-runc-v1", "containerd-shim-runc-v2", "docker-containerd-shim",
     "conmon",
 ];
 

@@ -28,11 +28,8 @@ pub(super) fn daemon(report: &DaemonReport) -> Part {
     let found = format!("pid {}, version {} ({})", report.pid, report.version, report.revision);
     match report.ready {
         true => Part::ok(super::DAEMON, found),
-        false => Part { found: Some(found), ..Part::new(super::DAEMON, Condition::Degraded) }.because(
-            "it is not ready yet",
-            "not every source has been tried",
-            "ask again in a few seconds",
-        ),
+        false => Part { found: Some(found), ..Part::new(super::DAEMON, Condition::Degraded) }
+            .because("it is not ready yet", "not every source has been tried", "ask again in a few seconds"),
     }
 }
 
@@ -146,11 +143,9 @@ fn capabilities(node: &Node) -> Part {
     if !lacks.required.is_empty() {
         let all: Vec<_> = lacks.required.into_iter().chain(lacks.optional).collect();
         let reason = format!("missing: {}", Lacks::listed(&all));
-        return Part::new(NAME, Condition::Failed).required().because(
-            reason,
-            "kevtmon does not start",
-            grant,
-        );
+        return Part::new(NAME, Condition::Failed)
+            .required()
+            .because(reason, "kevtmon does not start", grant);
     }
     if !lacks.optional.is_empty() {
         let reason = format!("missing: {}", Lacks::listed(&lacks.optional));

@@ -202,14 +202,8 @@ impl World {
     /// The routes of the kernel, and the model of the daemon.
     pub(crate) fn shown(&self, daemon: &Daemon) -> String {
         let routes = [
-            "link",
-            "address",
-            "rule",
-            "-6 rule",
-            "route show table all",
-            "-6 route show table all",
-            "nexthop",
-            "neigh",
+            "link", "address", "rule", "-6 rule", "route show table all", "-6 route show table all",
+            "nexthop", "neigh",
         ]
         .map(|what| self.netns.path().attempt(&format!("ip {what}")).stdout);
         format!("{}\n{}", routes.join("\n"), self.model(daemon)["gateways"])

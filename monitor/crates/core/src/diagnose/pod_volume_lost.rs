@@ -86,9 +86,7 @@ impl PodVolumeLost {
 
 /// What a kubelet mounts again by itself while the pod runs (`RequiresRemount` of pkg/volume).
 const MOUNTED_AGAIN: [&str; 4] = [
-    "kubernetes.io/secret",
-    "kubernetes.io/configmap",
-    "kubernetes.io/projected",
+    "kubernetes.io/secret", "kubernetes.io/configmap", "kubernetes.io/projected",
     "kubernetes.io/downward-api",
 ];
 

@@ -70,18 +70,8 @@ impl<'a> From<&'a Tasks> for SavedTasks<'a> {
             let cmdline = cmdline.as_deref().map(Cow::from);
             let line = line.iter().map(|ancestor| ancestors.index(ancestor)).collect();
             SavedTask(
-                key.tgid,
-                key.start_ns,
-                key.exec_id,
-                *uid,
-                exe,
-                cmdline,
-                *netns,
-                *mntns,
-                cgroup,
-                line,
-                groups,
-                place.root,
+                key.tgid, key.start_ns, key.exec_id, *uid, exe, cmdline, *netns, *mntns, cgroup, line,
+                groups, place.root,
             )
         };
         let tasks = known.into_iter().map(row).collect();

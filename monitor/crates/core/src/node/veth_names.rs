@@ -66,22 +66,9 @@ mod tests {
             assert!(is_of_pod(name), "{name}");
         }
         for name in [
-            "vxlan.calico",
-            "wireguard.cali",
-            "bpfin.cali",
-            "bpfout.cali",
-            "tunl0",
-            "lxc_health",
-            "cilium_host",
-            "cali123",
-            "cali0123456789abc",
-            "caliABCDEF01234",
-            "eni0",
-            "veth1a2b3c4",
-            "veth1a2b3c4d",
-            "lxcbr0",
-            "docker0",
-            "",
+            "vxlan.calico", "wireguard.cali", "bpfin.cali", "bpfout.cali", "tunl0", "lxc_health",
+            "cilium_host", "cali123", "cali0123456789abc", "caliABCDEF01234", "eni0", "veth1a2b3c4",
+            "veth1a2b3c4d", "lxcbr0", "docker0", "",
         ] {
             assert!(!is_of_pod(name), "{name}");
         }

@@ -362,11 +362,7 @@ mod tests {
     fn a_container_is_found_by_its_first_digits() {
         let filter = EventFilter { container: container("593d8a89ee37").ok(), ..EventFilter::default() };
         let all = [
-            "neighbor.deleted",
-            "mount.busy",
-            "events.throttled",
-            "container.exited",
-            "container.recreated",
+            "neighbor.deleted", "mount.busy", "events.throttled", "container.exited", "container.recreated",
             "cni.finished",
         ];
         assert_eq!(passing(&filter), all);

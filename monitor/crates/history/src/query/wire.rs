@@ -37,21 +37,8 @@ pub struct EventsRequest {
 }
 
 const EVENTS: &[&str] = &[
-    "kind",
-    "severity",
-    "since",
-    "until",
-    "pod",
-    "container",
-    "about",
-    "about_prefix",
-    "seq",
-    "after",
-    "boot",
-    "order",
-    "limit",
-    "cursor",
-    "follow",
+    "kind", "severity", "since", "until", "pod", "container", "about", "about_prefix", "seq", "after",
+    "boot", "order", "limit", "cursor", "follow",
 ];
 const WHY: &[&str] = &["subject"];
 /// Longest subject, in bytes: the longest path (`PATH_MAX`).

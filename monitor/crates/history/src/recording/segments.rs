@@ -205,10 +205,7 @@ mod tests {
             assert!(recording::is_own(name), "{}", name.display());
         }
         for other in [
-            "notes",
-            "recorder/notes",
-            "incidents/a1/notes",
-            "incidents/a b/incident.json",
+            "notes", "recorder/notes", "incidents/a1/notes", "incidents/a b/incident.json",
             "recorder/1.ndjson",
         ] {
             assert!(!recording::is_own(Path::new(other)), "{other}");

@@ -7,17 +7,8 @@
 const FLAGS: &str = "cdfilnqruvz";
 const VALUED: &str = "oOt";
 const LONG_FLAGS: [&str; 11] = [
-    "detach-loop",
-    "fake",
-    "force",
-    "internal-only",
-    "lazy",
-    "no-canonicalize",
-    "no-mtab",
-    "quiet",
-    "read-only",
-    "unmount",
-    "verbose",
+    "detach-loop", "fake", "force", "internal-only", "lazy", "no-canonicalize", "no-mtab", "quiet",
+    "read-only", "unmount", "verbose",
 ];
 const LONG_VALUED: [&str; 2] = ["test-opts", "types"];
 

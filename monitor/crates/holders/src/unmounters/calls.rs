@@ -19,21 +19,8 @@ const THREADS_MAX: usize = 512;
 const PATH_MAX: usize = 4096;
 /// Functions in which threads wait that have nothing to do, and none that unmounts.
 const IDLE: [&str; 16] = [
-    "0",
-    "futex_",
-    "do_futex",
-    "ep_poll",
-    "do_epoll",
-    "poll_schedule",
-    "do_poll",
-    "do_sys_poll",
-    "do_select",
-    "hrtimer_nanosleep",
-    "do_nanosleep",
-    "common_nsleep",
-    "do_wait",
-    "do_sigtimedwait",
-    "anon_pipe_read",
+    "0", "futex_", "do_futex", "ep_poll", "do_epoll", "poll_schedule", "do_poll", "do_sys_poll", "do_select",
+    "hrtimer_nanosleep", "do_nanosleep", "common_nsleep", "do_wait", "do_sigtimedwait", "anon_pipe_read",
     "pipe_read",
 ];
 

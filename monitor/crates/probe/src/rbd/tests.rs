@@ -219,17 +219,7 @@ fn what_was_cut_or_could_not_be_read_is_no_call() {
 #[test]
 fn any_bytes_are_read_without_harm() {
     let words: [&[u8]; 12] = [
-        b"rbd",
-        b"map",
-        b"lock",
-        b"add",
-        b"-",
-        b"--",
-        b"-p",
-        b"--pool=",
-        b"a/b@c",
-        b"\xff\xfe",
-        b"",
+        b"rbd", b"map", b"lock", b"add", b"-", b"--", b"-p", b"--pool=", b"a/b@c", b"\xff\xfe", b"",
         b"-\xc3\xa9x",
     ];
     let mut number = 1_u64;

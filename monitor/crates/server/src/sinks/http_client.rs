@@ -295,14 +295,8 @@ mod tests {
             endpoint.name().unwrap();
         }
         for url in [
-            "10.96.0.1:6443",
-            "https://",
-            "https://a b",
-            "unix:///run/a.sock",
-            "https://user:secret@a",
-            "https://a/?token=secret",
-            "https://a:70000",
-            "https://a:",
+            "10.96.0.1:6443", "https://", "https://a b", "unix:///run/a.sock", "https://user:secret@a",
+            "https://a/?token=secret", "https://a:70000", "https://a:",
         ] {
             assert_eq!(Endpoint::of_url(url), None, "{url}");
         }

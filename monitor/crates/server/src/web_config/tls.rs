@@ -15,12 +15,7 @@ use super::{Files, WebConfigError};
 
 const KEYS: Keys = Keys {
     valid: &[
-        "cert_file",
-        "key_file",
-        "client_auth_type",
-        "client_ca_file",
-        "min_version",
-        "max_version",
+        "cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version", "max_version",
         "prefer_server_cipher_suites",
     ],
     unsupported: &[

@@ -8,20 +8,8 @@ use super::NAMES;
 
 /// Subcommands of containerd and CRI-O, which may come behind flags.
 const COMMANDS: [&str; 14] = [
-    "check",
-    "complete",
-    "completion",
-    "config",
-    "h",
-    "help",
-    "man",
-    "markdown",
-    "md",
-    "oci-hook",
-    "publish",
-    "status",
-    "version",
-    "wipe",
+    "check", "complete", "completion", "config", "h", "help", "man", "markdown", "md", "oci-hook", "publish",
+    "status", "version", "wipe",
 ];
 
 /// `name`: of its file; `arguments`: with its own name first.

@@ -226,11 +226,7 @@ fn a_unit_has_its_full_name_and_the_program_its_path() {
     assert_eq!(read("[\"kubelet.service\",\"a\\\\x2db@1:c_.scope\"]").unwrap(), 2);
     let long = format!("[\"{}.service\"]", "a".repeat(250));
     for text in [
-        "[\"kubelet\"]",
-        "[\".service\"]",
-        "[\"a b.service\"]",
-        "[\"a\\nb.service\"]",
-        "[\"*.service\"]",
+        "[\"kubelet\"]", "[\".service\"]", "[\"a b.service\"]", "[\"a\\nb.service\"]", "[\"*.service\"]",
         &long,
     ] {
         assert!(read(text).unwrap_err().to_string().contains("expected the full name of a unit"), "{text}");

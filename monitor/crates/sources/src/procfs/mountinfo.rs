@@ -256,26 +256,9 @@ pub fn is_fuse(fstype: &str) -> bool {
 
 /// File systems that the kernel has of its own, or makes for each namespace: they keep nothing.
 const OF_THE_KERNEL: [&str; 20] = [
-    "autofs",
-    "binfmt_misc",
-    "bpf",
-    "cgroup",
-    "cgroup2",
-    "configfs",
-    "debugfs",
-    "devpts",
-    "devtmpfs",
-    "efivarfs",
-    "fusectl",
-    "hugetlbfs",
-    "mqueue",
-    "nsfs",
-    "proc",
-    "pstore",
-    "rpc_pipefs",
-    "securityfs",
-    "sysfs",
-    "tracefs",
+    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs",
+    "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs",
+    "sysfs", "tracefs",
 ];
 
 /// Whether file systems of this type keep nothing that somebody may want to be rid of.

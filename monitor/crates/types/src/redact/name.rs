@@ -2,27 +2,9 @@
 
 /// Secret wherever a name ends in it, even without a separator (`PGPASSWORD`, `authtoken`).
 const ENDINGS: &[&str] = &[
-    "password",
-    "passwd",
-    "passphrase",
-    "passcode",
-    "secret",
-    "token",
-    "credential",
-    "accesskey",
-    "accountkey",
-    "apikey",
-    "authkey",
-    "encryptionkey",
-    "masterkey",
-    "privatekey",
-    "secretkey",
-    "sessionkey",
-    "sharedkey",
-    "signingkey",
-    "storagekey",
-    "requirepass",
-    "masterauth",
+    "password", "passwd", "passphrase", "passcode", "secret", "token", "credential", "accesskey",
+    "accountkey", "apikey", "authkey", "encryptionkey", "masterkey", "privatekey", "secretkey", "sessionkey",
+    "sharedkey", "signingkey", "storagekey", "requirepass", "masterauth",
 ];
 
 /// Secret as the last word of a name only: `key` is, `monkey` is not.

@@ -13,14 +13,8 @@ use crate::node::view::NodeView;
 const EVIDENCE_MAX: usize = 8;
 /// What runtimes execute to remove what is of a container. They themselves are known as processes.
 const TOOLS: [&str; 8] = [
-    "dockerd",
-    "containerd",
-    "containerd-shim",
-    "containerd-shim-runc-v1",
-    "containerd-shim-runc-v2",
-    "crio",
-    "podman",
-    "conmon",
+    "dockerd", "containerd", "containerd-shim", "containerd-shim-runc-v1", "containerd-shim-runc-v2", "crio",
+    "podman", "conmon",
 ];
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -25,18 +25,8 @@ const AUTHORITIES: [&str; 3] =
 const HEADERS: usize = 64;
 /// What the request itself says.
 const OWN_HEADERS: [HeaderName; 12] = [
-    ACCEPT_ENCODING,
-    CONNECTION,
-    CONTENT_ENCODING,
-    CONTENT_LENGTH,
-    CONTENT_TYPE,
-    EXPECT,
-    HOST,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-    USER_AGENT,
+    ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE, USER_AGENT,
 ];
 
 /// Why no record was taken.

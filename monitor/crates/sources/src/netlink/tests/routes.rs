@@ -79,10 +79,8 @@ fn the_gateways_in_use_are_those_that_the_kernel_takes() {
         &["append default via 10.9.1.2", "append default nexthop via 10.9.1.3 nexthop via 10.9.2.3"],
         &["append default nexthop via 10.9.1.3 nexthop via 10.9.2.3", "append default via 10.9.1.2"],
         &[
-            "nexthop: add id 5 via 10.9.1.2 dev va",
-            "nexthop: add id 6 via 10.9.2.2 dev vb",
-            "nexthop: add id 7 group 5/6",
-            "add default nhid 7",
+            "nexthop: add id 5 via 10.9.1.2 dev va", "nexthop: add id 6 via 10.9.2.2 dev vb",
+            "nexthop: add id 7 group 5/6", "add default nhid 7",
         ],
         &["add default via 10.9.1.2", "add default tos 0x10 via 10.9.2.2 metric 50"],
         &["add throw default metric 1", "add default via 10.9.1.2 metric 2"],
@@ -91,8 +89,7 @@ fn the_gateways_in_use_are_those_that_the_kernel_takes() {
         &["add default via 10.9.1.2", "rule: add pref 9 unreachable"],
         &["add default via 10.9.1.2", "rule: add pref 9 goto 32767"],
         &[
-            "add default via 10.9.1.2",
-            "rule: add pref 9 iif none lookup 5",
+            "add default via 10.9.1.2", "rule: add pref 9 iif none lookup 5",
             "add default via 10.9.2.2 table 5",
         ],
         &[
@@ -102,8 +99,7 @@ fn the_gateways_in_use_are_those_that_the_kernel_takes() {
             "rule: add pref 8 lookup main suppress_prefixlength 0",
         ],
         &[
-            "append default via fd00:1::2",
-            "append default via fd00:2::2",
+            "append default via fd00:1::2", "append default via fd00:2::2",
             "append default dev vb metric 1024",
         ],
         &["append default dev vb metric 1024", "append default via fd00:1::2"],

@@ -164,11 +164,7 @@ mod tests {
     #[test]
     fn what_any_file_system_waits_in_names_none() {
         for waits in [
-            "folio_wait_bit_common",
-            "0",
-            "rwsem_down_read_slowpath",
-            "rpcauth",
-            "do_exit",
+            "folio_wait_bit_common", "0", "rwsem_down_read_slowpath", "rpcauth", "do_exit",
             "fuse_dev_do_read",
         ] {
             assert_eq!(phrase(MOUNTS, &[waits], false), "process 7 (tail), reason unknown");

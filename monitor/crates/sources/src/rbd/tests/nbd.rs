@@ -186,12 +186,8 @@ fn where_processes_cannot_be_looked_at_nothing_is_known_of_what_is_connected() {
     add(connected, &[], |_| false, &mut found);
     assert_eq!(found.images.unread, [RbdNumber::Nbd(0)]);
     // In another process namespace the number is another process's.
-    let processes = Processes::in_namespace("pid:[4026532999]").with(
-        70,
-        "/usr/bin/rbd-nbd",
-        STATUS,
-        "rbd-nbd map kube/index",
-    );
+    let processes = Processes::in_namespace("pid:[4026532999]")
+        .with(70, "/usr/bin/rbd-nbd", STATUS, "rbd-nbd map kube/index");
     let found = self::found(&tree, &processes, false);
     assert_eq!((found.images.images, found.images.unread), (vec![], vec![RbdNumber::Nbd(0)]));
 }

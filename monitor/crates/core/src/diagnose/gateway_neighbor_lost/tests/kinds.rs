@@ -9,10 +9,7 @@ const END: &str = "cali9118ebbb10b";
 const BELOW: u32 = 3;
 const KINDS: [Option<&str>; 5] = [Some("netkit"), Some("ipvlan"), Some("macvlan"), Some("vlan"), None];
 const OTHERS: [&str; 5] = [
-    "orphan-veth",
-    "pod-route-missing",
-    "pod-neighbor-unreachable",
-    "duplicate-pod-ip",
+    "orphan-veth", "pod-route-missing", "pod-neighbor-unreachable", "duplicate-pod-ip",
     "multi-pod-disruption",
 ];
 
