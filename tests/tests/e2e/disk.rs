@@ -239,7 +239,7 @@ fn a_full_disk_costs_the_store_until_it_has_room() {
 fn a_disk_that_is_read_only_costs_the_store_until_it_is_not() {
     let read_only = ["mount --bind DIR DIR", "mount -o remount,bind,ro DIR"];
     let (mut daemon, state) = on_state_directory(&read_only);
-    expect_store_down(&mut daemon, "Read-only file system", "mount -o remount,rw");
+    expect_store_down(&mut daemon, "Read-only file system", "dmesg shows");
     expect_service(&mut daemon);
     run(&format!("mount -o remount,bind,rw {}", state.display()));
     expect_store_back(&mut daemon);

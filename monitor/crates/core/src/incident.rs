@@ -41,6 +41,7 @@ impl Core {
         self.resume_incidents();
         if is_set {
             self.engine.clock_set(by_ms);
+            self.emit_incidents();
             self.clock_set(at, by_ms);
         }
     }

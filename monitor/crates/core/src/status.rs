@@ -64,11 +64,15 @@ impl Core {
 
     /// Tells that the wall clock was set, for as long as the times of now and those from before overlap or have a gap of that.
     pub(super) fn clock_set(&mut self, at: BootNs, by_ms: i64) {
+        let until = at.saturating_add(by_ms.unsigned_abs().saturating_mul(MS).min(CLOCK_TOLD_NS));
+        // A larger step is still told.
+        if self.clock_set_until.is_some_and(|told| told > until) {
+            return;
+        }
+        self.clock_set_until = Some(until);
         let by = span(SignedDuration::from_millis(by_ms.saturating_abs()));
         let (how, off) = if by_ms < 0 { ("back", "ahead") } else { ("forward", "behind") };
         let reason = format!("it was set {how} by {by}, so that times from before are {by} {off}");
-        self.clock_set_until =
-            Some(at.saturating_add(by_ms.unsigned_abs().saturating_mul(MS).min(CLOCK_TOLD_NS)));
         self.source(at, SourceStatus { reason: Some(reason), ..SourceStatus::up(SourceKind::Clock, CLOCK) });
     }
 

@@ -352,7 +352,8 @@ fn sink(reason: &str) -> (&'static str, &'static str) {
     let remedy = if says(&FULL) {
         "make room on its disk, 4 MiB at least: df shows how full it is; it is tried again by itself"
     } else if says(&READ_ONLY) {
-        "mount -o remount,rw its disk (dmesg shows why the kernel made it read-only), or another directory: --state-dir"
+        "dmesg shows whether the kernel made its disk read-only: repair it (fsck) before it is mounted rw; or another directory: \
+         --state-dir"
     } else {
         "see the reason; it is tried again by itself"
     };

@@ -142,7 +142,13 @@ impl Engine {
 
     /// The wall clock was set by so much: open incidents have times of before.
     pub fn clock_set(&mut self, by_ms: i64) {
-        self.incidents.open.values_mut().for_each(|open| open.clock_set(by_ms));
+        for id in self.incidents.open.keys().copied().collect::<Vec<_>>() {
+            if let Some(open) = self.incidents.open.get_mut(&id) {
+                open.clock_set(by_ms);
+            }
+            // A later run knows no more of it than its newest event.
+            self.push_change(Kind::IncidentUpdated, id);
+        }
     }
 
     /// Continues to count the episodes of incidents that earlier runs in this boot closed.
