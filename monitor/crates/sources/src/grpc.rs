@@ -105,21 +105,22 @@ fn text(status: &Status) -> String {
     if shown.is_empty() { status.code().description().to_owned() } else { shown }
 }
 
-async fn reach(socket: &Path) -> Result<UnixStream, RuntimeError> {
-    UnixStream::connect(socket).await.map_err(|source| match source.kind() {
+/// Why there is no connection to this socket.
+pub(super) fn unreached(socket: &Path, source: std::io::Error) -> RuntimeError {
+    match source.kind() {
         std::io::ErrorKind::NotFound => RuntimeError::NoSocket { path: socket.to_owned() },
         _ => RuntimeError::Connect { source: Box::new(source) },
-    })
+    }
 }
 
 impl Channel {
     pub(super) async fn connect(socket: &Path) -> Result<Self, RuntimeError> {
-        Self::over(reach(socket).await?).await
+        let stream = UnixStream::connect(socket).await.map_err(|error| unreached(socket, error))?;
+        Self::over(stream).await
     }
 
-    /// The same of a socket on which this user listens, and no other.
-    pub(super) async fn connect_to(socket: &Path, user: u32) -> Result<Self, RuntimeError> {
-        let stream = reach(socket).await?;
+    /// The same over a connection to a socket on which this user listens, and no other.
+    pub(super) async fn over_to(stream: UnixStream, user: u32) -> Result<Self, RuntimeError> {
         let peer = stream.peer_cred().map_err(|source| RuntimeError::Connect { source: Box::new(source) })?;
         if peer.uid() != user {
             let source = format!("uid {} listens there", peer.uid()).into();

@@ -5,19 +5,24 @@
 //! Only what is used is declared: a decoder skips the rest, such as environments.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as Blocking;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
 use kevtmon_observation::{Fact, KubeletPod, SourceKind, SourceStatus};
 use prost::Message;
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep_until, timeout};
 use tonic::{Code, Streaming};
 
 use crate::beat::at_beat;
-use crate::grpc::{Channel, Fault, Method};
+use crate::grpc::{Channel, Fault, Method, unreached};
 use crate::procfs::Proc;
-use crate::procfs::readers::Readers;
+use crate::procfs::readers::{Job, Opened, Readers, Unread, reading_none};
 use crate::runtime::{RuntimeError, is_name};
 use crate::{Sender, spawn_until_closed, tell};
 
@@ -71,9 +76,15 @@ pub fn start(socket: &str, readers: Readers, tx: Sender) {
 }
 
 /// How many pods the kubelet there has, or why it does not say so; `None` where there is no socket, and of an empty path.
-pub async fn probe(socket: &Path, proc: &Proc, patience: Duration) -> Option<Result<usize, RuntimeError>> {
-    let path = Some(proc.on_host(socket)).filter(|path| !path.as_os_str().is_empty())?;
-    let listed = async { Ok(Pods::open(&path, ROOT).await?.list().await?.len()) };
+pub async fn probe(
+    socket: &Path,
+    readers: &Readers,
+    patience: Duration,
+) -> Option<Result<usize, RuntimeError>> {
+    if socket.as_os_str().is_empty() {
+        return None;
+    }
+    let listed = async { Ok(Pods::open(socket, ROOT, readers, patience).await?.list().await?.len()) };
     match within(patience, listed).await {
         Err(RuntimeError::NoSocket { .. }) => None,
         answer => Some(answer),
@@ -95,8 +106,7 @@ impl Follower {
         let mut pause = self.timing.pause_min;
         loop {
             let started = Instant::now();
-            let socket = self.readers.proc().on_host(&self.socket);
-            let Err(error) = self.watch(&socket).await else { continue };
+            let Err(error) = self.watch().await else { continue };
             if matches!(error, RuntimeError::Decode { .. }) {
                 self.tell_malformed(1).await;
             }
@@ -116,14 +126,14 @@ impl Follower {
     }
 
     /// Follows one stream until all pods are to be listed again.
-    async fn watch(&mut self, socket: &Path) -> Result<(), RuntimeError> {
-        let user = self.user;
-        let opened = async move {
-            let mut pods = Pods::open(socket, user).await?;
+    async fn watch(&mut self) -> Result<(), RuntimeError> {
+        let Self { socket, user, timing, readers, .. } = &*self;
+        let opened = async {
+            let mut pods = Pods::open(socket, *user, readers, timing.timeout).await?;
             let all = pods.list().await?;
             Ok((pods, all))
         };
-        let (mut pods, all) = within(self.timing.timeout, opened).await?;
+        let (mut pods, all) = within(timing.timeout, opened).await?;
         tell(&self.tx, Fact::KubeletPods { pods: all }).await;
         self.tell_malformed(pods.malformed).await;
         self.tell_status(SourceStatus::up(SourceKind::Kubelet, source(&self.socket))).await;
@@ -155,6 +165,49 @@ impl Follower {
     }
 }
 
+/// Connects to the socket of a kubelet. The file system on which it lies may not answer, and the daemon has one thread.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Connect {
+    socket: PathBuf,
+}
+
+impl Job for Connect {
+    const NAME: &'static str = "kubelet-socket";
+    /// The errno of connect(2).
+    type Reply = Option<i32>;
+    const WAITS_FOR_DISK: bool = true;
+
+    fn run(&self, proc: &Proc) -> Self::Reply {
+        self.run_and_open(proc).0
+    }
+
+    fn run_and_open(&self, proc: &Proc) -> Opened<Self::Reply> {
+        let socket = proc.on_host(&self.socket);
+        reading_none();
+        match Blocking::connect(socket) {
+            Ok(stream) => (None, Some(stream.into())),
+            // What is no name of a socket has no errno.
+            Err(error) => (Some(error.raw_os_error().unwrap_or(libc::EINVAL)), None),
+        }
+    }
+}
+
+async fn connect(socket: &Path, readers: &Readers, patience: Duration) -> Result<UnixStream, RuntimeError> {
+    let job = Connect { socket: socket.to_owned() };
+    let (errno, opened) = readers.ask_to_open(job, patience).await.map_err(|error| match error {
+        Unread::Late => RuntimeError::Timeout { after: patience },
+        error => RuntimeError::Connect { source: Box::new(error) },
+    })?;
+    let refused = || io::Error::from_raw_os_error(errno.unwrap_or(libc::EIO));
+    opened.ok_or_else(refused).and_then(adopted).map_err(|error| unreached(socket, error))
+}
+
+fn adopted(connection: OwnedFd) -> io::Result<UnixStream> {
+    let stream = Blocking::from(connection);
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}
+
 /// The pods of a kubelet, by one stream of events.
 struct Pods {
     events: Streaming<Bytes>,
@@ -170,8 +223,13 @@ struct Pods {
 struct Malformed;
 
 impl Pods {
-    async fn open(socket: &Path, user: u32) -> Result<Self, RuntimeError> {
-        let channel = Channel::connect_to(socket, user).await?;
+    async fn open(
+        socket: &Path,
+        user: u32,
+        readers: &Readers,
+        patience: Duration,
+    ) -> Result<Self, RuntimeError> {
+        let channel = Channel::over_to(connect(socket, readers, patience).await?, user).await?;
         let events = channel.stream(WATCH, &WatchRequest {}).await.map_err(|fault| match fault.code() {
             Some(Code::Unimplemented) => RuntimeError::NotServed { api: API, source: Box::new(fault) },
             _ => fault.into_error(WATCH.name),

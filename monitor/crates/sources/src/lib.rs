@@ -37,6 +37,7 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<runtime::ReadStateFiles>(),
         entry::<runtime::StillRuns>(),
         entry::<kubelet::Look>(),
+        entry::<kubelet_pods::Connect>(),
         entry::<cni::FindNetns>(),
         entry::<components::Look>(),
         entry::<pod_remains::Look>(),

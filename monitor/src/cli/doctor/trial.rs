@@ -107,7 +107,7 @@ async fn sources(config: &Config, node: &Node) -> Vec<Part> {
     for socket in sockets {
         parts.push(runtime(&socket, node).await);
     }
-    parts.extend(kubelet(&config.get(&PODS_API), node).await);
+    parts.extend(kubelet(&config.get(&PODS_API), &readers, node).await);
     parts
 }
 
@@ -134,10 +134,10 @@ async fn runtime(socket: &RuntimeSocket, node: &Node) -> Part {
 }
 
 /// A kubelet with a Pods API; most have none.
-async fn kubelet(socket: &str, node: &Node) -> Option<Part> {
-    let (socket, proc) = (Path::new(socket), Proc::default());
+async fn kubelet(socket: &str, readers: &Readers, node: &Node) -> Option<Part> {
+    let socket = Path::new(socket);
     let name = kubelet_pods::source(socket);
-    match kubelet_pods::probe(socket, &proc, ANSWER).await? {
+    match kubelet_pods::probe(socket, readers, ANSWER).await? {
         Ok(pods) => Some(Part::ok(name, format!("tells {pods} pods"))),
         Err(error) => {
             let down = SourceStatus::down(SourceKind::Kubelet, name, error.reason());

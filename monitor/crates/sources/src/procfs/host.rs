@@ -7,6 +7,7 @@ use kevtmon_observation::{NsInum, SourceKind, SourceStatus};
 
 use super::Proc;
 use super::dir::Dir;
+use super::readers::reading_none;
 
 /// The files of the node among the sources, where they are out of reach.
 pub const NODE_ROOT: &str = "node-root";
@@ -33,6 +34,8 @@ impl Proc {
         let Ok(below) = path.strip_prefix("/") else { return path.to_owned() };
         self.roots()
             .map(|root| root.join(below))
+            // What lies below is no file of that process.
+            .inspect(|_| reading_none())
             .find(|path| path.exists())
             .unwrap_or_else(|| path.to_owned())
     }
