@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use kevtmon_event::{Event, Lost};
-use kevtmon_observation::{Fact, Observation, SourceStatus};
+use kevtmon_observation::{Fact, Observation, SourceKind, SourceStatus};
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::registrar::Registrar;
@@ -79,7 +79,13 @@ impl SourceMetrics {
 
     fn status(&self, status: &SourceStatus) {
         let Some(hook) = status.source.strip_prefix("hook.") else {
-            self.up.with_label_values(&[&self.label(&status.source)]).set(i64::from(status.up));
+            let label = self.label(&status.source);
+            if status.absent && status.kind == SourceKind::Kubelet {
+                // Most kubelets have no such API. It may never have been set.
+                let _ = self.up.remove_label_values(&[label.as_str()]);
+            } else {
+                self.up.with_label_values(&[label.as_str()]).set(i64::from(status.up));
+            }
             return;
         };
         let attach_mode = status.attach_mode.as_deref().filter(|_| status.up).unwrap_or("none");

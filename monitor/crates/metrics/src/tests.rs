@@ -277,6 +277,25 @@ fn a_socket_shows_by_its_label_from_the_start_and_never_by_its_path() {
 }
 
 #[test]
+fn a_kubelet_that_has_no_such_api_any_more_is_no_source_and_one_that_does_not_answer_is_down() {
+    let metrics = metrics();
+    let up = || value(&metrics, "kevtmon_source_up{source=\"kubelet\"}");
+    let (kind, source) = (SourceKind::Kubelet, "kubelet:/a");
+    let down = SourceStatus::down(kind, source, "it ended");
+    let absent = SourceStatus { absent: true, ..down.clone() };
+    for (status, expected) in [
+        (absent.clone(), None),
+        (SourceStatus::up(kind, source), Some(1.0)),
+        (down, Some(0.0)),
+        (absent, None),
+        (SourceStatus::up(kind, source), Some(1.0)),
+    ] {
+        metrics.observation(&seen(Fact::Source(status)));
+        assert_eq!(up(), expected);
+    }
+}
+
+#[test]
 fn what_a_socket_sends_that_is_no_answer_is_counted_by_its_label() {
     let metrics = metrics();
     metrics.name_source("cri:/a".into(), "cri".into());
