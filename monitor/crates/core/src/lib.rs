@@ -237,7 +237,7 @@ impl Core {
             Fact::Unmounters { unmounters } => self.unmounters(at, unmounters),
             Fact::PodRemains { pods } => self.pod_remains(at, pods),
             Fact::PodRemainsUnread => self.pods_on_node.is_read = false,
-            Fact::KubeletPods { pods } => self.kubelet_pods(at, pods),
+            Fact::KubeletPods { pods, all } => self.kubelet_pods(at, pods, all),
             Fact::Ipam(files) => self.ipam_files(at, files),
             Fact::IpamUnread => self.ipam.is_complete = false,
             Fact::RbdImages(found) => self.rbd_images(at, found),

@@ -19,12 +19,16 @@ impl Core {
         self.diagnose(at, &ModelChange::PodRemains);
     }
 
-    /// A kubelet tells what its pods are called, and which of them were deleted.
-    pub(super) fn kubelet_pods(&mut self, at: BootNs, pods: Vec<KubeletPod>) {
+    /// A kubelet tells what its pods are called, and which of them were deleted. `all`: it lists them, and some may have
+    /// been deleted long ago.
+    pub(super) fn kubelet_pods(&mut self, at: BootNs, pods: Vec<KubeletPod>, all: bool) {
         let mut any_deleted = false;
         for pod in pods {
+            // The clock of the API server may be behind: what is told as it happens has not ended before, nor by a later list.
+            let first = if all { 0 } else { at };
+            let earliest = self.pods.ends(&pod.uid).map_or(first, |known| known.min(at));
             // One that was deleted before this boot is overdue since the boot.
-            let ends = pod.ends_s.map(|seconds| self.boot_time(seconds).unwrap_or(0));
+            let ends = pod.ends_s.map(|seconds| self.boot_time(seconds).unwrap_or(0).max(earliest));
             any_deleted |= self.pods.put(at, pod, ends);
         }
         if any_deleted {

@@ -230,8 +230,8 @@ pub enum Fact {
     CniNetns(CniNetns),
     /// Reply to [`Request::Kubelet`], and reported once at start.
     Kubelet(KubeletFacts),
-    /// Pods as their kubelet tells them: all, or those of which something has changed.
-    KubeletPods { pods: Vec<KubeletPod> },
+    /// Pods as their kubelet tells them: all, or those of which something has changed just now.
+    KubeletPods { pods: Vec<KubeletPod>, all: bool },
     /// The kubelets and runtimes that run. The end of each is a fact of its own.
     Components { components: Vec<ComponentFacts> },
     /// One of those has ended.

@@ -134,7 +134,7 @@ impl Follower {
             Ok((pods, all))
         };
         let (mut pods, all) = within(timing.timeout, opened).await?;
-        tell(&self.tx, Fact::KubeletPods { pods: all }).await;
+        tell(&self.tx, Fact::KubeletPods { pods: all, all: true }).await;
         self.tell_malformed(pods.malformed).await;
         self.tell_status(SourceStatus::up(SourceKind::Kubelet, source(&self.socket))).await;
         let renewal = Instant::now() + self.timing.renew;
@@ -144,7 +144,7 @@ impl Follower {
                 () = sleep_until(renewal) => return Ok(()),
             };
             match pods.take(event) {
-                Ok(Some(pod)) => tell(&self.tx, Fact::KubeletPods { pods: vec![pod] }).await,
+                Ok(Some(pod)) => tell(&self.tx, Fact::KubeletPods { pods: vec![pod], all: false }).await,
                 Ok(None) => {}
                 Err(Malformed) => self.tell_malformed(1).await,
             }

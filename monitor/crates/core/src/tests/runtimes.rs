@@ -420,6 +420,6 @@ fn a_pod_that_no_runtime_tells_has_the_name_that_its_kubelet_tells() {
     assert_eq!(name(&core), None);
     let pod =
         KubeletPod { uid: UID.into(), namespace: "lijiaob".into(), name: "etcd1-0".into(), ends_s: None };
-    core.observe(at(3, Fact::KubeletPods { pods: vec![pod] }));
+    core.observe(at(3, Fact::KubeletPods { pods: vec![pod], all: false }));
     assert_eq!(name(&core).as_deref(), Some("etcd1-0"));
 }

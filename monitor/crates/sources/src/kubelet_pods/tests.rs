@@ -131,9 +131,18 @@ impl Facts {
         fact
     }
 
+    /// All pods.
     async fn pods(&mut self) -> Vec<KubeletPod> {
         match self.next().await {
-            Fact::KubeletPods { pods } => pods,
+            Fact::KubeletPods { pods, all: true } => pods,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Those of one event.
+    async fn news(&mut self) -> Vec<KubeletPod> {
+        match self.next().await {
+            Fact::KubeletPods { pods, all: false } => pods,
             other => panic!("{other:?}"),
         }
     }
@@ -185,9 +194,9 @@ async fn all_pods_are_told_and_then_what_is_new_of_each() {
     assert_eq!(facts.pods().await, [pod("a", None), pod("b", None)]);
     assert_eq!(facts.malformed().await, 1);
     assert_eq!(facts.status().await, SourceStatus::up(SourceKind::Kubelet, source(&socket)));
-    assert_eq!(facts.pods().await, [pod("a", Some(1_520_280_030))]);
+    assert_eq!(facts.news().await, [pod("a", Some(1_520_280_030))]);
     assert_eq!(facts.malformed().await, 1);
-    assert_eq!(facts.pods().await, [pod("b", None)], "it was forgotten");
+    assert_eq!(facts.news().await, [pod("b", None)], "it was forgotten");
     server.abort();
 }
 

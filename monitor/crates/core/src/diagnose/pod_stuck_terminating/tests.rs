@@ -236,7 +236,7 @@ fn a_daemon_that_starts_afterwards_finds_it_and_the_next_one_goes_on_with_it() {
     assert_eq!(stuck(&last).len(), 0);
 }
 
-/// A kubelet tells that the pod was deleted, and when its grace period ends.
+/// A kubelet lists the pod, which was deleted, and tells when its grace period ends.
 fn deleted(ends: BootNs) -> Fact {
     let booted_s = 1_520_280_000;
     let pod = KubeletPod {
@@ -245,7 +245,7 @@ fn deleted(ends: BootNs) -> Fact {
         name: "cam1-78b6fc6bc8-cjsw5".into(),
         ends_s: Some(booted_s + i64::try_from(ends / S).unwrap()),
     };
-    Fact::KubeletPods { pods: vec![pod] }
+    Fact::KubeletPods { pods: vec![pod], all: true }
 }
 
 #[test]
@@ -266,6 +266,22 @@ fn a_pod_that_was_deleted_and_was_not_seen_to_run_is_overdue_from_the_end_of_its
     assert_eq!(incidents[0].confidence, Confidence::Likely);
     node.observe(pods_seen(vec![cam_remains(false)]));
     assert_eq!(stuck(&node).len(), 0);
+}
+
+#[test]
+fn a_deletion_that_is_told_as_it_happens_has_not_ended_before_by_a_clock_that_is_behind() {
+    let mut node = cam_node(Resume::default(), ContainerState::Exited);
+    node.run_until(100 * S);
+    node.observe(pods_seen(vec![cam_remains(true)]));
+    let Fact::KubeletPods { pods, .. } = deleted(50 * S) else { unreachable!() };
+    node.observe(Fact::KubeletPods { pods, all: false });
+    node.run_until(150 * S);
+    assert_eq!(stuck(&node).len(), 0);
+    node.observe(deleted(50 * S));
+    node.run_until(159 * S);
+    assert_eq!(stuck(&node).len(), 0, "nor by the next list");
+    node.run_until(161 * S);
+    assert_eq!(stuck(&node).len(), 1);
 }
 
 #[test]
