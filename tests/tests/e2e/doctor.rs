@@ -188,7 +188,7 @@ const CONFINED: &[&str] = &[
     "--mount",
     "sh",
     "-c",
-    "mount -t tmpfs none /proc/1 && mount -t tmpfs none /proc/2 && exec \"$@\"",
+    "for pid in 1 2; do [ ! -e /proc/$pid ] || mount -t tmpfs none /proc/$pid || exit; done; exec \"$@\"",
     "sh",
 ];
 

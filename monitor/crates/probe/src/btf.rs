@@ -143,7 +143,7 @@ impl<'a> Btf<'a> {
             let mut id = 0;
             for name in &names {
                 let (member_offset, member_id) = self.find(&current, name, 0)?;
-                offset += member_offset;
+                offset = member_offset.checked_add(offset)?;
                 id = member_id;
                 current = self.resolve(id)?;
             }
@@ -168,7 +168,7 @@ impl<'a> Btf<'a> {
                 Some((bits, id))
             } else if found.is_empty() {
                 let (inner, id) = self.find(&self.resolve(id)?, name, depth + 1)?;
-                Some((bits + inner, id))
+                Some((bits.checked_add(inner)?, id))
             } else {
                 None
             }

@@ -84,9 +84,9 @@ pub enum BpfError {
         source: std::io::Error,
     },
     /// The file may be that of another kernel.
-    #[error("this kernel has no BTF, and {} is not called {name}", .path.display())]
+    #[error("this kernel shows no BTF, and {} is not called {name}", .path.display())]
     OtherRelease { path: PathBuf, name: String },
-    #[error("this kernel has no BTF, and {} cannot be read", .path.display())]
+    #[error("this kernel shows no BTF, and {} cannot be read", .path.display())]
     Types {
         path: PathBuf,
         #[source]

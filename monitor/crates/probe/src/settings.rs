@@ -26,7 +26,8 @@ settings! { "hooks":
     /// uses programs, all processes are read in /proc, which finds the same and takes many times as long.
     ITERATORS: bool = "iterators", default true;
     /// File with the types (BTF) of this kernel, for one that does not have them in `/sys/kernel/btf/vmlinux`; empty for none. Its
-    /// name must be that of `uname -r` with `.btf`. With the types of another kernel, events would be wrong.
+    /// name must be that of `uname -r` with `.btf`, and it must be of this build (`uname -v`): with other types, events would be
+    /// wrong.
     BTF: PathBuf = "btf", default PathBuf::new();
 }
 

@@ -160,8 +160,8 @@ fn btf(kernel: &KernelFacts) -> Part {
         Ok(bytes) => Part::ok("btf", format!("{} KiB of type information", bytes >> 10)),
         Err(reason) => Part::new("btf", Condition::Failed).because(
             format!("/sys/kernel/btf/vmlinux: {reason}"),
-            "every hook but that of unmounts, which names a caller by pid, name and user; all else is found by state, \
-             without an actor; a file with the types (btf in [hooks]) brings back umount, neighbor and sysctl",
+            "unless a file has the types (btf in [hooks]), every hook but that of unmounts, which names a caller by pid, name \
+             and user; with the file, umount, neighbor and sysctl work, and remove before Linux 5.15",
             NEEDS_BTF,
         ),
     }
