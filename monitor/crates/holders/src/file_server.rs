@@ -106,7 +106,8 @@ impl Connections {
         let found = devices(proc, (tgid, &process), &mut Buffer::default(), Extent::First).ok()?;
         let shows = SHOWN_SINCE.is_running() || found.open.iter().any(Option::is_some);
         let server = own_directory(proc).and_then(|_| PidFd::open(tgid).ok());
-        let server = server.filter(|_| process.is_there(&mut Vec::new()));
+        // Other users could put something in its place that never answers.
+        let server = server.filter(|_| proc.uid(tgid) == Some(0) && process.is_there(&mut Vec::new()));
         // Poll of one without a connection may wait for that (`FUSE_DEV_IOC_SYNC_INIT`).
         let is_polled = |shown: Option<u32>| shown.is_some() || !shows;
         let ask = |(at, shown): (usize, Option<u32>)| {

@@ -175,6 +175,7 @@ impl Look {
         let mounts: Vec<Mount> = searched.iter().map(|followed| mount_of(table, &followed.mount)).collect();
         let all: Vec<&Mount> = mounts.iter().collect();
         let serving = serving_each(proc, &all, &Deadline::after(self.budget));
+        opened = Opened { proc, deadline: Deadline::after(self.budget), known: BTreeMap::new() };
         for ((followed, mount), serving) in searched.iter_mut().zip(&mounts).zip(serving) {
             let servers: Vec<FuseServer> =
                 serving.servers.iter().filter_map(|server| with_start(proc, server)).collect();
@@ -187,7 +188,7 @@ impl Look {
         }
     }
 
-    /// Whether servers of it live that serve it no more.
+    /// Whether servers of it live that serve it no more. What is dead stays so unless one is found to have its connection open.
     fn is_cut_off(
         &self,
         table: &MountTable,
@@ -197,9 +198,12 @@ impl Look {
     ) -> bool {
         let (proc, device) = (opened.proc, not_on_host(fuse));
         let living = servers.iter().filter(|server| lives(proc, server));
-        match living.map(|server| opened.connection(server, &device)).min() {
+        let unread = if fuse.unserved { Connection::LikelyAborted } else { Connection::Open };
+        match living.map(|server| opened.connection(server, &device).unwrap_or(unread)).min() {
             Some(Connection::Aborted | Connection::Closed) => true,
-            Some(Connection::LikelyAborted) => self.may_ask && is_disconnected(proc, &mount_of(table, fuse)),
+            Some(Connection::LikelyAborted) => {
+                fuse.unserved || self.may_ask && is_disconnected(proc, &mount_of(table, fuse))
+            }
             Some(Connection::Open) | None => false,
         }
     }
@@ -240,8 +244,8 @@ impl Followed {
             }
             (true, _) => {}
             (false, true) => {
-                // Of what is dead it stays who served it last.
-                if fuse.servers.is_empty() {
+                // Who still has it open served it; else it stays who served it last.
+                if !servers.is_empty() {
                     fuse.servers = servers;
                 }
                 // Where one has ended, that is why.
@@ -265,7 +269,7 @@ impl Followed {
     }
 }
 
-/// What servers have open of the device, each read once in a look. Once the time is over, it is taken to be open.
+/// What servers have open of the device, each read once in a look; of the rest nothing is known once the time is over.
 struct Opened<'p> {
     proc: &'p Proc,
     deadline: Deadline,
@@ -273,10 +277,10 @@ struct Opened<'p> {
 }
 
 impl Opened<'_> {
-    fn connection(&mut self, server: &FuseServer, mount: &Mount) -> Connection {
+    fn connection(&mut self, server: &FuseServer, mount: &Mount) -> Option<Connection> {
         let read = || (!self.deadline.is_over()).then(|| Connections::of(self.proc, server.tgid)).flatten();
         let known = self.known.entry(server.tgid).or_insert_with(read);
-        known.as_ref().map_or(Connection::Open, |connections| connections.to(mount))
+        known.as_ref().map(|connections| connections.to(mount))
     }
 }
 

@@ -231,9 +231,8 @@ pub(super) fn look_inside(proc: &Proc, pids: &[u32], covered: &mut [CoveredVolum
     let mut known: BTreeSet<NsInum> = BTreeSet::new();
     let firsts = pids.iter().filter(|pid| proc.ns(**pid, "mnt").is_some_and(|ns| known.insert(ns)));
     for pid in firsts.take(NAMESPACES_MAX) {
-        let Some(table) = proc.dir(*pid).ok().and_then(|task| task.mount_table("/", |_| true).ok()) else {
-            continue;
-        };
+        let table = proc.dir(*pid).ok().and_then(|task| task.mount_table("/", |_| true).ok());
+        let Some(table) = table.filter(|table| !table.is_cut()) else { continue };
         covered.iter_mut().for_each(|volume| volume.held = volume.held || is_held(&table, volume));
     }
 }
