@@ -31,7 +31,7 @@ settings! { "kubelet":
     POD_LABELS: PodLabels = "pod_labels", default PodLabels::default();
     /// Socket of the Pods API of the kubelet, which names pods where no runtime is watched, and tells which are deleted; empty for
     /// none. It is `pods-api/pods-api.sock` below the root directory.
-    PODS_API: String = "pods_api", default "/var/lib/kubelet/pods-api/pods-api.sock".into(),
+    PODS_API: String = "pods_api", default String::new(),
         valid Valid::Text("an absolute path, or an empty text", is_plain_or_none);
 }
 
