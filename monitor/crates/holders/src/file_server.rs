@@ -105,9 +105,10 @@ impl Connections {
         let process = proc.dir(tgid).ok()?;
         let found = devices(proc, (tgid, &process), &mut Buffer::default(), Extent::First).ok()?;
         let shows = SHOWN_SINCE.is_running() || found.open.iter().any(Option::is_some);
-        let server = own_directory(proc).and_then(|_| PidFd::open(tgid).ok());
-        // Other users could put something in its place that never answers.
-        let server = server.filter(|_| proc.uid(tgid) == Some(0) && process.is_there(&mut Vec::new()));
+        // Others could have put there by now what never answers a poll.
+        let is_of_root = || proc.uid(tgid) == Some(0);
+        let server = own_directory(proc).filter(|_| is_of_root()).and_then(|_| PidFd::open(tgid).ok());
+        let server = server.filter(|_| process.is_there(&mut Vec::new()));
         // Poll of one without a connection may wait for that (`FUSE_DEV_IOC_SYNC_INIT`).
         let is_polled = |shown: Option<u32>| shown.is_some() || !shows;
         let ask = |(at, shown): (usize, Option<u32>)| {

@@ -175,7 +175,7 @@ impl Look {
         let mounts: Vec<Mount> = searched.iter().map(|followed| mount_of(table, &followed.mount)).collect();
         let all: Vec<&Mount> = mounts.iter().collect();
         let serving = serving_each(proc, &all, &Deadline::after(self.budget));
-        opened = Opened { proc, deadline: Deadline::after(self.budget), known: BTreeMap::new() };
+        opened.deadline.allow(self.budget);
         for ((followed, mount), serving) in searched.iter_mut().zip(&mounts).zip(serving) {
             let servers: Vec<FuseServer> =
                 serving.servers.iter().filter_map(|server| with_start(proc, server)).collect();
@@ -188,7 +188,8 @@ impl Look {
         }
     }
 
-    /// Whether servers of it live that serve it no more. What is dead stays so unless one is found to have its connection open.
+    /// Whether servers of it live that serve it no more. What is dead stays so unless one has its connection open: it may not be
+    /// asked again, nor be known to the host any more.
     fn is_cut_off(
         &self,
         table: &MountTable,
@@ -197,14 +198,15 @@ impl Look {
         opened: &mut Opened<'_>,
     ) -> bool {
         let (proc, device) = (opened.proc, not_on_host(fuse));
-        let living = servers.iter().filter(|server| lives(proc, server));
         let unread = if fuse.unserved { Connection::LikelyAborted } else { Connection::Open };
-        match living.map(|server| opened.connection(server, &device).unwrap_or(unread)).min() {
-            Some(Connection::Aborted | Connection::Closed) => true,
-            Some(Connection::LikelyAborted) => {
+        let living = servers.iter().filter(|server| lives(proc, server));
+        let connections = living.map(|server| opened.connection(server, &device).unwrap_or(unread));
+        match connections.min().unwrap_or(unread) {
+            Connection::Aborted | Connection::Closed => true,
+            Connection::LikelyAborted => {
                 fuse.unserved || self.may_ask && is_disconnected(proc, &mount_of(table, fuse))
             }
-            Some(Connection::Open) | None => false,
+            Connection::Open => false,
         }
     }
 
@@ -244,7 +246,7 @@ impl Followed {
             }
             (true, _) => {}
             (false, true) => {
-                // Who still has it open served it; else it stays who served it last.
+                // Where no process has its connection now, it stays who served it last.
                 if !servers.is_empty() {
                     fuse.servers = servers;
                 }
@@ -269,7 +271,7 @@ impl Followed {
     }
 }
 
-/// What servers have open of the device, each read once in a look; of the rest nothing is known once the time is over.
+/// What servers have open of the device, each read once in a look.
 struct Opened<'p> {
     proc: &'p Proc,
     deadline: Deadline,
@@ -277,10 +279,13 @@ struct Opened<'p> {
 }
 
 impl Opened<'_> {
+    /// `None` where it could not be read in time.
     fn connection(&mut self, server: &FuseServer, mount: &Mount) -> Option<Connection> {
-        let read = || (!self.deadline.is_over()).then(|| Connections::of(self.proc, server.tgid)).flatten();
-        let known = self.known.entry(server.tgid).or_insert_with(read);
-        known.as_ref().map(|connections| connections.to(mount))
+        if !self.deadline.is_over() {
+            self.known.entry(server.tgid).or_insert_with(|| Connections::of(self.proc, server.tgid));
+        }
+        let known = self.known.get(&server.tgid)?.as_ref()?;
+        Some(known.to(mount))
     }
 }
 

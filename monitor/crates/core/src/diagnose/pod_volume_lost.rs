@@ -37,8 +37,8 @@ pub(super) const SPEC: IncidentKind = IncidentKind {
     meaning: "The volume is no longer mounted where the kubelet put it, or something else is mounted over it, and containers of the \
              pod run. Those may still have it. Containers that start from now on get what is there instead: the directory on the disk of \
              the node, or the other file system.",
-    remedy: "Unmount what covers it, if anything does. Else delete the pod, so that the kubelet mounts the volume again. Look at the path of the volume on the node for data that was \
-             written there since.",
+    remedy: "Unmount what covers it, if anything does. Else delete the pod, so that the kubelet mounts the volume again. Look at the \
+             path of the volume on the node for data that was written there since.",
     severities: &[Severity::Critical],
     counted: "unmounts",
     thresholds: THRESHOLDS,
@@ -150,12 +150,12 @@ fn covered(context: &Context<'_>, volume: &Volume, found: &CoveredVolume) -> Rep
         let cover = format!("{source} ({fstype}, {}) at {path}", cover.device);
         format!("{what}, which runs, is covered by {cover}: containers that start in it now get that instead")
     };
-    let mut report = report(context, volume, &found.mount.mountpoint, summary);
-    // Below a cover of a directory above, the kubelet does not find the volume, and would leave it mounted.
+    let mut lost = report(context, volume, &found.mount.mountpoint, summary);
     if cover.mountpoint != found.mount.mountpoint {
-        report.advice = None;
+        // The path does not lead there, so a kubelet that unmounts it leaves the volume mounted.
+        lost.advice = Some(Vec::new());
     }
-    report
+    lost
 }
 
 /// `summary`: of the words for the volume.

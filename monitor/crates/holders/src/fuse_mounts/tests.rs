@@ -38,3 +38,41 @@ fn the_number_of_a_device_alone_is_no_file_system() {
     let sources: Vec<_> = found.iter().map(|followed| followed.mount.source.as_str()).collect();
     assert_eq!(sources, ["bucket", "other"]);
 }
+
+fn this_process(proc: &Proc) -> FuseServer {
+    let tgid = std::process::id();
+    FuseServer { tgid, start_ns: proc.stat(tgid).unwrap().start_ns, ..FuseServer::default() }
+}
+
+#[test]
+fn what_is_dead_stays_so_where_the_time_to_read_its_server_is_over() {
+    let look = Look { known: Vec::new(), budget: BUDGET, may_ask: false, in_turn: true };
+    let proc = Proc::default();
+    let servers = [this_process(&proc)];
+    let deadline = Deadline::after(Duration::ZERO);
+    let mut opened = Opened { proc: &proc, deadline, known: BTreeMap::new() };
+    for unserved in [false, true] {
+        let fuse = FuseMount { unserved, ..fuse(&["/v"]) };
+        assert_eq!(look.is_cut_off(&table(&[]), &fuse, &servers, &mut opened), unserved);
+    }
+    assert!(opened.known.is_empty(), "it is read once there is time");
+}
+
+#[test]
+fn a_server_that_ended_before_is_not_why_the_connection_of_another_one_is_aborted() {
+    let proc = Proc::default();
+    let living = this_process(&proc);
+    let former = FuseServer { tgid: u32::MAX, ..living.clone() };
+    let mount = FuseMount { servers: vec![former.clone(), living.clone()], ..fuse(&["/v"]) };
+    let mut followed = Followed { mount, looks: 0, cut_off_looks: 0 };
+    for _ in 0..LIVES_ON {
+        assert!(!followed.mount.unserved);
+        followed.set(&proc, vec![living.clone()], true, true, true);
+    }
+    assert_eq!((followed.mount.cut_off, followed.mount.servers), (true, vec![living]));
+    let mount = FuseMount { servers: vec![former.clone()], ..fuse(&["/v"]) };
+    let mut ended = Followed { mount, looks: 0, cut_off_looks: 0 };
+    ended.set(&proc, Vec::new(), true, true, true);
+    assert_eq!((ended.mount.unserved, ended.mount.cut_off), (true, false));
+    assert_eq!(ended.mount.servers, [former], "who served it last stays");
+}

@@ -231,8 +231,9 @@ pub(super) fn look_inside(proc: &Proc, pids: &[u32], covered: &mut [CoveredVolum
     let mut known: BTreeSet<NsInum> = BTreeSet::new();
     let firsts = pids.iter().filter(|pid| proc.ns(**pid, "mnt").is_some_and(|ns| known.insert(ns)));
     for pid in firsts.take(NAMESPACES_MAX) {
-        let table = proc.dir(*pid).ok().and_then(|task| task.mount_table("/", |_| true).ok());
-        let Some(table) = table.filter(|table| !table.is_cut()) else { continue };
+        let Some(table) = proc.dir(*pid).ok().and_then(|task| task.mount_table("/", |_| true).ok()) else {
+            continue;
+        };
         covered.iter_mut().for_each(|volume| volume.held = volume.held || is_held(&table, volume));
     }
 }
@@ -245,7 +246,8 @@ pub(super) fn is_held(table: &MountTable, volume: &CoveredVolume) -> bool {
     };
     let below = mount.mountpoint.strip_prefix(cover.mountpoint.trim_end_matches('/')).unwrap_or_default();
     let instead = format!("{}{below}", cover.root.trim_end_matches('/'));
-    has(&mount.device, &mount.root) && !has(&cover.device, &instead)
+    // In the rest of a table that was cut the other may be.
+    !table.is_cut() && has(&mount.device, &mount.root) && !has(&cover.device, &instead)
 }
 
 fn are_alike(mounts: &[&Mount]) -> bool {

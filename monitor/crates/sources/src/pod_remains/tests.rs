@@ -96,6 +96,9 @@ fn a_volume_is_covered_by_what_its_path_leads_to_instead() {
     assert!(inside(&volume));
     assert!(!inside(&format!("{volume}{cover}")), "it was propagated");
     assert!(!inside(&cover), "it started later");
+    let mut cut = MountTable::parse(&volume, "/");
+    cut.cut();
+    assert!(!directories::is_held(&cut, &found[0]), "the rest may have the cover");
 }
 
 #[test]

@@ -78,10 +78,15 @@ fn a_volume_that_somebody_unmounts_is_lost_until_it_is_mounted_again() {
 
 /// A look that finds something mounted over the volume; whether a container has the volume.
 fn cover(node: &mut TestNode, held: Option<bool>) {
+    cover_at(node, &volume_path(), held);
+}
+
+fn cover_at(node: &mut TestNode, mountpoint: &str, held: Option<bool>) {
     node.run_for(S);
     let mount = holders(0, &volume_path()).mount.unwrap();
     let (fstype, source, device) = ("tmpfs".into(), "none".into(), "0:90".into());
-    let cover = MountFacts { fstype, source, device, ..mount.clone() };
+    let mountpoint = mountpoint.to_owned();
+    let cover = MountFacts { fstype, source, device, mountpoint, ..mount.clone() };
     let covered = held.map(|held| CoveredVolume { mount, cover, held }).into_iter().collect();
     node.observe(pods_seen(vec![PodRemains { covered, ..cam_running() }]));
 }
@@ -111,6 +116,18 @@ fn a_volume_that_a_container_has_is_covered_until_the_cover_is_gone() {
     cover(&mut node, None);
     node.run_for(S);
     expect_closed(&node, CloseReason::Resolved);
+}
+
+#[test]
+fn no_deletion_of_the_pod_is_offered_where_that_leaves_the_volume_below_the_cover() {
+    let path = volume_path();
+    for (mountpoint, steps) in [(path.as_str(), 1), (path.rsplit_once('/').unwrap().0, 0)] {
+        let mut node = node();
+        cover_at(&mut node, mountpoint, Some(true));
+        node.run_for(17 * S);
+        let [incident] = &found(&node)[..] else { panic!("{:?}", node.kinds()) };
+        assert_eq!(incident.advice.len(), steps, "{:?}", incident.advice);
+    }
 }
 
 #[test]
