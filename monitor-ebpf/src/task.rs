@@ -15,7 +15,7 @@ use kevtmon_ebpf::{Header, MISSING};
 
 use crate::emit::{self, RingReserve};
 use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset};
-use crate::path::Place;
+use crate::path::{Place, either, equal};
 
 /// `PF_KTHREAD` of `include/linux/sched.h`.
 const PF_KTHREAD: u32 = 0x0020_0000;
@@ -305,20 +305,21 @@ fn fill(record: *mut TaskRecord, current: &Task) {
     }
 }
 
-/// Walks up a tree of kernfs nodes and writes their names, leaf first, and who may make others below each. Above the
-/// root everything reads as empty.
+/// Walks up a tree of kernfs nodes and writes their names, leaf first, and who may make others below each. A name that
+/// fills its slot goes on in the next one. Above the root everything reads as empty.
 ///
 /// # Safety
 /// `names` and `makers` must be valid for writes.
 #[inline(always)]
 unsafe fn add_cgroup(leaf: Kernel, names: *mut Names, makers: *mut Makers) {
-    let mut node = leaf;
+    let slot = &mut 0;
+    let (mut node, mut written) = (leaf, 0_u64);
     let mut depth = 0;
     while depth < NAMES_DEPTH {
-        let name: u64 = node.get(offset!(kernfs_name));
+        let name = node.get::<u64>(offset!(kernfs_name)).wrapping_add(written);
         // SAFETY: by the caller's promise; probe_read checks the source and zeroes the slot on failure.
-        unsafe {
-            bpf_probe_read_kernel_str(
+        let copied = unsafe {
+            let copied = bpf_probe_read_kernel_str(
                 (&raw mut (*names)[depth]).cast(),
                 NAME_CAPACITY as u32,
                 name as *const _,
@@ -327,8 +328,11 @@ unsafe fn add_cgroup(leaf: Kernel, names: *mut Names, makers: *mut Makers) {
             let attributes = node.follow(offset!(kernfs_iattr));
             attributes.put(offset!(kernfs_iattrs_uid), &raw mut (*makers).owners[depth]);
             node.put(offset!(kernfs_mode), &raw mut (*makers).modes[depth]);
-        }
-        node = node.follow(offset!(kernfs_parent));
+            copied
+        };
+        let goes_on = equal(slot, copied as u64, NAME_CAPACITY as u64);
+        written = written.wrapping_add(NAME_CAPACITY as u64 - 1) & goes_on;
+        node = Kernel(either(goes_on, node.0, node.follow(offset!(kernfs_parent)).0));
         depth += 1;
     }
 }

@@ -71,6 +71,13 @@ impl Cgroup {
         Self::named(hierarchy, unique::container_id())
     }
 
+    /// Makes one as runc does for a container of a pod, if it gets the name of a slice and drives cgroupfs.
+    #[must_use]
+    pub fn of_slice(hierarchy: Hierarchy, pod_uid: &str, container: &str) -> Self {
+        let slice = format!("kubepods-besteffort-pod{}.slice", pod_uid.replace('-', "_"));
+        Self::named(hierarchy, format!("{slice}:cri-containerd:{container}"))
+    }
+
     /// Makes one as systemd does for a service.
     #[must_use]
     pub fn of_service(hierarchy: Hierarchy) -> Self {

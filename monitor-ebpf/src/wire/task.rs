@@ -27,11 +27,11 @@ pub const NAME_CAPACITY: usize = 96;
 /// Components of a path that are captured.
 pub const NAMES_DEPTH: usize = 10;
 
-/// The components of a path from the leaf to the root, each NUL-terminated. Slots of fixed size, because
-/// packing them would take branches that multiply what the verifier has to walk.
+/// The components of a path from the leaf to the root, each NUL-terminated; one that fills its slot goes on in the next.
+/// Slots of fixed size, because packing them would take branches that multiply what the verifier has to walk.
 pub type Names = [[u8; NAME_CAPACITY]; NAMES_DEPTH];
 
-/// Who may make control groups in each directory of a path, from the leaf to the root as the [`Names`] are.
+/// Who may make control groups in each directory of a path, slot by slot as the [`Names`] are.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Makers {

@@ -9,6 +9,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::network::{NeighbourState, on_host};
 use kevtmon_tests::pod::Pod;
+use kevtmon_tests::pod_sandbox::uuid;
 use kevtmon_tests::process::attempt;
 use kevtmon_tests::random::Random;
 use kevtmon_tests::unique;
@@ -120,6 +121,24 @@ fn a_process_that_is_moved_into_a_container_is_reported_as_its() {
         within.expect("/actor/join", "ok");
         Cgroup::release(hierarchy, actor.pid());
         deletion(&mut daemon, &mut actor).expect_none("/actor/container");
+    }
+}
+
+#[test]
+fn a_container_whose_control_group_has_a_long_name_is_known() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    for hierarchy in Hierarchy::all() {
+        let (uid, id) = (uuid(), unique::container_id());
+        let group = Cgroup::of_slice(hierarchy, &uid, &id);
+        let mut actor = Actor::start();
+        actor.act(&in_pod(&pod));
+        group.take(actor.pid());
+        let (_, address) = delete_one(&mut actor);
+        let event = event_of(&mut daemon, &actor, &address);
+        event.expect("/actor/cgroup", group.path());
+        event.expect("/actor/container/id", id);
+        event.expect("/actor/pod/uid", uid);
     }
 }
 

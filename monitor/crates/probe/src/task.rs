@@ -267,28 +267,36 @@ pub(super) fn shown_path<const NAME: usize>(names: &[[u8; NAME]], marks: u32) ->
     Some(format!("{start}{}{end}", parts.join("/")))
 }
 
-/// Names from the leaf to the root become a path; the root's own name is `/` or empty. A path that is deeper
-/// than the slots starts with an ellipsis; a name that fills its slot, and may be longer, ends with one.
+/// Names from the leaf to the root become a path; the root's own name is `/` or empty. A path that takes more than the slots
+/// starts with an ellipsis.
 fn path(names: &Names, makers: &Makers) -> Option<String> {
-    let shown = |name: &[u8; NAME_CAPACITY]| {
-        let mut shown = text(name);
-        if !name[..NAME_CAPACITY - 1].contains(&0) {
-            shown.push('…');
+    let mut parts: Vec<(usize, Vec<u8>)> = Vec::new();
+    let (mut goes_on, mut root) = (false, None);
+    for (slot, name) in names.iter().enumerate() {
+        let length = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+        let name = &name[..length];
+        match parts.last_mut() {
+            Some((_, begin)) if goes_on => begin.extend_from_slice(name),
+            _ if matches!(name, b"" | b"/") => {
+                root = Some(slot);
+                break;
+            }
+            _ => parts.push((slot, name.to_vec())),
         }
-        shown
-    };
-    let parts: Vec<String> =
-        names.iter().map(shown).take_while(|name| !name.is_empty() && name != "/").collect();
+        goes_on = length + 1 >= NAME_CAPACITY;
+    }
     if parts.is_empty() {
         return (names[0][0] == b'/').then(|| "/".to_owned());
     }
     // A name was made in the directory above it, which is behind it here.
-    let above = makers.owners.iter().zip(&makers.modes).skip(1);
-    let by_root = above.map(|(owner, mode)| is_roots(*owner, u32::from(*mode))).chain([true]);
-    let mut parts: Vec<(&str, bool)> = parts.iter().map(String::as_str).zip(by_root).collect();
-    parts.reverse();
-    let start = if parts.len() == names.len() { "…" } else { "" };
-    Some(format!("{start}{}", cgroup::path(parts.into_iter())))
+    let above = parts.iter().skip(1).map(|(slot, _)| Some(*slot)).chain([root]);
+    let by_root = above
+        .map(|slot| slot.is_none_or(|slot| is_roots(makers.owners[slot], u32::from(makers.modes[slot]))));
+    let shown: Vec<String> = parts.iter().map(|(_, name)| text(name)).collect();
+    let mut shown: Vec<(&str, bool)> = shown.iter().map(String::as_str).zip(by_root).collect();
+    shown.reverse();
+    let start = if root.is_none() { "…" } else { "" };
+    Some(format!("{start}{}", cgroup::path(shown.into_iter())))
 }
 
 #[cfg(test)]
@@ -322,16 +330,27 @@ mod tests {
         assert_eq!(shown(&["abcdefg", "b"], ROOT | CUT), "/b/abcdefg…");
     }
 
+    /// Writes names as the programs do: one that fills its slot goes on in the next one.
+    fn write(slots: &mut Names, names: &[&str]) {
+        const FULL: usize = NAME_CAPACITY - 1;
+        // Behind a name that fills its slot there is one with the rest, if only of no bytes.
+        let parts = names.iter().flat_map(|name| {
+            let part = move |at: usize| &name.as_bytes()[at * FULL..name.len().min((at + 1) * FULL)];
+            (0..=name.len() / FULL).map(part)
+        });
+        for (slot, part) in slots.iter_mut().zip(parts) {
+            *slot = [0; NAME_CAPACITY];
+            slot[..part.len()].copy_from_slice(part);
+        }
+    }
+
     #[test]
     fn the_control_group_that_names_a_container_counts_and_one_that_is_cut_names_nobody() {
         let container = "c".repeat(64);
         let seen = |v1: &[&str], v2: &[&str]| {
             let mut record = TaskRecord::new_zeroed();
-            for (names, list) in [(&mut record.cgroup_v1, v1), (&mut record.cgroup_v2, v2)] {
-                for (slot, name) in names.iter_mut().zip(list) {
-                    slot[..name.len()].copy_from_slice(name.as_bytes());
-                }
-            }
+            write(&mut record.cgroup_v1, v1);
+            write(&mut record.cgroup_v2, v2);
             cgroup(&record)
         };
         let docker = [container.as_str(), "docker", ""];
@@ -353,22 +372,30 @@ mod tests {
     }
 
     #[test]
-    fn a_control_group_with_a_name_that_does_not_fit_is_no_unit_and_hides_no_container() {
+    fn a_name_that_fills_its_slot_is_read_whole() {
         let seen = |list: &[&str]| {
             let mut record = TaskRecord::new_zeroed();
-            for (slot, name) in record.cgroup_v2.iter_mut().zip(list) {
-                let len = name.len().min(NAME_CAPACITY - 1);
-                slot[..len].copy_from_slice(&name.as_bytes()[..len]);
-            }
-            identify(&cgroup(&record).unwrap())
+            write(&mut record.cgroup_v2, list);
+            cgroup(&record)
         };
-        // What fits of it is the name of another unit.
-        let cut = format!("{}.service-of-another", "u".repeat(NAME_CAPACITY - 1 - ".service".len()));
-        assert_eq!(seen(&[&cut, "system.slice"]).unit.as_deref(), Some("system.slice"));
-        let fits = &cut[1..NAME_CAPACITY - 1];
-        assert_eq!(seen(&[fits, "system.slice"]).unit.as_deref(), Some(fits));
         let container = "c".repeat(64);
-        assert_eq!(seen(&[&cut, &container, "docker"]).container_id, Some(container.clone()));
+        // What runc makes of the name of a slice where it drives cgroupfs.
+        let slice = "kubepods-besteffort-pod5c948341_c030_4996_b888_f032577d97b0.slice";
+        let named = identify(&seen(&[&format!("{slice}:cri-containerd:{container}")]).unwrap());
+        assert_eq!(named.container_id.as_ref(), Some(&container));
+        assert_eq!(named.pod_uid.as_deref(), Some("5c948341-c030-4996-b888-f032577d97b0"));
+        // What fits into one slot of it is the name of another unit.
+        let long = format!("{}.service-of-another", "u".repeat(NAME_CAPACITY - 1 - ".service".len()));
+        let longest = "x".repeat(255);
+        for name in [long.as_str(), &long[..NAME_CAPACITY - 1], longest.as_str()] {
+            let expected = format!("/docker/{container}/{name}/x");
+            assert_eq!(seen(&["x", name, &container, "docker"]).as_deref(), Some(&*expected));
+        }
+        assert_eq!(identify(&seen(&[&long, "system.slice"]).unwrap()).unit.as_deref(), Some("system.slice"));
+        // It takes up what others would need.
+        let deep = ["x", "x", "x", "x", "x", "x", long.as_str(), container.as_str(), "docker"];
+        assert_eq!(seen(&deep[1..]), Some(format!("/docker/{container}/{long}/x/x/x/x/x")));
+        assert_eq!(seen(&deep), None);
     }
 
     #[test]
@@ -412,9 +439,7 @@ mod tests {
     fn names_from_leaf_to_root_become_a_path() {
         let names = |list: &[&str]| {
             let mut slots: Names = [[0; NAME_CAPACITY]; NAMES_DEPTH];
-            for (slot, name) in slots.iter_mut().zip(list) {
-                slot[..name.len()].copy_from_slice(name.as_bytes());
-            }
+            write(&mut slots, list);
             path(&slots, &Makers::new_zeroed())
         };
         assert_eq!(names(&["ip", "sbin", "/", "/", "/"]).as_deref(), Some("/sbin/ip"));
@@ -428,9 +453,7 @@ mod tests {
     fn the_names_that_root_did_not_make_are_set_apart() {
         let mut record = TaskRecord::new_zeroed();
         let container = "c".repeat(64);
-        for (slot, name) in record.cgroup_v2.iter_mut().zip([container.as_str(), "docker", "given", "lxc"]) {
-            slot[..name.len()].copy_from_slice(name.as_bytes());
-        }
+        write(&mut record.cgroup_v2, &[&container, "docker", "given", "lxc"]);
         record.makers_v2.modes = [0o755; NAMES_DEPTH];
         assert_eq!(cgroup(&record), Some(format!("/lxc/given/docker/{container}")));
         // What is in the directory `given` is its owner's.
@@ -442,5 +465,10 @@ mod tests {
         (record.makers_v2.owners, record.makers_v2.modes) = ([0; NAMES_DEPTH], [0o755; NAMES_DEPTH]);
         record.makers_v2.owners[0] = 1000;
         assert_eq!(cgroup(&record), Some(format!("/lxc/given/docker/{container}")));
+        // A name of two slots has the same directory in both.
+        let long = "l".repeat(NAME_CAPACITY);
+        write(&mut record.cgroup_v2, &[&container, &long, "given", "lxc"]);
+        record.makers_v2.owners = [0, 100_000, 100_000, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(cgroup(&record), Some(format!("/lxc/given/{long}//{container}")));
     }
 }
