@@ -348,6 +348,10 @@ mod tests {
         let phrase = |uid| actor_phrase(&Actor { userns, uid, ..actor("kubelet", None, &["calico"]) });
         assert_eq!(phrase(Some(1000)), "a process in another user namespace (uid 1000, pid 100)");
         assert_eq!(phrase(None), "a process in another user namespace (pid 100)");
+        // Its container has such a namespace, as that of a pod without `hostUsers`.
+        let (uid, container) = (Some(100_000), Some(crate::Container::of_id("x".repeat(64))));
+        let contained = Actor { userns, uid, container, ..actor("ip", None, &["containerd-shim"]) };
+        assert_eq!(actor_phrase(&contained), "ip (pid 100) of container xxxxxxxxxxxx");
     }
 
     #[test]

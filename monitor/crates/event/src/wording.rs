@@ -86,10 +86,7 @@ pub fn container_label(container: &Container) -> Cow<'_, str> {
 /// a tool, the program that uses it: `calico (pid 28997), run by kubelet, by means of ip`; `ip (pid 28998), a child of calico
 /// (pid 28997)` where it is not certain that calico uses it.
 pub fn actor_phrase(actor: &Actor) -> String {
-    if actor.userns.is_some() {
-        return foreign_actor_phrase(actor);
-    }
-    if let Some(text) = user_actor_phrase(actor) {
+    if let Some(text) = foreign_actor_phrase(actor).or_else(|| user_actor_phrase(actor)) {
         return text;
     }
     let Culprit { comm, pid, user, run_by, tool } = culprit(actor);
@@ -135,11 +132,14 @@ fn uid_on_host(process: &AncestorRef) -> Option<u32> {
     process.uid.filter(|_| process.container.is_none())
 }
 
-/// An actor in another user namespace: any user can make one, and choose the names of his processes.
-fn foreign_actor_phrase(actor: &Actor) -> String {
+/// An actor in another user namespace: any user can make one, and choose the names of his processes. In a container they mean as
+/// much as in a container without one.
+fn foreign_actor_phrase(actor: &Actor) -> Option<String> {
+    if actor.userns.is_none() || actor.container.is_some() {
+        return None;
+    }
     let uid = actor.uid.map_or_else(String::new, |uid| format!("uid {uid}, "));
-    let owner = process_owner_phrase(actor.container.as_ref(), actor.pod.as_ref());
-    format!("a process in another user namespace ({uid}pid {}){}", actor.pid, owner)
+    Some(format!("a process in another user namespace ({uid}pid {})", actor.pid))
 }
 
 /// An actor on the host that an unprivileged user runs: the name of the process is what that user calls it.
@@ -182,10 +182,7 @@ fn process_owner_phrase(container: Option<&Container>, pod: Option<&Pod>) -> Str
 
 /// Who tries something again and again, as [`actor_phrase`], but without the id of a process that lives for one attempt.
 pub fn repeated_actor_phrase(actor: &Actor) -> String {
-    if actor.userns.is_some() {
-        return foreign_actor_phrase(actor);
-    }
-    if let Some(text) = user_actor_phrase(actor) {
+    if let Some(text) = foreign_actor_phrase(actor).or_else(|| user_actor_phrase(actor)) {
         return text;
     }
     let culprit = culprit(actor);
