@@ -1,8 +1,9 @@
 //! Which paths of the host are where runtimes mount what a container has: its root directory, its shared memory.
 //!
 //! Docker: `overlay2/LAYER/merged`, `containers/ID/mounts/shm`, `rootfs/SNAPSHOTTER/ID`; containerd:
-//! `io.containerd.runtime.v2.task/NAMESPACE/ID/rootfs`, `io.containerd.grpc.v1.cri/sandboxes/ID/shm`; CRI-O and Podman:
-//! `overlay/LAYER/merged`, `overlay-containers/ID/userdata/shm`. Below which directory is not looked at: whether a path is a runtime's,
+//! `io.containerd.runtime.v2.task/NAMESPACE/ID/rootfs`, `io.containerd.grpc.v1.cri/sandboxes/ID/shm`,
+//! `io.containerd.grpc.v1.cri/image-volumes/ID/DIGEST`; CRI-O and Podman: `overlay/LAYER/merged`,
+//! `overlay-containers/ID/userdata/shm`. Below which directory is not looked at: whether a path is a runtime's,
 //! the caller must know.
 
 use kevtmon_event::ContainerPart;
@@ -35,6 +36,8 @@ pub fn of_path(path: &str) -> Option<ContainerMount> {
     match below {
         ["rootfs"] if grandparent.starts_with("io.containerd.runtime.") => of(ContainerPart::Root, Some(id)),
         [] if grandparent == "rootfs" => of(ContainerPart::Root, Some(id)),
+        // The last name is that of an image.
+        [] if grandparent == "image-volumes" && is_id(parent) => of(ContainerPart::Other, Some(parent)),
         [.., "shm"] if matches!(parent, "containers" | "sandboxes" | "overlay-containers") => {
             of(ContainerPart::Shm, Some(id))
         }
@@ -70,6 +73,10 @@ mod tests {
             ("/var/lib/docker/rootfs/overlayfs/ID", Some((Root, true))),
             ("/run/containerd/io.containerd.runtime.v2.task/k8s.io/ID/rootfs", Some((Root, true))),
             ("/run/containerd/io.containerd.grpc.v1.cri/sandboxes/ID/shm", Some((Shm, true))),
+            (
+                "/run/containerd/io.containerd.grpc.v1.cri/sandboxes/ID/pinned-namespaces/user",
+                Some((Other, true)),
+            ),
             ("/var/lib/containers/storage/overlay/ID/merged", Some((Root, false))),
             ("/var/lib/containers/storage/overlay-containers/ID/userdata/shm", Some((Shm, true))),
             ("/var/lib/docker/overlay2/ID/diff", None),
@@ -79,5 +86,8 @@ mod tests {
         ] {
             assert_eq!(known(path), expected, "{path}");
         }
+        let image = "cd".repeat(32);
+        let volume = format!("/run/containerd/io.containerd.grpc.v1.cri/image-volumes/{id}/{image}");
+        assert_eq!(of_path(&volume), Some(ContainerMount { part: Other, id: Some(id) }));
     }
 }

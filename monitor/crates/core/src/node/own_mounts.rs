@@ -18,13 +18,15 @@ use super::containers::Containers;
 const DIRECTORIES_MAX: usize = 8;
 
 /// What is above the directory of a container, below a directory of its runtime; `*` stands for any name.
-const LAYOUTS: [&[&str]; 6] = [
+const LAYOUTS: [&[&str]; 7] = [
     &["containers"],
     // Docker with images in containerd.
     &["rootfs", "*"],
     &["io.containerd.runtime.v2.task", "*"],
     &["io.containerd.runtime.v1.linux", "*"],
     &["io.containerd.grpc.v1.cri", "sandboxes"],
+    // Images as volumes, since 2.1: of the sandbox.
+    &["io.containerd.grpc.v1.cri", "image-volumes"],
     &["overlay-containers"],
 ];
 
@@ -141,6 +143,8 @@ mod tests {
             "/var/run/docker/netns/d1ec8a063318".into(),
             format!("/run/containerd/io.containerd.runtime.v2.task/k8s.io/{ID}/rootfs"),
             format!("/run/containerd/io.containerd.grpc.v1.cri/sandboxes/{ID}/shm"),
+            format!("/run/containerd/io.containerd.grpc.v1.cri/sandboxes/{ID}/pinned-namespaces/user"),
+            format!("/run/containerd/io.containerd.grpc.v1.cri/image-volumes/{ID}/{OTHER}"),
             format!("/var/lib/containers/storage/overlay-containers/{ID}/userdata/shm"),
         ] {
             assert_eq!(owner(&path).as_deref(), Some(ID), "{path}");
