@@ -73,10 +73,11 @@ impl From<Status> for Fault {
 }
 
 impl Fault {
-    /// The server's answer; none if it was no proper one.
+    /// The server's answer; none if it was no proper one, or if the connection ended before.
     pub(super) fn code(&self) -> Option<Code> {
         match self {
-            Self::Status(status) => Some(status.code()),
+            // Of what failed here there is a cause.
+            Self::Status(status) => status.source().is_none().then(|| status.code()),
             Self::Decode(_) | Self::TooMany => None,
         }
     }

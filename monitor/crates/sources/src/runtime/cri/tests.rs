@@ -267,6 +267,26 @@ async fn a_runtime_that_never_answers_makes_it_down_until_it_does() {
 }
 
 #[tokio::test]
+async fn one_that_ends_before_its_first_event_is_down_and_not_one_without_events() {
+    let fake = with_pod();
+    // As servers of gRPC do it.
+    fake.set(|state| state.quiet = true);
+    let mut reports = watch(&fake);
+    reports.up().await;
+    kevtmon_testing::patience::until("events are asked for", || {
+        fake.set(|state| state.requests.iter().any(|request| request == "Subscribe"))
+    })
+    .await;
+    fake.stop();
+    let reason = reports.down().await;
+    assert!(!reason.contains("has no event stream"), "{reason}");
+    assert!(reports.seen.iter().all(|fact| match fact {
+        Fact::Source(status) => status.attach_mode.is_none(),
+        _ => true,
+    }));
+}
+
+#[tokio::test]
 async fn what_containerd_announces_before_its_cri_knows_it_is_reported_with_its_process() {
     let fake = FakeCri::started();
     let mut reports = watch(&fake);

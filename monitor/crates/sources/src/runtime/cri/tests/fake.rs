@@ -47,6 +47,8 @@ pub(super) struct State {
     pub(super) version: &'static str,
     /// Whether events are offered; else the stream ends at once.
     pub(super) events: bool,
+    /// Whether a stream is only answered with its first event, which never comes.
+    pub(super) quiet: bool,
     pub(super) sandboxes: Vec<api::PodSandbox>,
     pub(super) containers: Vec<api::Container>,
     /// What a verbose status adds, by id.
@@ -71,6 +73,7 @@ impl FakeCri {
             name: "containerd",
             version: "1.6.20",
             events: true,
+            quiet: false,
             sandboxes: Vec::new(),
             containers: Vec::new(),
             info: HashMap::new(),
@@ -101,6 +104,11 @@ impl FakeCri {
         }
     }
 
+    /// Ends it, with all its connections.
+    pub(super) fn stop(&self) {
+        self.server.abort();
+    }
+
     pub(super) async fn subscribed(&self) {
         until("a client subscribes", || self.set(|state| !state.subscribers.is_empty())).await;
     }
@@ -129,10 +137,11 @@ async fn answer(request: Request<Incoming>, state: Arc<Mutex<State>>) -> Result<
     let (service, method) = path.split_once('/').unwrap_or_default();
     let question = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let question = question.get(5..).unwrap_or_default();
+    let is_stream = matches!(method, "Subscribe" | "GetContainerEvents");
     let mood = {
         let mut state = state.lock().unwrap();
         state.requests.push(method.to_owned());
-        state.mood
+        if is_stream && state.quiet { Mood::Silent } else { state.mood }
     };
     match mood {
         Mood::Silent => std::future::pending().await,
@@ -145,7 +154,6 @@ async fn answer(request: Request<Incoming>, state: Arc<Mutex<State>>) -> Result<
     if let Some((_, message)) = state.spoiled.as_ref().filter(|(spoiled, _)| *spoiled == method) {
         return Ok(reply(vec![framed(message)], "0"));
     }
-    let is_stream = matches!(method, "Subscribe" | "GetContainerEvents");
     if is_stream && !state.events {
         return Ok(reply(Vec::new(), "0"));
     }
