@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use crate::cri::{
-    self, ContainerConfig, CreateContainer, Id, LinuxPod, Name, Namespaces, PodConfig, PodMetadata, Security,
+    self, Capabilities, ContainerConfig, ContainerSecurity, CreateContainer, Id, Ids, LinuxContainer,
+    LinuxPod, Name, Namespaces, PodConfig, PodMetadata, Security, UserNamespace,
 };
 use crate::dockerd::{END, is_dead};
 use crate::eventually;
@@ -31,6 +32,9 @@ const PLUGINS: &str = "/usr/lib/cni";
 
 /// Namespace of all pods.
 pub const NAMESPACE: &str = "lijiaob";
+
+/// First id on the host of the users of a pod with a user namespace of its own.
+pub const FIRST_UID: u32 = 100_000;
 
 /// Labels of all pods.
 const LABELS: [(&str, &str); 2] = [("app", "etcd"), ("token", "hunter2")];
@@ -88,7 +92,7 @@ impl Containerd {
 root = "{shown}/root"
 state = "{shown}/state"
 [grpc]
-  address = "{shown}/containerd.sock"
+  address = "{shown}/state/containerd.sock"
 [plugins."io.containerd.internal.v1.opt"]
   path = "{shown}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
@@ -152,7 +156,19 @@ state = "{shown}/state"
     /// Path of its socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.scratch.path().join("containerd.sock")
+        // In its state directory, as usual: so its files are found.
+        self.scratch.path().join("state/containerd.sock")
+    }
+
+    /// The first two numbers of its version.
+    #[must_use]
+    pub fn version(&self) -> (u32, u32) {
+        let answer: cri::Version = cri::ask(&self.socket(), "Version", &Id::default());
+        let mut numbers = answer.runtime.trim_start_matches('v').split('.').map(str::parse::<u32>);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
+            _ => panic!("containerd has no version: {answer:?}"),
+        }
     }
 
     /// What the daemon under test takes as `--runtime`.
@@ -176,8 +192,21 @@ state = "{shown}/state"
     /// Runs the sandbox of a new pod in the network of the host (`hostNetwork`).
     #[must_use]
     pub fn run_on_host(&self) -> CriPod<'_> {
-        let security = Security { namespaces: Some(Namespaces { network: cri::NODE }) };
+        let namespaces = Namespaces { network: cri::NODE, user: None };
+        let security = Security { namespaces: Some(namespaces) };
         self.run_named(format!("proxy-{}", &uuid()[..8]), Some(security))
+    }
+
+    /// Runs the sandbox of a new pod in a user namespace of its own; `None` where this containerd cannot.
+    #[must_use]
+    pub fn run_with_users(&self) -> Option<CriPod<'_>> {
+        if self.version() < (2, 0) {
+            return None;
+        }
+        let all = vec![Ids { host: FIRST_UID, container: 0, length: 65_536 }];
+        let user = Some(UserNamespace { uids: all.clone(), gids: all });
+        let security = Security { namespaces: Some(Namespaces { network: 0, user }) };
+        Some(self.run_named(format!("etcd-{}", &uuid()[..8]), Some(security)))
     }
 
     /// Runs the sandbox of a pod of the same name, as a StatefulSet has it made.
@@ -223,7 +252,7 @@ state = "{shown}/state"
     #[must_use]
     pub fn start_elsewhere(&self, namespace: &str, options: &[&str]) -> (String, u32) {
         let saved = self.scratch.path().join("saved.tar");
-        self.ctr_in(namespace, &["images", "import", "--snapshotter", "native", &saved.to_string_lossy()]);
+        self.ctr_in(namespace, &["images", "import", "--no-unpack", &saved.to_string_lossy()]);
         self.start_in(namespace, options)
     }
 
@@ -235,6 +264,12 @@ state = "{shown}/state"
         self.ctr_in(namespace, &words);
         let pid = self.pid_in(namespace, &id);
         (id, pid)
+    }
+
+    /// Runs a command in a container of the CRI to its end.
+    pub fn execute(&self, id: &str, command: &[&str]) {
+        let name = format!("--exec-id={}", unique::name("kvx"));
+        self.ctr(&[&["tasks", "exec", &name, id], command].concat());
     }
 
     /// Runs containerd's own client in the namespace of the CRI; returns what it prints.
@@ -314,13 +349,44 @@ impl CriPod<'_> {
     pub fn start_container(&self, name: &str, command: &[&str], volumes: &[&Path]) -> (String, u32) {
         let volume = |path: &&Path| {
             let path = path.to_string_lossy().into_owned();
-            cri::Mount { container_path: path.clone(), host_path: path, propagation: 1 }
+            cri::Mount { container_path: path.clone(), host_path: path, propagation: 1, image: None }
         };
+        self.start_with(name, command, volumes.iter().map(volume).collect())
+    }
+
+    /// Starts a container that does nothing, with an image as a volume; `None` where this containerd cannot.
+    #[must_use]
+    pub fn start_with_image_volume(&self, name: &str) -> Option<(String, u32)> {
+        if self.containerd.version() < (2, 1) {
+            return None;
+        }
+        let image = Some(Name { name: IMAGE.to_owned() });
+        let volume = cri::Mount { container_path: "/data".to_owned(), image, ..cri::Mount::default() };
+        Some(self.start_with(name, &["/bin/sleep", "1000000"], vec![volume]))
+    }
+
+    /// Where the host has the images that its containers have as volumes.
+    #[must_use]
+    pub fn image_volumes(&self) -> PathBuf {
+        let state = self.containerd.scratch.path().join("state/io.containerd.grpc.v1.cri");
+        state.join("image-volumes").join(&self.id)
+    }
+
+    fn start_with(&self, name: &str, command: &[&str], mounts: Vec<cri::Mount>) -> (String, u32) {
+        let namespaces = self.config.linux.as_ref().and_then(|linux| linux.security.clone()?.namespaces);
+        // What is done in a user namespace must be allowed there.
+        let linux = namespaces.filter(|namespaces| namespaces.user.is_some()).map(|namespaces| {
+            let capabilities = Some(Capabilities { add: vec!["NET_ADMIN".to_owned()] });
+            LinuxContainer {
+                security: Some(ContainerSecurity { capabilities, namespaces: Some(namespaces) }),
+            }
+        });
         let config = ContainerConfig {
             metadata: Some(Name { name: name.to_owned() }),
             image: Some(Name { name: IMAGE.to_owned() }),
             command: command.iter().map(|word| (*word).to_owned()).collect(),
-            mounts: volumes.iter().map(volume).collect(),
+            mounts,
+            linux,
         };
         let request = CreateContainer {
             pod_sandbox_id: self.id.clone(),
@@ -331,6 +397,15 @@ impl CriPod<'_> {
         self.containerd.about("StartContainer", &made.id);
         let pid = self.containerd.pid(&made.id);
         (made.id, pid)
+    }
+
+    /// Tries to stop the pod; the runtime's words if it cannot.
+    ///
+    /// # Errors
+    /// What the runtime answers.
+    pub fn try_to_stop(&self) -> Result<(), String> {
+        let id = Id { id: self.id.clone() };
+        cri::attempt::<Id>(&self.containerd.socket(), "StopPodSandbox", &id).map(drop)
     }
 
     /// Stops a container at once, and removes it.

@@ -24,12 +24,40 @@ pub struct PodMetadata {
     pub namespace: String,
 }
 
+/// `IDMapping`.
+#[derive(Clone, PartialEq, Message)]
+pub struct Ids {
+    /// The first one on the host.
+    #[prost(uint32, tag = "1")]
+    pub host: u32,
+    /// The first one in the pod.
+    #[prost(uint32, tag = "2")]
+    pub container: u32,
+    /// How many.
+    #[prost(uint32, tag = "3")]
+    pub length: u32,
+}
+
+/// `UserNamespace`: one of the pod's own.
+#[derive(Clone, PartialEq, Message)]
+pub struct UserNamespace {
+    /// Its users.
+    #[prost(message, repeated, tag = "2")]
+    pub uids: Vec<Ids>,
+    /// Its groups.
+    #[prost(message, repeated, tag = "3")]
+    pub gids: Vec<Ids>,
+}
+
 /// `NamespaceOption`.
 #[derive(Clone, PartialEq, Message)]
 pub struct Namespaces {
     /// Which network: 0 is one of its own, [`NODE`] the host's.
     #[prost(int32, tag = "1")]
     pub network: i32,
+    /// Of a pod whose users are not the host's (`hostUsers: false`).
+    #[prost(message, optional, tag = "5")]
+    pub user: Option<UserNamespace>,
 }
 
 /// The host's namespace (`NamespaceMode`).
@@ -96,6 +124,36 @@ pub struct Mount {
     /// Whether it follows the host's mounts below: 1 if so.
     #[prost(int32, tag = "5")]
     pub propagation: i32,
+    /// An image in place of a path of the host.
+    #[prost(message, optional, tag = "9")]
+    pub image: Option<Name>,
+}
+
+/// `Capability`.
+#[derive(Clone, PartialEq, Message)]
+pub struct Capabilities {
+    /// Those beyond the usual ones.
+    #[prost(string, repeated, tag = "1")]
+    pub add: Vec<String>,
+}
+
+/// `LinuxContainerSecurityContext`.
+#[derive(Clone, PartialEq, Message)]
+pub struct ContainerSecurity {
+    /// What it may do.
+    #[prost(message, optional, tag = "1")]
+    pub capabilities: Option<Capabilities>,
+    /// The same as of its pod.
+    #[prost(message, optional, tag = "3")]
+    pub namespaces: Option<Namespaces>,
+}
+
+/// `LinuxContainerConfig`.
+#[derive(Clone, PartialEq, Message)]
+pub struct LinuxContainer {
+    /// How it is shut off from the host.
+    #[prost(message, optional, tag = "2")]
+    pub security: Option<ContainerSecurity>,
 }
 
 /// `ContainerConfig`.
@@ -113,6 +171,9 @@ pub struct ContainerConfig {
     /// Its volumes.
     #[prost(message, repeated, tag = "7")]
     pub mounts: Vec<Mount>,
+    /// What concerns Linux.
+    #[prost(message, optional, tag = "15")]
+    pub linux: Option<LinuxContainer>,
 }
 
 /// `CreateContainerRequest`.
@@ -127,6 +188,14 @@ pub struct CreateContainer {
     /// The pod, once more.
     #[prost(message, optional, tag = "3")]
     pub sandbox_config: Option<PodConfig>,
+}
+
+/// `VersionResponse`.
+#[derive(Clone, PartialEq, Message)]
+pub struct Version {
+    /// That of the runtime.
+    #[prost(string, tag = "3")]
+    pub runtime: String,
 }
 
 /// An id: of what was made, and of what is to be started, stopped or removed.

@@ -1,10 +1,11 @@
 //! Pods of a runtime behind the CRI: containerd with CNI plugins, driven as a kubelet does it.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
 use kevtmon_tests::advice::{is_understood, opened};
 use kevtmon_tests::call_listener::CallListener;
-use kevtmon_tests::containerd::{Containerd, CriPod, NAMESPACE, Plugin};
+use kevtmon_tests::containerd::{Containerd, CriPod, FIRST_UID, NAMESPACE, Plugin};
 use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -12,7 +13,7 @@ use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::network::{NeighbourState, Network};
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
-use kevtmon_tests::process::{comm, run};
+use kevtmon_tests::process::{Running, comm, run};
 
 /// What was reported of the life of a container, in order.
 fn life(events: &[Event], id: &str) -> Vec<String> {
@@ -225,7 +226,7 @@ fn a_pod_in_the_network_of_the_host_has_no_calls_and_owns_nothing_there() {
 }
 
 #[test]
-fn labels_of_a_container_that_the_cri_has_not_made_are_nobodys_word() {
+fn labels_of_a_container_that_the_cri_has_not_made_are_a_claim_at_most() {
     let containerd = Containerd::start();
     let mut daemon = launch().runtime(containerd.runtime()).start();
     let pod = containerd.run_pod();
@@ -244,7 +245,7 @@ fn labels_of_a_container_that_the_cri_has_not_made_are_nobodys_word() {
     ];
     let (id, pid) = containerd.start_aside(&forged.each_ref().map(String::as_str));
     let network = Pod::at(NetnsPath::of_process(pid));
-    let tells_of_no_pod = |daemon: &mut Daemon| {
+    let tells_of_no_pod = |daemon: &mut Daemon, may_claim: bool| {
         daemon.wait_for_gateway(network.inum(), GATEWAY);
         let ip = network.delete_gateway();
         let deleted = daemon.wait_for_deletion_by(ip.pid, network.inum(), GATEWAY);
@@ -253,8 +254,9 @@ fn labels_of_a_container_that_the_cri_has_not_made_are_nobodys_word() {
         });
         for event in [&deleted, &opened] {
             event.expect("/target/container/id", &*id);
-            event.expect_none("/target/pod");
-            assert!(!event.text("/message").contains(pod.name()), "{event}");
+            let claims = event.get("/target/pod/claimed").is_some_and(|claimed| claimed == true);
+            assert!(may_claim && claims || !event.has("/target/pod"), "{event}");
+            assert_eq!(event.text("/message").contains(pod.name()), claims, "{event}");
         }
         network.set_gateway();
         daemon.wait_for("it is back", |event| {
@@ -262,13 +264,88 @@ fn labels_of_a_container_that_the_cri_has_not_made_are_nobodys_word() {
         });
         assert!(daemon.find(&["incidents", "--pod", &pod.full_name()]).is_empty());
     };
-    tells_of_no_pod(&mut daemon);
+    tells_of_no_pod(&mut daemon, false);
     containerd.kill();
     eventually!(daemon.metrics().count("kevtmon_source_up", &[("source", "cri")]) == 0.0, "it is missed");
-    tells_of_no_pod(&mut daemon);
-    // Neither does one tell of it that has nothing but what containerd left on the disk.
-    tells_of_no_pod(&mut launch().runtime(containerd.runtime()).start());
+    // What containerd left on the disk has them.
+    tells_of_no_pod(&mut daemon, true);
+    tells_of_no_pod(&mut launch().runtime(containerd.runtime()).start(), true);
     containerd.launch();
+}
+
+#[test]
+fn where_containerd_does_not_answer_its_containers_are_known_by_its_files() {
+    let containerd = Containerd::start();
+    let pod = containerd.run_pod();
+    let (id, pid) = pod.start_container("etcd", &["/bin/sleep", "1000000"], &[]);
+    containerd.kill();
+    let mut daemon = launch().runtime(containerd.runtime()).start();
+    let known = || {
+        let state = daemon.find(&["state"]).remove(0);
+        state.list("/containers").iter().find(|container| container["id"] == *id).cloned()
+    };
+    eventually!(known().is_some(), "the container is known");
+    let container = known().unwrap_or_default();
+    for (field, expected) in
+        [("name", "etcd".into()), ("pid", pid.into()), ("stale", serde_json::Value::from(true))]
+    {
+        assert_eq!(container[field], expected, "{field} of {container}");
+    }
+    let deleted = lose_gateway(&mut daemon, &pod);
+    deleted.expect("/target/pod/uid", pod.uid());
+    deleted.expect("/target/pod/name", pod.name());
+    deleted.expect("/target/container/runtime", "containerd");
+    containerd.launch();
+}
+
+#[test]
+fn who_acts_in_a_pod_with_users_of_its_own_is_named_with_it() {
+    let containerd = Containerd::start();
+    let Some(pod) = containerd.run_with_users() else { return };
+    let (id, _) = pod.start_container("etcd", &["/bin/sleep", "1000000"], &[]);
+    let mut daemon = launch().runtime(containerd.runtime()).start();
+    let netns = pod.netns();
+    let gateway = netns.network(Network::default_gateway).to_string();
+    netns.set_neighbor("eth0", &gateway, GATEWAY_LLADDR, NeighbourState::Permanent);
+    containerd.execute(&id, &["/bin/ip", "neigh", "del", &gateway, "dev", "eth0"]);
+    let deleted = daemon.wait_for_deletion(netns.inum(), &gateway);
+    expect_pod(&deleted, &pod);
+    deleted.expect_none("/target/userns");
+    deleted.expect("/severity", "warning");
+    deleted.expect("/actor/userns", "other");
+    deleted.expect("/actor/uid", FIRST_UID);
+    deleted.expect("/actor/container/id", &*id);
+    deleted.expect("/actor/pod/uid", pod.uid());
+    let pid = deleted.number("/actor/pid").unwrap_or_default();
+    let by = format!(" deleted by ip (pid {pid}) of pod {}", pod.full_name());
+    assert!(deleted.text("/message").contains(&by), "{deleted}");
+}
+
+#[test]
+fn who_holds_an_image_that_a_pod_has_as_a_volume_is_named_with_the_pod() {
+    let containerd = Containerd::start();
+    let pod = containerd.run_pod();
+    let Some((id, _)) = pod.start_with_image_volume("etcd") else { return };
+    // So that no other test mounts anything.
+    let _scratch = Scratch::new();
+    let mut daemon = launch().runtime(containerd.runtime()).start();
+    let entries = std::fs::read_dir(pod.image_volumes()).expect("the sandbox has volumes");
+    let volumes: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    let [volume] = &volumes[..] else { panic!("{volumes:?}") };
+    let holder = Running::spawn(Command::new("sleep").arg("1000000").current_dir(volume));
+    pod.remove_container(&id);
+    let refused = pod.try_to_stop().expect_err("its volume is in use");
+    assert!(refused.contains("busy"), "{refused}");
+    let path = volume.to_string_lossy();
+    let busy = daemon.wait_for("mount.busy", |event| {
+        event.kind() == "mount.busy" && event.text("/mount/path") == path && event.has("/holders/0")
+    });
+    expect_pod(&busy, &pod);
+    busy.expect("/target/container/id", pod.sandbox());
+    busy.expect("/holders/0/pid", holder.pid());
+    drop(holder);
+    eventually!(pod.try_to_stop().is_ok(), "the volume is free");
+    pod.remove();
 }
 
 #[test]
