@@ -18,7 +18,7 @@ const RECIPE: u32 = 2;
 /// package does not depend on.
 const PACKAGES: &str = "--include=systemd,udev,dbus,iproute2,curl,bpftool";
 
-const PREREQUISITES: [Prerequisite; 2] = [
+pub(crate) const PREREQUISITES: [Prerequisite; 2] = [
     program("mmdebstrap", "mmdebstrap", "makes it"),
     program(KEYRING, "debian-archive-keyring", "proves that it is Debian's"),
 ];

@@ -21,6 +21,7 @@ mod vm;
 mod debian;
 mod packages;
 mod prerequisites;
+mod runtimes;
 mod setup;
 mod side_by_side;
 mod static_link;

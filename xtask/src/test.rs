@@ -13,7 +13,7 @@ mod suite;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
@@ -26,6 +26,7 @@ use crate::debian;
 use crate::ebpf::ebpf;
 use crate::kubernetes;
 use crate::prerequisites::{self, Prerequisite, program};
+use crate::runtimes;
 use crate::setup::{self, Privilege};
 use crate::vm;
 use crate::workspace;
@@ -68,6 +69,8 @@ enum Part {
     Vm,
     /// The package in a Debian with systemd, in a virtual machine
     Systemd,
+    /// Tests of container runtimes on those of newer Debian releases, as root; the first time these are downloaded
+    Runtimes,
     /// The daemon on a node with a real kubelet, as root; the first time the kubelet is built
     Kubelet,
     /// The same on a whole cluster of one node, which is built the first time; in no other part
@@ -81,7 +84,7 @@ enum Part {
     /// Lint, unit tests, end-to-end tests and one other kernel: what CI runs
     #[default]
     Gate,
-    /// Everything but `cluster`: also slow tests, more kernels, kubelets, arm64
+    /// Everything but `cluster`: also slow tests, more kernels, newer container runtimes, kubelets, arm64
     Full,
 }
 
@@ -99,6 +102,7 @@ pub(crate) fn test(options: &Options) -> Result<()> {
             vm::test(&options.names, &options.kernel, scope, is_required)
         }
         Part::Systemd => vm::systemd::test(is_required),
+        Part::Runtimes => with_runtimes(&options.names, is_required),
         Part::Kubelet => with_kubelet(&options.names, is_required),
         Part::Cluster => with_cluster(&options.names),
         Part::Build => build_all(),
@@ -192,12 +196,16 @@ fn end_to_end(names: &[String], gate: bool) -> Result<()> {
     if gate {
         tests.retain(|test| !full::has(test));
     }
-    let (alone, together): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| is_alone(test));
     let mut out = io::stderr();
-    let mut report = suite::run(by_module(&executable, together), TOGETHER, &mut out);
-    report.add(suite::run(by_module(&executable, alone), Width::ALONE, &mut out));
-    let concluded = report.conclude(&mut out);
+    let concluded = run_all(&executable, tests, &mut out).conclude(&mut out);
     leftovers::check(&daemon, &executable.path).and(concluded)
+}
+
+fn run_all(executable: &Executable, tests: Vec<String>, out: &mut io::Stderr) -> Report {
+    let (alone, together): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| is_alone(test));
+    let mut report = suite::run(by_module(executable, together), TOGETHER, out);
+    report.add(suite::run(by_module(executable, alone), Width::ALONE, out));
+    report
 }
 
 /// More than there are processors: end-to-end tests wait for kernels and runtimes most of the time.
@@ -236,6 +244,47 @@ const SLOW: [&str; 12] = [
     "mount_leak", "mount_identity", "container_undeletable", "routes_random", "advice_volume", "disk",
     "orphan_container", "runtimes", "file_server_lost", "cri", "daemon_set", "orphan_veth",
 ];
+
+/// Modules about what each container runtime reports.
+const WITH_RUNTIME: [&str; 7] =
+    ["container_undeletable", "cri", "daemon_set", "docker", "orphan_container", "pod_claims", "runtimes"];
+
+/// Their tests on the runtimes of newer releases. Where these cannot be had, that is an error if they are `required`.
+fn with_runtimes(names: &[String], required: bool) -> Result<()> {
+    let privilege = Privilege::of_this_user();
+    if !required && !kubernetes::is_possible() {
+        eprintln!("xtask: skipped: newer container runtimes are Debian's packages, and there is no apt here");
+        return Ok(());
+    }
+    if privilege == Privilege::None {
+        bail!("container runtimes need root, and there is no sudo here: run `cargo xtask test` as root");
+    }
+    install_end_to_end_prerequisites(privilege)?;
+    let daemon = daemon()?;
+    let mut concluded = Ok(());
+    for suite in runtimes::SUITES {
+        let of_suite = with_runtimes_of(suite, &daemon, names, privilege);
+        concluded = concluded.and(of_suite.with_context(|| format!("with the runtimes of Debian {suite}")));
+    }
+    concluded
+}
+
+fn with_runtimes_of(suite: &str, daemon: &Path, names: &[String], privilege: Privilege) -> Result<()> {
+    let unpacked = runtimes::of(suite, privilege)?;
+    let environment = [("KEVTMON_BIN", daemon.as_os_str()), (RUNTIMES, unpacked.as_os_str())];
+    let executable = e2e_executable(privilege, &environment)?;
+    let module = |test: &str| test.split("::").next().unwrap_or_default().to_owned();
+    let all = executable.tests()?;
+    if let Some(missing) = WITH_RUNTIME.iter().find(|name| all.iter().all(|test| module(test) != **name)) {
+        bail!("no end-to-end test is in {missing}");
+    }
+    let mut tests = selected(all, names);
+    tests.retain(|test| WITH_RUNTIME.contains(&module(test).as_str()));
+    eprintln!("xtask: with the container runtimes of Debian {suite}");
+    let mut out = io::stderr();
+    let concluded = run_all(&executable, tests, &mut out).conclude(&mut out);
+    leftovers::check(daemon, &executable.path).and(concluded)
+}
 
 /// The tests on a node with a kubelet. Where it cannot be built, that is an error if they are `required`.
 fn with_kubelet(names: &[String], required: bool) -> Result<()> {
@@ -305,9 +354,14 @@ pub(crate) fn install_end_to_end_prerequisites(privilege: Privilege) -> Result<(
 /// How long the tests of one module may take.
 const MODULE_PATIENCE: &str = "15m";
 
+/// Names the directory of what is laid over `/usr` for the tests, if anything.
+const RUNTIMES: &str = "KEVTMON_RUNTIMES";
+
 /// Gives the tests of a process mounts of their own, which they tell the daemon are the node's: tests that mount something, or
 /// name a network namespace, wait only for those of the same process. `sh` becomes the test executable.
 const OWN_MOUNTS: &str = "mkdir -p /run/netns && mount -t tmpfs kevtmon-tests /run/netns \
+    && { [ -z \"$KEVTMON_RUNTIMES\" ] \
+        || mount -t overlay -o \"ro,lowerdir=$KEVTMON_RUNTIMES:/usr\" kevtmon-runtimes /usr; } \
     && KEVTMON_HOST_PID=$$ exec \"$@\"";
 
 /// The words before those of a test executable.

@@ -49,7 +49,7 @@ pub(super) const GATE: [Stage; 3] = [
     &[&[job("end-to-end tests", &["test", "e2e", "--gate"], 60)]],
 ];
 
-pub(super) const FULL: [Stage; 5] = [
+pub(super) const FULL: [Stage; 6] = [
     &[&[job("build", &["test", "build"], 45)], &[job("preparation", &["test", "prepare"], 45)]],
     &[&[
         job("unit tests", &["test", "unit"], 30),
@@ -57,6 +57,7 @@ pub(super) const FULL: [Stage; 5] = [
         job("dependencies", &["lint", "dependencies"], 45),
     ]],
     &[&[job("end-to-end tests", &["test", "e2e"], 90), job("demo", &["demo"], 20)]],
+    &[&[job("tests with newer runtimes", &["test", "runtimes", "--if-possible"], 45)]],
     &[&[job("tests with a kubelet", &["test", "kubelet", "--if-possible"], 45)]],
     &[&[
         job("tests on other kernels", &["test", "vm", "--if-possible"], 90),
@@ -125,7 +126,7 @@ fn run_lane<W: Write + Send>(
         let start = Instant::now();
         let mut command = Command::new(program);
         command.args(job.arguments).env(flaky::VARIABLE, flaky);
-        if job.arguments.iter().any(|part| ["unit", "e2e", "kubelet", "vm"].contains(part))
+        if job.arguments.iter().any(|part| ["unit", "e2e", "runtimes", "kubelet", "vm"].contains(part))
             && !names.is_empty()
         {
             command.arg("--").args(names);
