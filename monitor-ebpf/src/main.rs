@@ -2,8 +2,8 @@
 //!
 //! One file per hook. `emit` is the only writer to the ring and counts what it cannot write, `lanes` decides who may
 //! write how much, `task` captures the current task, `memory` reads kernel memory at the `OFFSETS` that the daemon
-//! resolves and writes before load, `path` walks up a path, `syscall` reads what tracepoints of system calls give, `mount_table` tells whether mounts have changed,
-//! `iterators` who can hold a mount.
+//! resolves and writes before load, `path` walks up a path, `syscall` reads what tracepoints of system calls give and `kprobe` what
+//! kprobes do, `mount_table` tells whether mounts have changed, `iterators` who can hold a mount.
 #![no_std]
 #![no_main]
 // For the one atomic operation of `emit`.
@@ -17,6 +17,7 @@
 mod emit;
 mod exec;
 mod iterators;
+mod kprobe;
 mod lanes;
 mod link;
 mod memory;

@@ -282,7 +282,7 @@ fn created<S: Structure>(table: S, device: S) {
     if entries < nearly {
         return;
     }
-    let Some(task) = current::<S>(Program::NeighCreate) else { return };
+    let Some(task) = task::current_of::<S>(Program::NeighCreate) else { return };
     let netns = device.follow(offset!(net_device_nd_net));
     // A packet that arrives or passes has nothing to do with the current task; it may still interrupt one of that namespace.
     if task.id().netns != netns.get::<u32>(offset!(net_ns_inum)) {
@@ -298,12 +298,6 @@ fn created<S: Structure>(table: S, device: S) {
         task::send_details(task, room);
         send_created(&task, family, made, room);
     }
-}
-
-/// A kernel without types gives none of the current task either.
-#[inline(always)]
-fn current<S: Structure>(program: Program) -> Option<Task> {
-    if S::IS_TYPED { task::current_typed(program) } else { task::current(program) }
 }
 
 #[inline(always)]
@@ -362,7 +356,7 @@ fn report<S: Structure>(neighbour: &Neighbor<S>, program: Program, change: &Chan
     };
     // What the protocol resolves has nothing to do with the current task.
     let is_by_task = change.operation != operation::RESOLVED;
-    let Some(task) = is_by_task.then(|| current::<S>(program)).flatten() else {
+    let Some(task) = is_by_task.then(|| task::current_of::<S>(program)).flatten() else {
         return report_without_task(neighbour, change);
     };
     if let Some(room) = room_for(neighbour, task.id(), change) {

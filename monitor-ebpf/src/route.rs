@@ -5,14 +5,15 @@
 //! is his who runs which may sleep: all else may come from an interrupt, and so from whoever was interrupted.
 
 use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_kernel};
-use aya_ebpf::macros::fentry;
-use aya_ebpf::programs::FEntryContext;
+use aya_ebpf::macros::{fentry, kprobe};
+use aya_ebpf::programs::{FEntryContext, ProbeContext};
 use kevtmon_ebpf::Header;
 use kevtmon_ebpf::link::counter;
 use kevtmon_ebpf::route::{KIND_ROUTE, MESSAGE_CAPACITY, RouteRecord};
 
+use crate::kprobe::argument;
 use crate::link::{self, OFFSETS};
-use crate::memory::{Kernel, Structure as _, Typed, offset};
+use crate::memory::{Kernel, Structure, Typed, offset};
 use crate::task::{self, Program};
 use crate::{emit, lanes};
 
@@ -71,21 +72,33 @@ impl Head {
 /// is whole, and is sent.
 #[fentry(function = "rtnl_notify")]
 fn rtnl_notify(ctx: FEntryContext) -> i32 {
-    let (port, flags) = (ctx.arg::<u32>(2), ctx.arg::<u32>(5));
-    if port == 0 && flags & MAY_SLEEP != MAY_SLEEP {
-        return 0;
-    }
-    let message = Kernel(Typed(ctx.arg::<u64>(0)).get(offset!(sk_buff_data)));
-    let head: Head = message.get(0);
-    if head.is_wanted() && head.len as usize <= MESSAGE_CAPACITY {
-        report(Typed(ctx.arg::<u64>(1)), message, head.len);
-    }
+    notified(Typed(ctx.arg(0)), Typed(ctx.arg(1)), ctx.arg(2), ctx.arg(5));
+    0
+}
+
+/// The same where the kernel refuses `fentry`: on arm64 before 6.4, and without `DYNAMIC_FTRACE_WITH_DIRECT_CALLS`.
+#[kprobe(function = "rtnl_notify")]
+fn kp_rtnl_notify(ctx: ProbeContext) -> u32 {
+    let (buffer, namespace) = (Kernel(argument(&ctx, 0)), Kernel(argument(&ctx, 1)));
+    notified(buffer, namespace, argument(&ctx, 2) as u32, argument(&ctx, 5) as u32);
     0
 }
 
 #[inline(always)]
-fn report(namespace: Typed, message: Kernel, len: u32) {
-    let Some(task) = task::current_typed(Program::RtnlNotify) else { return };
+fn notified<S: Structure>(buffer: S, namespace: S, port: u32, flags: u32) {
+    if port == 0 && flags & MAY_SLEEP != MAY_SLEEP {
+        return;
+    }
+    let message = Kernel(buffer.get(offset!(sk_buff_data)));
+    let head: Head = message.get(0);
+    if head.is_wanted() && head.len as usize <= MESSAGE_CAPACITY {
+        report(namespace, message, head.len);
+    }
+}
+
+#[inline(always)]
+fn report<S: Structure>(namespace: S, message: Kernel, len: u32) {
+    let Some(task) = task::current_of::<S>(Program::RtnlNotify) else { return };
     let netns: u32 = namespace.get(offset!(net_ns_inum));
     let room = match lanes::link(netns, namespace.follow(offset!(net_user_ns)), task.id()) {
         lanes::Paid::Yes(room) => room,

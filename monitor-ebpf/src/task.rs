@@ -192,6 +192,12 @@ pub(crate) fn current_typed(program: Program) -> Option<Task> {
     Some(Task { address: task.untyped(), current: identify(task, program)? })
 }
 
+/// The same for programs whose arguments have such types or not.
+#[inline(always)]
+pub(crate) fn current_of<S: Structure>(program: Program) -> Option<Task> {
+    if S::IS_TYPED { current_typed(program) } else { current(program) }
+}
+
 #[inline(always)]
 fn identify(task: impl Structure, program: Program) -> Option<*mut Current> {
     // Not every type of program may call `bpf_get_current_pid_tgid` before 6.10.

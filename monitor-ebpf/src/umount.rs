@@ -16,15 +16,16 @@ use aya_ebpf::helpers::generated::{
     bpf_get_current_task, bpf_get_prandom_u32, bpf_ktime_get_boot_ns, bpf_probe_read_kernel,
     bpf_probe_read_user_str,
 };
-use aya_ebpf::macros::{fentry, map, tracepoint};
+use aya_ebpf::macros::{fentry, kprobe, map, tracepoint};
 use aya_ebpf::maps::{LruHashMap, PerCpuArray};
-use aya_ebpf::programs::{FEntryContext, TracePointContext};
+use aya_ebpf::programs::{FEntryContext, ProbeContext, TracePointContext};
 use aya_log_ebpf::debug;
 use kevtmon_ebpf::Header;
 use kevtmon_ebpf::umount::{
     DirectoryRecord, KIND_UMOUNT, MountName, PATH_CAPACITY, UmountOffsets, UmountRecord, call_mark, counter,
 };
 
+use crate::kprobe::argument;
 use crate::memory::{Kernel, Structure as _, offset};
 use crate::mount_table::MountTable;
 use crate::path::Place;
@@ -125,11 +126,24 @@ fn sys_enter_umount(ctx: TracePointContext) -> u32 {
 /// mount until the call is over.
 #[fentry(function = "path_umount")]
 fn path_umount(ctx: FEntryContext) -> i32 {
+    resolved(Kernel(ctx.arg(0)));
+    0
+}
+
+/// The same where the kernel refuses `fentry`.
+#[kprobe(function = "path_umount")]
+fn kp_path_umount(ctx: ProbeContext) -> u32 {
+    resolved(Kernel(argument(&ctx, 0)));
+    0
+}
+
+#[inline(always)]
+fn resolved(path: Kernel) {
     let tid = bpf_get_current_pid_tgid() as u32;
     let Some(start) = STARTED.get_ptr_mut(tid) else {
-        return 0;
+        return;
     };
-    let mount = Place::read(Kernel(ctx.arg::<u64>(0)), 0).mount();
+    let mount = Place::read(path, 0).mount();
     let target = MountName {
         unique: mount.get(offset!(mount_id_unique)),
         mount_id: mount.get(offset!(mount_id)),
@@ -137,7 +151,6 @@ fn path_umount(ctx: FEntryContext) -> i32 {
     };
     // SAFETY: the entry of this thread, which only this thread writes.
     unsafe { (*start).target = target };
-    0
 }
 
 /// What is known of the start of a call that returns: on the stack it would take more than older kernels leave for it.

@@ -127,6 +127,37 @@ fn actors_are_known_by_the_types_of_a_file_where_the_kernel_hides_them() {
     kernel::print_attach_modes(&daemon, "BTF from a file, raw_tp chosen");
 }
 
+/// The kernel's types without the names of these functions. `fentry` finds its function by name.
+fn types_without(functions: [&str; 2]) -> Vec<u8> {
+    let mut types = std::fs::read(kernel::TYPES).expect("the kernel shows its types");
+    for function in functions {
+        let name = format!("\0{function}\0");
+        // The names are at the end.
+        let at = types.windows(name.len()).rposition(|window| window == name.as_bytes());
+        types[at.expect("the kernel has the function") + 1] = b'_';
+    }
+    types
+}
+
+#[test]
+fn where_fentry_is_refused_a_kprobe_shows_who_deleted_a_route() {
+    if !Path::new("/sys/bus/event_source/devices/kprobe").exists() {
+        return kernel::skip("this kernel has no kprobes", false);
+    }
+    let pod = Pod::new();
+    let launch = launch();
+    let file = launch.directory().join(format!("{}.btf", kernel::release()));
+    std::fs::write(&file, types_without(["rtnl_notify", "path_umount"])).expect("a file can be written");
+    let mut daemon = launch.config(&format!("[hooks]\nbtf = {file:?}\n")).through(&HIDING).start();
+    assert!(!daemon.log().contains("does without a program"), "{}", daemon.log());
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let culprit = pod.ip("route del default");
+    let gone = daemon.wait_for("the deleted route", |event| {
+        event.kind() == "route.deleted" && event.number("/route/netns") == Some(pod.inum())
+    });
+    gone.expect_actor(culprit.pid, "ip");
+}
+
 #[test]
 fn types_in_a_file_that_is_called_after_another_kernel_are_refused() {
     let config = "[hooks]\nbtf = \"/nowhere/5.10.btf\"\n";

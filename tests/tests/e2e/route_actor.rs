@@ -1,5 +1,5 @@
 //! Who had a route, an address or a routing rule added or deleted: the kernel's own word for it, where it allows a program at the start of a
-//! function of its own (`fentry`), or nobody's.
+//! function of its own (`fentry` or a kprobe), or nobody's.
 
 use std::process;
 use std::thread;

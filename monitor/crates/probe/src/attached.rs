@@ -31,6 +31,7 @@ pub(super) fn unload(program: &mut Program) -> Result<(), ProgramError> {
         Program::BtfTracePoint(program) => program.unload(),
         Program::TracePoint(program) => program.unload(),
         Program::FEntry(program) => program.unload(),
+        Program::KProbe(program) => program.unload(),
         Program::CgroupSysctl(program) => program.unload(),
         Program::RawTracePoint(program) => program.unload(),
         // No hook has those of other kinds.

@@ -91,6 +91,8 @@ pub enum Attach {
     /// The start of a kernel function (`fentry`). What it adds can be done without: some kernels refuse it, and then the attach mode
     /// has the other programs only.
     Function(&'static str),
+    /// The same by a kprobe, only where the kernel refuses the former: the kernel skips more of its runs (`skipped.rs`).
+    Kprobe(&'static str),
     /// Every access to a file below `/proc/sys` (`cgroup/sysctl`), at the root of the v2 hierarchy of control groups.
     Sysctl,
     /// Nothing: the daemon runs it. A raw tracepoint program, which has been possible since Linux 5.10.
@@ -110,6 +112,14 @@ impl Attach {
     /// Whether it takes the kernel's types.
     pub(super) fn needs_types(self) -> bool {
         !matches!(self, Self::UntypedTracepoint(_))
+    }
+
+    /// The kernel function that it is at the start of.
+    pub(super) fn function(self) -> Option<&'static str> {
+        match self {
+            Self::Function(name) | Self::Kprobe(name) => Some(name),
+            _ => None,
+        }
     }
 
     /// The tracepoints of system calls that it is on.

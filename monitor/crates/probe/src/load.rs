@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::{
-    BtfTracePoint, CgroupAttachMode, CgroupSysctl, FEntry, ProgramError, RawTracePoint, TracePoint,
+    BtfTracePoint, CgroupAttachMode, CgroupSysctl, FEntry, KProbe, ProgramError, RawTracePoint, TracePoint,
 };
 use aya::{Ebpf, EbpfLoader, Endianness};
 pub use iterating::load_iterators;
@@ -224,15 +224,30 @@ impl Object {
             return Err(error);
         }
         let mut lacks = Vec::new();
-        for program in programs.iter().filter(|program| is_extra(program)) {
-            if let Err(error) = self.load_program(program).and_then(|()| self.attach_program(program)) {
-                self.unload_program(program);
-                let reason = refusal::reason(&error);
+        for program in programs {
+            let Attach::Function(function) = program.attach else { continue };
+            let is_there = |way: &&Program| way.attach.function() == Some(function);
+            if let Err(reason) = self.attach_first(programs.iter().filter(is_there)) {
                 tracing::info!(hook = hook.name, program = program.name, reason, "does without a program");
                 lacks.push(format!("without {reason}"));
             }
         }
         Ok((!lacks.is_empty()).then(|| lacks.join("; ")))
+    }
+
+    /// Attaches the first of these that the kernel allows; if it allows none, the error has its reasons.
+    fn attach_first<'p>(&mut self, programs: impl Iterator<Item = &'p Program>) -> Result<(), String> {
+        let mut refused = Vec::new();
+        for program in programs {
+            match self.load_program(program).and_then(|()| self.attach_program(program)) {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    self.unload_program(program);
+                    refused.push(refusal::reason(&error));
+                }
+            }
+        }
+        Err(refused.join(", "))
     }
 
     /// Whether the program would read what it is given where it is.
@@ -265,6 +280,7 @@ impl Object {
                 let types = types()?;
                 <&mut FEntry>::try_from(found).and_then(|found| found.load(name, types))
             }
+            Attach::Kprobe(_) => <&mut KProbe>::try_from(found).and_then(KProbe::load),
             Attach::Sysctl => <&mut CgroupSysctl>::try_from(found).and_then(CgroupSysctl::load),
             Attach::OnRequest | Attach::RawTracepoint(_) => {
                 <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::load)
@@ -288,6 +304,9 @@ impl Object {
                     .and_then(|found| events.try_for_each(|event| found.attach("syscalls", &event).map(drop)))
             }
             Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(|found| found.attach().map(drop)),
+            Attach::Kprobe(name) => {
+                <&mut KProbe>::try_from(found).and_then(|found| found.attach(name, 0).map(drop))
+            }
             Attach::Sysctl => {
                 let root = cgroup::open_root(&Proc::default()).map_err(AttachError::NoCgroup)?;
                 // Beside the programs of others: the kernel takes no flag for a link, which always is.
@@ -351,9 +370,16 @@ impl Object {
     }
 }
 
+/// Where a kprobe finds the arguments of its function in the registers that it is given, in bytes: part of the kernel's interface
+/// (`bpf_user_pt_regs_t`).
+#[cfg(target_arch = "x86_64")]
+const KPROBE_ARGUMENTS: [u32; 6] = [112, 104, 96, 88, 72, 64];
+#[cfg(not(target_arch = "x86_64"))]
+const KPROBE_ARGUMENTS: [u32; 6] = [0, 8, 16, 24, 32, 40];
+
 /// Whether the others do without it.
 fn is_extra(program: &Program) -> bool {
-    matches!(program.attach, Attach::Function(_))
+    program.attach.function().is_some()
 }
 
 fn load_object(config: &BpfConfig, types: Option<&aya::Btf>, offsets: &Offsets) -> Result<Ebpf, BpfError> {
@@ -374,6 +400,7 @@ fn load_object(config: &BpfConfig, types: Option<&aya::Btf>, offsets: &Offsets) 
         .override_global("AYA_LOG_LEVEL", &log_level, true)
         .override_global("LIMITS", limits.as_bytes(), true)
         .override_global("HANDLE_KEY", &key, true)
+        .override_global("KPROBE_ARGUMENTS", &KPROBE_ARGUMENTS, true)
         .map_max_entries("EVENTS", config.ring_bytes);
     for (global, bytes) in offsets {
         if let Ok(bytes) = bytes {

@@ -1,6 +1,6 @@
 //! Runs of programs that the kernel skipped, because the same program was under way on that CPU: an interrupt came while it
-//! ran. For a program of a system call any other such program is enough, or a bpf(2) on a map. What such a run would have
-//! reported and counted, nothing else does.
+//! ran. For a program of a system call or of a kprobe any other such program is enough, or a bpf(2) on a map. What such a run
+//! would have reported and counted, nothing else does.
 
 use std::fs;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -9,7 +9,7 @@ use aya::Ebpf;
 
 use super::hooks::{HOOKS, Hook};
 
-/// In `/proc/self/fdinfo/FD` of a program, since 5.12; of tracepoints of tracefs nothing is counted before 6.7.
+/// In `/proc/self/fdinfo/FD` of a program, since 5.12; of tracepoints of tracefs and of kprobes nothing is counted before 6.7.
 const FIELD: &str = "recursion_misses:";
 
 /// The attached programs of a hook.

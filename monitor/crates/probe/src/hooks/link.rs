@@ -27,6 +27,7 @@ pub(super) const HOOK: Hook = Hook {
             tp_btf("qdisc_destroy"),
             tp_btf("qdisc_create"),
             Program { name: "rtnl_notify", attach: Attach::Function("rtnl_notify") },
+            Program { name: "kp_rtnl_notify", attach: Attach::Kprobe("rtnl_notify") },
         ]),
     }],
     offsets: Some(Offsets { global: "LINK_OFFSETS", resolve: offsets }),

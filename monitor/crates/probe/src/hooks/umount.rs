@@ -35,6 +35,7 @@ pub(super) const HOOK: Hook = Hook {
                 syscall("sys_enter_umount"),
                 syscall("sys_exit_umount"),
                 Program { name: "path_umount", attach: Attach::Function("path_umount") },
+                Program { name: "kp_path_umount", attach: Attach::Kprobe("path_umount") },
                 Program { name: MOUNT_TABLE_PROGRAM, attach: Attach::OnRequest },
             ]),
         },

@@ -51,9 +51,19 @@ fn a_program_that_can_be_done_without_is_told_where_it_is_refused() {
     let Some(mut object) = object() else { return };
     let good = Program { name: "neigh_update", attach: Attach::BtfTracepoint("neigh_update") };
     let extra = Program { name: "path_umount", attach: Attach::Function("no_such_function") };
-    let lacks =
-        object.attach(HOOKS[0], &[good, extra]).expect("the others are attached").expect("it lacks one");
-    assert!(lacks.starts_with("without path_umount: "), "{lacks}");
+    let kprobe = Program { name: "kp_path_umount", attach: Attach::Kprobe("no_such_function") };
+    let lacks = object.attach(HOOKS[0], &[good, extra, kprobe]).expect("the others are attached");
+    let lacks = lacks.expect("it lacks one");
+    assert!(lacks.starts_with("without path_umount: ") && lacks.contains(", kp_path_umount: "), "{lacks}");
+}
+
+#[test]
+fn a_kprobe_takes_the_place_of_a_program_that_is_refused() {
+    let Some(mut object) = object() else { return };
+    let refused = Program { name: "no_such_program", attach: Attach::Function("path_umount") };
+    let kprobe = Program { name: "kp_path_umount", attach: Attach::Kprobe("path_umount") };
+    let lacks = object.attach(HOOKS[0], &[refused, kprobe]).expect("it needs neither");
+    assert_eq!(lacks.is_none(), Path::new("/sys/bus/event_source/devices/kprobe").exists(), "{lacks:?}");
 }
 
 #[test]
