@@ -1,6 +1,7 @@
-//! The cost of observation for system calls that no mount refuses: those that the hook `remove` passes, and one that no hook
-//! looks at. In turn without the daemon, with it, and with it but without that hook. The tracepoint of any system call
-//! puts all of them on the slow way through the kernel, so the last two differ by the hook alone.
+//! The cost of observation for system calls that no mount refuses: those that the hook `remove` passes, the read of a sysctl, which
+//! passes the hook `sysctl`, and one that no hook looks at. In turn without the daemon, with it, and with it but without these
+//! hooks. The tracepoint of any system call puts all of them on the slow way through the kernel, so the last two differ by the hook
+//! alone.
 #![expect(
     clippy::print_stdout,
     clippy::expect_used,
@@ -8,8 +9,10 @@
 )]
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
 use std::time::Instant;
 
 use kevtmon_tests::daemon::launch;
@@ -18,10 +21,11 @@ use kevtmon_tests::mount::Scratch;
 
 const ROUNDS: usize = 9;
 const CALLS: u32 = 400_000;
+const SYSCTL: &str = "/proc/sys/net/ipv4/ip_forward";
 
 /// Nanoseconds of each call, in the order of [`NAMES`].
-type Times = [f64; 3];
-const NAMES: [&str; 3] = ["getppid", "unlink", "rename"];
+type Times = [f64; 4];
+const NAMES: [&str; 4] = ["getppid", "unlink", "rename", "sysctl"];
 
 fn main() {
     run();
@@ -29,13 +33,15 @@ fn main() {
     for _ in 0..ROUNDS {
         bare.push(run());
         {
-            let _daemon = launch().config("[hooks]\nremove = \"off\"\n").start();
+            let _daemon = launch().config("[hooks]\nremove = \"off\"\nsysctl = \"off\"\n").start();
             without.push(run());
         }
         let daemon = launch().start();
-        let hook = [("attach_mode", "tracepoint"), ("hook", "remove")];
-        let attached = daemon.metrics().count("kevtmon_hook_info", &hook);
-        assert!(attached > 0.0, "the hook is not attached: there is nothing to measure");
+        for (hook, attach_mode) in [("remove", "tracepoint"), ("sysctl", "cgroup")] {
+            let labels = [("attach_mode", attach_mode), ("hook", hook)];
+            let attached = daemon.metrics().count("kevtmon_hook_info", &labels);
+            assert!(attached > 0.0, "the hook {hook} is not attached: there is nothing to measure");
+        }
         watched.push(run());
     }
     println!("syscalls   {CALLS} of each, {ROUNDS} rounds in turn, ns each (min / median / max)");
@@ -64,7 +70,9 @@ fn run() -> Times {
         // SAFETY: as above.
         unsafe { libc::rename(from.as_ptr(), to.as_ptr()) == 0 }
     });
-    [ppid, unlink, rename]
+    let (sysctl, mut value) = (File::open(SYSCTL).expect("it can be read"), [0; 16]);
+    let sysctl = timed(|_| sysctl.read_at(&mut value, 0).is_ok_and(|read| read > 0));
+    [ppid, unlink, rename, sysctl]
 }
 
 /// Nanoseconds of one of many calls.

@@ -41,7 +41,7 @@ enum Name {
     Start,
     /// Events per second that the event store takes, and how fast queries are with a million of them
     Store,
-    /// How much longer system calls take that no mount refuses: removals and renames, and one that has nothing to do with them
+    /// How much longer system calls take that no mount refuses: removals, renames, reads of sysctls, and one that no hook looks at
     Syscalls,
 }
 
