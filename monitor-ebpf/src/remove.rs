@@ -1,4 +1,5 @@
-//! rmdir(2), unlink(2), rename(2) and what they are called with descriptors, and mount(2): refused with EBUSY.
+//! rmdir(2), unlink(2), rename(2) and what they are called with descriptors, mount(2), and fsconfig(2) where it makes what is to be
+//! mounted: refused with EBUSY.
 //!
 //! They are frequent, so hardly anything is done when they begin: it is noted that they do, because anybody can have one end with
 //! any result before it begins (see `umount`). The program that runs when they return goes on only for those
@@ -8,24 +9,33 @@
 
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{
-    bpf_get_current_task_btf, bpf_ktime_get_boot_ns, bpf_probe_read_user_str, bpf_task_pt_regs,
+    bpf_get_current_task, bpf_get_current_task_btf, bpf_ktime_get_boot_ns, bpf_probe_read_kernel_str,
+    bpf_probe_read_user_str, bpf_task_pt_regs,
 };
 use aya_ebpf::macros::{map, tracepoint};
 use aya_ebpf::maps::{Array, PerCpuArray};
 use aya_ebpf::programs::TracePointContext;
 use aya_log_ebpf::debug;
 use kevtmon_ebpf::remove::{FSTYPE_CAPACITY, KIND_REMOVE, RemoveOffsets, RemoveRecord, call, counter};
-use kevtmon_ebpf::umount::call_mark;
+use kevtmon_ebpf::umount::{PATH_CAPACITY, call_mark};
 use kevtmon_ebpf::{Counter, Header, MISSING};
 
 use crate::memory::{Kernel, Structure as _, offset, volatile};
 use crate::mount_table::MountTable;
 use crate::path::{Place, either, equal};
 use crate::task::{self, Program};
-use crate::umount::{add_directory, read_path};
+use crate::umount::{add_directory, copied_len, read_path};
 use crate::{emit, lanes, syscall, umount};
 
 const EBUSY: i64 = -16;
+
+/// `FSCONFIG_CMD_CREATE` and `FSCONFIG_CMD_CREATE_EXCL` of include/uapi/linux/mount.h.
+const CREATE: u64 = 6;
+const CREATE_EXCL: u64 = 8;
+/// `SB_RDONLY` of include/linux/fs.h, which is `MS_RDONLY` of mount(2).
+const RDONLY: u32 = 1;
+/// The first eight bytes of `[fscontext]` (fs/fsopen.c).
+const FSCONTEXT: u64 = u64::from_ne_bytes(*b"[fsconte");
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "REMOVE_OFFSETS")]
@@ -75,6 +85,12 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
         return 0;
     }
     let number = syscall::number(&ctx);
+    let context = failed_context(&ctx, number);
+    let slot = &mut 0;
+    let is_fsconfig = equal(slot, number.into(), offset!(calls[call::FSCONFIG]).into());
+    if is_fsconfig & equal(slot, context.0, 0) != 0 {
+        return 0;
+    }
     count(number, if has_begun { &counter::BUSY } else { &counter::UNPROVEN });
     debug!(&ctx, "system call {} was refused: busy", number);
     let Some(task) = task::current(Program::Remove) else {
@@ -112,10 +128,7 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
         (*record).mntns = task.id().mntns;
         (*record).task_root = task.root();
         (*record).number = number;
-        (*record).flags = given.flags as u32;
-        let fstype = (&raw mut (*record).fstype).cast();
-        // Where it fails, it writes zeros.
-        bpf_probe_read_user_str(fstype, FSTYPE_CAPACITY as u32, given.fstype as *const _);
+        (*record).flags = given.flags as u32 | (context.get::<u32>(offset!(fs_context_sb_flags)) & RDONLY);
         table.describe(table.event(), &raw mut (*record).table);
         add_directory(&raw mut (*record).root, Place::root_of(task.address));
         add_directory(&raw mut (*record).start, directory(task.address, given.directory, cwd));
@@ -123,10 +136,22 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
         add_directory(&raw mut (*record).second_start, second);
         // What has many branches comes last: each would multiply the paths that the verifier walks.
         task::send_details(task, room);
+        // Read again, and not kept on the stack meanwhile, of which some kernels have too little.
+        let given = arguments(&ctx, volatile(&raw const (*record).number));
         let paths: *mut u8 = (&raw mut (*record).paths).cast();
         let len = read_path(given.path, paths);
         (*record).path_len = len as u32;
-        let second_len = read_path(given.second_path, paths.add(len as usize));
+        let second = paths.add(len as usize);
+        let fstype = (&raw mut (*record).fstype).cast();
+        // Where they fail, they write zeros.
+        let second_len = if context.is_null() {
+            bpf_probe_read_user_str(fstype, FSTYPE_CAPACITY as u32, given.fstype as *const _);
+            read_path(given.second_path, second)
+        } else {
+            let name: u64 = context.follow(offset!(fs_context_fs_type)).get(offset!(file_system_type_name));
+            bpf_probe_read_kernel_str(fstype, FSTYPE_CAPACITY as u32, name as *const _);
+            read_source(context, second)
+        };
         (*record).second_len = second_len as u32;
         let lost = room.loss(counter::RING_FULL, counter::USERS_RING_FULL);
         emit::copied(room, lost, record, RemoveRecord::HEAD as u64 + len + second_len);
@@ -161,30 +186,76 @@ fn count(number: u32, of_calls: &[Counter; call::COUNT]) {
     }
 }
 
+/// The context of which fsconfig(2) was to make a file system, and has failed to; null of any other call. What its other commands
+/// refuse with EBUSY, and these for a context that is made already, was called in a wrong order.
+#[inline(always)]
+fn failed_context(ctx: &TracePointContext, number: u32) -> Kernel {
+    let registers = registers(ctx);
+    let slot = &mut 0;
+    // SAFETY: helper without arguments.
+    let task = Kernel(unsafe { bpf_get_current_task() });
+    // Another thread may have put another file in its place.
+    let file = file(task, registers.get(offset!(arguments[0])));
+    let path = volatile(&raw const task::OFFSETS.file_path);
+    let dentry = file.follow(path + volatile(&raw const task::OFFSETS.path_dentry));
+    let name: u64 = dentry.follow(volatile(&raw const task::OFFSETS.dentry_name)).get(0);
+    let context = file.follow(offset!(file_private_data));
+    let phase: u8 = context.get(offset!(fs_context_phase));
+    let command: u32 = registers.get(offset!(arguments[1]));
+    let is_it = are_of(registers, number)
+        & equal(slot, number.into(), offset!(calls[call::FSCONFIG]).into())
+        & (equal(slot, command.into(), CREATE) | equal(slot, command.into(), CREATE_EXCL))
+        & equal(slot, name, FSCONTEXT)
+        & equal(slot, phase.into(), offset!(phase_failed).into());
+    Kernel(context.0 & is_it)
+}
+
+/// Reads what a context of a file system names as its source; returns the length, 0 if it cannot be read.
+///
+/// # Safety
+/// `into` must be valid for writes of `PATH_CAPACITY` bytes.
+#[inline(always)]
+unsafe fn read_source(context: Kernel, into: *mut u8) -> u64 {
+    let source: u64 = context.get(offset!(fs_context_source));
+    // SAFETY: by the caller's promise; the helper checks the source.
+    copied_len(unsafe { bpf_probe_read_kernel_str(into.cast(), PATH_CAPACITY as u32, source as *const _) })
+}
+
+/// Whether registers are those of the call that returns: all ones, or zero.
+#[inline(always)]
+fn are_of(registers: Kernel, number: u32) -> u64 {
+    let slot = &mut 0;
+    let found: u32 = registers.get(offset!(registers_number));
+    let result: u64 = registers.get(offset!(registers_result));
+    equal(slot, found.into(), number.into()) & equal(slot, result, EBUSY as u64)
+}
+
 /// The arguments of the call that returns, without a branch for each; none if the registers are not those of this call.
 #[inline(always)]
 fn arguments(ctx: &TracePointContext, number: u32) -> Arguments {
     let registers = registers(ctx);
     let slot = &mut 0;
-    let found: u32 = registers.get(offset!(registers_number));
-    let result: u64 = registers.get(offset!(registers_result));
-    let are_its = equal(slot, found.into(), number.into()) & equal(slot, result, EBUSY as u64);
+    let are_its = are_of(registers, number);
     let mut is = |which: usize| are_its & equal(slot, number.into(), offset!(calls[which]).into());
     let unlinkat = is(call::UNLINKAT);
     let renameat2 = is(call::RENAMEAT2);
     let renames_at = is(call::RENAMEAT) | renameat2;
     // What is mounted comes before where.
     let mount = is(call::MOUNT);
+    let fsconfig = is(call::FSCONFIG);
     let takes_directories = unlinkat | renames_at;
     let argument = |which: usize| registers.get::<u64>(offset!(arguments[which]));
     let cwd = u64::MAX;
     Arguments {
-        path: either(takes_directories | mount, argument(1), argument(0) & are_its),
+        path: either(takes_directories | mount, argument(1), argument(0) & are_its & !fsconfig),
         directory: either(takes_directories, argument(0), cwd),
         second_path: (argument(1) & is(call::RENAME)) | (argument(3) & renames_at) | (argument(0) & mount),
         second_directory: either(renames_at, argument(2), cwd),
         fstype: argument(2) & mount,
-        flags: (argument(2) & unlinkat) | (argument(4) & renameat2) | (argument(3) & mount),
+        flags: (argument(2) & unlinkat)
+            | (argument(4) & renameat2)
+            | (argument(3) & mount)
+            | (argument(1) & CREATE_EXCL & fsconfig),
     }
 }
 
@@ -199,13 +270,18 @@ fn registers(ctx: &TracePointContext) -> Kernel {
     Kernel(unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) } as u64)
 }
 
+/// The file that a descriptor stands for.
+#[inline(always)]
+fn file(task: Kernel, descriptor: u64) -> Kernel {
+    let files = task.follow(offset!(task_files)).follow(offset!(files_fdt)).follow(offset!(fdtable_fd));
+    let slot = files.0.wrapping_add((i64::from(descriptor as i32) as u64).wrapping_mul(8));
+    Kernel(slot).follow(0)
+}
+
 /// The directory that a descriptor stands for. It was open during the call.
 #[inline(always)]
 fn directory(task: Kernel, descriptor: u64, cwd: Place) -> Place {
-    let number = descriptor as i32;
-    let is_cwd = (i64::from(number) >> 63) as u64;
-    let files = task.follow(offset!(task_files)).follow(offset!(files_fdt)).follow(offset!(fdtable_fd));
-    let slot = files.0.wrapping_add((i64::from(number) as u64).wrapping_mul(8));
-    let file = Kernel(slot).follow(0);
+    let is_cwd = (i64::from(descriptor as i32) >> 63) as u64;
+    let file = file(task, descriptor);
     Place::either(is_cwd, cwd, Place::read(file, volatile(&raw const task::OFFSETS.file_path)))
 }

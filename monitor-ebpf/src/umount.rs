@@ -296,7 +296,12 @@ pub(crate) unsafe fn read_whole_path(path: u64, record: *mut UmountRecord) -> u6
 #[inline(always)]
 pub(crate) unsafe fn read_path(path: u64, into: *mut u8) -> u64 {
     // SAFETY: by the caller's promise; the helper checks the source.
-    let copied = unsafe { bpf_probe_read_user_str(into.cast(), PATH_CAPACITY as u32, path as *const _) };
+    copied_len(unsafe { bpf_probe_read_user_str(into.cast(), PATH_CAPACITY as u32, path as *const _) })
+}
+
+/// The length of a path of which a helper has copied so many bytes; 0 if it failed.
+#[inline(always)]
+pub(crate) fn copied_len(copied: i64) -> u64 {
     if copied <= 0 || copied > PATH_CAPACITY as i64 {
         return 0;
     }

@@ -3,7 +3,7 @@
 use super::HOOKS;
 
 /// Counters of one hook.
-const PER_HOOK: u32 = 16;
+const PER_HOOK: u32 = 18;
 
 /// Entries of the counter map.
 pub const COUNTERS: u32 = HOOKS * PER_HOOK;

@@ -23,7 +23,7 @@ pub use counter::{COUNTERS, Counter};
 pub const MISSING: u32 = u32::MAX;
 
 /// How many numbers there are for hooks.
-const HOOKS: u32 = 16;
+const HOOKS: u32 = 14;
 
 /// Stands for what all hooks share.
 const SHARED: HookId = HookId::new(0);

@@ -28,8 +28,10 @@ pub mod call {
     pub const RENAMEAT2: usize = 5;
     /// mount(2).
     pub const MOUNT: usize = 6;
+    /// fsconfig(2), since 5.2: its commands that make a file system to be mounted, and no other one.
+    pub const FSCONFIG: usize = 7;
     /// How many there are.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 8;
 }
 
 /// What the programs count.
@@ -45,6 +47,7 @@ pub mod counter {
         HOOK.counter(4),
         HOOK.counter(5),
         HOOK.counter(14),
+        HOOK.counter(16),
     ];
     /// Records for which the ring had no room.
     pub const RING_FULL: Counter = HOOK.counter(6);
@@ -59,6 +62,7 @@ pub mod counter {
         HOOK.counter(12),
         HOOK.counter(13),
         HOOK.counter(15),
+        HOOK.counter(17),
     ];
 }
 
@@ -79,13 +83,14 @@ pub struct RemoveRecord {
     pub task_root: u32,
     /// Number of the system call on this architecture.
     pub number: u32,
-    /// Flags of the call; 0 where it has none.
+    /// Flags of the call; 0 where it has none. Of fsconfig(2) `MS_RDONLY`, and its command where that is
+    /// `FSCONFIG_CMD_CREATE_EXCL`.
     pub flags: u32,
     /// `umount::call_mark::START_UNSEEN`, or 0.
     pub marks: u32,
     /// 0.
     pub reserved: u32,
-    /// Bytes of the path, without a NUL; 0 where it could not be read.
+    /// Bytes of the path, without a NUL; 0 where it could not be read, and of fsconfig(2), which is given none.
     pub path_len: u32,
     /// Bytes of the second path of a rename, or of what was to be mounted, which follow the first.
     pub second_len: u32,
@@ -118,6 +123,15 @@ pub struct RemoveOffsets {
     pub task_files: u32,
     pub files_fdt: u32,
     pub fdtable_fd: u32,
+    pub file_private_data: u32,
+    /// Those of `struct fs_context` are `MISSING` before 5.2.
+    pub fs_context_fs_type: u32,
+    pub fs_context_source: u32,
+    pub fs_context_sb_flags: u32,
+    pub fs_context_phase: u32,
+    /// The phase `FS_CONTEXT_FAILED`.
+    pub phase_failed: u32,
+    pub file_system_type_name: u32,
     /// The pointer to `struct pt_regs` in the context of a tracepoint of system calls (`syscall_tp_t`), which only kernels
     /// before 6.7 have; `MISSING` where the helper `bpf_task_pt_regs` gives it.
     pub context_registers: u32,
@@ -132,5 +146,5 @@ pub struct RemoveOffsets {
 
 impl RemoveOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 18]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 26]);
 }

@@ -1,5 +1,7 @@
 //! Mounts that are refused because something else uses the device.
 
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use kevtmon_tests::daemon::{Daemon, launch};
@@ -7,6 +9,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::loop_device::LoopDevice;
 use kevtmon_tests::mount::{Scratch, wait_for};
 use kevtmon_tests::process::{attempt, run};
+use libc::c_long;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 
@@ -86,4 +89,75 @@ fn of_a_file_system_that_needs_no_device_the_source_is_not_the_reason() {
     event.expect_none("/mount/block_device");
     assert!(event.text("/message").ends_with(" refused: the kernel does not say why"), "{event}");
     run(&format!("umount {} {}", point.display(), first.display()));
+}
+
+/// Commands of fsconfig(2), include/uapi/linux/mount.h.
+const SET_FLAG: c_long = 0;
+const SET_STRING: c_long = 1;
+const CREATE: c_long = 6;
+
+/// A context of a file system, as newer programs make one to mount it.
+struct FsContext(OwnedFd);
+
+impl FsContext {
+    fn new(fstype: &CStr) -> Self {
+        // SAFETY: the name is a string that outlives the call, which writes nothing.
+        let opened = unsafe { libc::syscall(libc::SYS_fsopen, fstype.as_ptr(), 1) };
+        let descriptor = Errno::result(opened).expect("fsopen(2)");
+        // SAFETY: it was just opened, and nothing else closes it.
+        Self(unsafe { OwnedFd::from_raw_fd(RawFd::try_from(descriptor).expect("a descriptor")) })
+    }
+
+    fn config(&self, command: c_long, key: Option<&CStr>, value: Option<&CStr>) -> Result<(), Errno> {
+        let address = |text: Option<&CStr>| text.map_or(std::ptr::null(), CStr::as_ptr);
+        let (descriptor, key, value) = (c_long::from(self.0.as_raw_fd()), address(key), address(value));
+        // SAFETY: both are strings that outlive the call, or null; it writes nothing.
+        let result = unsafe { libc::syscall(libc::SYS_fsconfig, descriptor, command, key, value, 0) };
+        Errno::result(result).map(drop)
+    }
+}
+
+#[test]
+fn what_fsconfig_is_refused_is_told_without_a_mount_point() {
+    let scratch = Scratch::new();
+    let device = LoopDevice::on(&scratch.path().join("disk"), 8);
+    run(&format!("mkswap {}", device.name()));
+    let _off = SwapOff(&device);
+    run(&format!("swapon {}", device.name()));
+    let mut daemon = launch().start();
+    let source = CString::new(device.name()).expect("no NUL");
+    let context = FsContext::new(c"ext4");
+    assert_eq!(context.config(SET_STRING, Some(c"source"), Some(&source)), Ok(()));
+    assert_eq!(context.config(SET_FLAG, Some(c"ro"), None), Ok(()));
+    assert_eq!(context.config(CREATE, None, None), Err(Errno::EBUSY));
+    let event = daemon.wait_for("mount.refused by fsconfig", |event| {
+        event.kind() == "mount.refused" && event.text("/mount/syscall") == "fsconfig"
+    });
+    event.expect_none("/mount/path");
+    event.expect("/mount/source", device.name());
+    event.expect("/mount/fstype", "ext4");
+    event.expect("/mount/flags/0", "MS_RDONLY");
+    event.expect("/mount/errno", "EBUSY");
+    event.expect("/mount/block_device/swap", true);
+    event.expect("/holders_verdict", "kernel");
+    event.expect("/actor/pid", std::process::id());
+    event.expect("/actor/confidence", "certain");
+    let message = event.text("/message");
+    assert!(message.starts_with(&format!("mount of {} by ", device.name())), "{event}");
+    assert!(message.ends_with(&format!(" refused: the kernel swaps to {}", device.name())), "{event}");
+    let why = daemon.ask(&["why", device.name()]);
+    assert!(why.stdout.contains("mount.refused"), "{why:?}");
+}
+
+#[test]
+fn what_fsconfig_refuses_in_a_wrong_order_is_no_refused_mount() {
+    let daemon = launch().start();
+    let counted = || daemon.metrics().count("kevtmon_kernel_mount_busy_total", &[("syscall", "fsconfig")]);
+    let made = FsContext::new(c"tmpfs");
+    assert_eq!(made.config(CREATE, None, None), Ok(()));
+    for command in [CREATE, SET_FLAG] {
+        let key = (command == SET_FLAG).then_some(c"ro");
+        assert_eq!(made.config(command, key, None), Err(Errno::EBUSY), "{command}");
+    }
+    assert_eq!(counted(), 0.0, "none was refused for what uses a device");
 }

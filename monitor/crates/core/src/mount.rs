@@ -5,7 +5,7 @@
 //! was mounted on top of it. What waits for such an answer holds back the later events of its mount.
 //!
 //! A name that cannot be removed or renamed because something is mounted there is an attempt on that mount as well. A refused
-//! mount(2) is about a device instead (`refused_mount.rs`).
+//! mount(2) or fsconfig(2) is about a device instead (`refused_mount.rs`).
 //!
 //! Anybody who has mounts of his own can call any number of them by any number of names, from any number of processes.
 //! What that costs is bounded per account: unmounts that wait, scans, and events of mounts that no scan has found.
@@ -13,9 +13,7 @@
 use std::collections::BTreeMap;
 
 use allowance::Allowances;
-use kevtmon_observation::{
-    BootNs, MountIdentity, MountSyscall, Request, Source, TaskFacts, UmountAttempt, Verdict,
-};
+use kevtmon_observation::{BootNs, MountIdentity, Request, Source, TaskFacts, UmountAttempt, Verdict};
 use kevtmon_types::clock::MS;
 pub use names::Benign;
 use queue::UmountQueue;
@@ -252,7 +250,7 @@ impl Core {
             return;
         }
         self.holder_scans.pass(at);
-        if attempt.syscall == MountSyscall::Mount {
+        if attempt.syscall.is_mount() {
             return self.mount_refused(at, attempt);
         }
         if attempt.is_nameless() {

@@ -13,11 +13,13 @@ use super::{Confidence, Container, Details, MountServer, Object, Pod, Role, Visi
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Mount {
-    /// `umount2`; of what something is mounted on: `rmdir`, `unlink`, `unlinkat`, `rename`, `renameat`, `renameat2`; `mount`.
+    /// `umount2`; of what something is mounted on: `rmdir`, `unlink`, `unlinkat`, `rename`, `renameat`, `renameat2`; of what was to
+    /// be mounted: `mount`, `fsconfig`.
     /// Absent where no call was seen: a volume that is mounted though no container of its pod runs.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub syscall: String,
-    /// Absolute path.
+    /// Absolute path. Absent for `fsconfig`, after which a caller says where to mount.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
     pub path: String,
     /// `EBUSY`, …; absent on success.
     pub errno: Option<String>,
@@ -65,6 +67,11 @@ pub struct Mount {
 }
 
 impl Mount {
+    /// What a list calls it: its path, or what was to be mounted where no path is known.
+    pub fn label(&self) -> &str {
+        if self.path.is_empty() { self.source.as_deref().unwrap_or_default() } else { &self.path }
+    }
+
     /// Whether the call was about the mount, rather than about the name that it is on.
     pub fn is_umount(&self) -> bool {
         self.syscall == MountSyscall::Umount2.name()
@@ -285,9 +292,11 @@ impl Object for Mount {
         if !self.syscall.is_empty() {
             words.push(format!("{}{flags}{errno}{attempt}", self.syscall));
         }
-        details.line("mount", &self.path);
-        if !words.is_empty() {
-            details.line("", &words.join(" · "));
+        let words = words.join(" · ");
+        // The path may be unknown.
+        let lines = [self.path.as_str(), words.as_str()].into_iter().filter(|line| !line.is_empty());
+        for (label, line) in ["mount", ""].into_iter().zip(lines) {
+            details.line(label, line);
         }
         file_server::describe(&self.servers, details);
     }

@@ -105,7 +105,8 @@ impl KernelMetrics {
         }
         for count in counts {
             // Those have a series once there are any: there are none on a node that is well.
-            let is_rare = count.metric == KernelMetric::MountUnproven || count.labels == ["mount"];
+            let is_rare =
+                count.metric == KernelMetric::MountUnproven || matches!(count.labels, ["mount" | "fsconfig"]);
             if is_rare && count.value == 0 {
                 continue;
             }

@@ -383,7 +383,7 @@ function holders(events) {
     below(below(below(tree, pod), container), who).set(it, how);
   }
   const branch = map => h('ul', { class: 'tree' }, [...map].map(([key, value]) => value instanceof Map ? h('li', {}, key, branch(value)) : h('li', {}, value)));
-  const what = event.mount?.path ?? event.link?.ifname ?? event.rbd?.device ?? 'it';
+  const what = event.mount?.path ?? event.mount?.source ?? event.link?.ifname ?? event.rbd?.device ?? 'it';
   return [h('h3', {}, 'What holds ', h('code', {}, what)), branch(tree),
     h('p', { class: 'dim' }, `As seen at ${clock(time(event.time))}.`, event.holders_complete === false && ' Not everything could be looked at, so that there may be more.')];
 }

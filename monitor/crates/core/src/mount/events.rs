@@ -29,6 +29,8 @@ const RENAME_FLAGS: &[(u32, &str)] =
 /// Of mount(2) those that make another call of it, include/uapi/linux/mount.h.
 const MOUNT_FLAGS: &[(u32, &str)] =
     &[(MS_RDONLY, "MS_RDONLY"), (MS_REMOUNT, "MS_REMOUNT"), (0x1000, "MS_BIND"), (0x2000, "MS_MOVE")];
+/// Of fsconfig(2): read-only, and the command `FSCONFIG_CMD_CREATE_EXCL` of the same file.
+const FSCONFIG_FLAGS: &[(u32, &str)] = &[(MS_RDONLY, "MS_RDONLY"), (8, "FSCONFIG_CMD_CREATE_EXCL")];
 pub(super) const MS_RDONLY: u32 = 1;
 pub(super) const MS_REMOUNT: u32 = 0x20;
 /// Of a refused removal.
@@ -247,7 +249,7 @@ impl Core {
         let mut actor = self.actor(&attempt.actor, false);
         let is_unproven =
             attempt.origin.as_ref().is_some_and(|origin| origin.doubt == Some(PathUncertainty::StartUnseen));
-        let takes_rights = matches!(attempt.syscall, MountSyscall::Umount2 | MountSyscall::Mount);
+        let takes_rights = attempt.syscall.is_umount() || attempt.syscall.is_mount();
         let may_be_of_container = || !self.kubelets.mounts_in(attempt.mntns) && !self.is_runtime(attempt);
         let is_suspected = !takes_rights && may_be_of_container();
         if is_unproven || is_suspected || actor.userns.is_some() || actor.uid.is_some_and(|uid| uid != 0) {
@@ -333,6 +335,7 @@ pub(super) fn flags(attempt: &UmountAttempt) -> Vec<String> {
         MountSyscall::Umount2 => UMOUNT_FLAGS,
         MountSyscall::Unlinkat => UNLINK_FLAGS,
         MountSyscall::Mount => MOUNT_FLAGS,
+        MountSyscall::Fsconfig => FSCONFIG_FLAGS,
         _ => RENAME_FLAGS,
     };
     let set = flags.iter().filter(|(bit, _)| attempt.flags & bit != 0);

@@ -1,5 +1,7 @@
 //! Mounts that were refused (EBUSY): something else has claimed the device, or uses it so that it cannot be mounted in this way.
 //!
+//! With fsconfig(2) the mount point is decided later: such an attempt has none.
+//!
 //! Attempts to mount the same at one mount point count together, and are reported as those of a busy mount are. What uses the device is
 //! looked for where root of the node tried and what was to be mounted is a path: in a namespace of his own a user has any source
 //! refused that he likes. Root of a container that is in the host's mount namespace has fewer looks.
@@ -7,7 +9,7 @@
 use std::collections::VecDeque;
 
 use kevtmon_event::wording::{actor_subject, copies_phrase};
-use kevtmon_event::{Confidence, Event, Kind, Mount, MountHolder, Severity, Shared};
+use kevtmon_event::{Actor, Confidence, Event, Kind, Mount, MountHolder, Severity, Shared, Target};
 use kevtmon_observation::{
     Access, BlockDevice, BootNs, DeviceUser, HolderReport, Request, SecondPath, Source, TaskFacts,
     UmountAttempt, Verdict, cgroup,
@@ -188,15 +190,7 @@ impl Core {
         let mount = self.refused_mount_object(refused, device);
         let actor = self.unmounting_actor(attempt);
         let target = self.mount_target(&mount, &actor);
-        let mut subject = mount_phrase(&mount, target.as_ref());
-        if actor.confidence != Confidence::Certain {
-            subject = format!("what is likely {subject}");
-        }
-        let what = match (refused.is_remount(), &mount.source) {
-            (true, _) => format!("remount of {subject}"),
-            (false, Some(source)) => format!("mount of {} at {subject}", name(source)),
-            (false, None) => format!("mount at {subject}"),
-        };
+        let what = what_phrase(refused.is_remount(), &mount, target.as_ref(), &actor);
         let severity = if use_of_device.is_some() { Severity::Warning } else { Severity::Notice };
         let message = format!("{what} by {} refused{reason}", actor_subject(&actor));
         let event = Event {
@@ -219,22 +213,39 @@ impl Core {
 
     fn refused_mount_object(&self, refused: &RefusedMount, device: Option<Box<BlockDevice>>) -> Mount {
         let RefusedMount { at, key, attempt, attempts, .. } = refused;
-        let source = attempt.second.as_ref().map(|second| second.path.clone());
+        let path = Some(key.path.as_str()).filter(|path| !path.is_empty());
+        let second = attempt.second.as_deref();
         Mount {
             syscall: attempt.syscall.name().into(),
             path: key.path.clone(),
             errno: Some("EBUSY".to_owned()),
             flags: flags(attempt),
-            source: source.filter(|source| !source.is_empty()),
+            fstype: second.and_then(|second| second.fstype.clone()),
+            source: second.map(|second| second.path.clone()).filter(|source| !source.is_empty()),
             device: device.as_ref().map(|device| device.number.clone()),
             block_device: device,
             mntns: key.mntns,
             attempts: Some(*attempts),
             volume: self.kubelets.volume(*at, key.mntns, &key.path),
             staged: self.kubelets.staged(*at, key.mntns, &key.path),
-            container_id: self.container_at(attempt, [key.path.as_str()]),
+            container_id: self.container_at(attempt, path),
             ..Mount::default()
         }
+    }
+}
+
+/// What was refused.
+fn what_phrase(is_remount: bool, mount: &Mount, target: Option<&Target>, actor: &Actor) -> String {
+    let likely = if actor.confidence == Confidence::Certain { "" } else { "what is likely " };
+    let source = mount.source.as_deref().map(name);
+    if mount.path.is_empty() {
+        return format!("mount of {likely}{}", source.as_deref().unwrap_or("a file system"));
+    }
+    let subject = mount_phrase(mount, target);
+    match (is_remount, source) {
+        (true, _) => format!("remount of {likely}{subject}"),
+        (false, Some(source)) => format!("mount of {source} at {likely}{subject}"),
+        (false, None) => format!("mount at {likely}{subject}"),
     }
 }
 

@@ -183,6 +183,58 @@ fn attempts_to_mount_something_else_count_apart() {
     assert_eq!(attempts, [Some(1), Some(1), Some(1), Some(2)]);
 }
 
+/// The same by fsconfig(2), from this directory.
+fn refused_to_create(source: &str, flags: u32) -> UmountAttempt {
+    let Fact::Umount(attempt) = refused(source, flags) else { unreachable!() };
+    let mut attempt = UmountAttempt { syscall: MountSyscall::Fsconfig, path: String::new(), ..*attempt };
+    let cwd = CallerDirectory { mount_id: 29, path: Some("/mnt/x".into()) };
+    attempt.origin.as_mut().unwrap().cwd = Some(cwd);
+    attempt
+}
+
+#[test]
+fn of_fsconfig_what_uses_the_device_is_told_without_a_mount_point() {
+    let mut core = settled();
+    core.observe(at(10, Fact::Umount(Box::new(refused_to_create("/dev/sdb", 9)))));
+    let (_, requested) = take(&mut core);
+    let [Request::DeviceUsers { id, .. }] = &requested[..] else { panic!("{requested:?}") };
+    let there = Holder {
+        tgid: 8,
+        comm: "sh".into(),
+        mntns: Some(2),
+        source: Some("/dev/sdb".into()),
+        ..Holder::of_kernel(Access::Mount, "/v".into())
+    };
+    let (device, holders) = (Some(Box::new(sdb())), vec![there]);
+    let report = HolderReport { device, holders, complete: true, ..HolderReport::skipped(*id, "/dev/sdb") };
+    core.observe(at(11, Fact::Holders(Box::new(report))));
+    let event = events(&mut core).remove(0);
+    let place = "/dev/sdb is mounted at /v in the mount namespace of sh (pid 8)";
+    assert_eq!(event.message, format!("mount of /dev/sdb by umount (pid 28997) refused: {place}"));
+    let mount = event.mount.as_ref().unwrap();
+    assert_eq!((mount.syscall.as_str(), mount.path.as_str()), ("fsconfig", ""));
+    assert_eq!((mount.fstype.as_deref(), mount.source.as_deref()), (Some("ext4"), Some("/dev/sdb")));
+    assert_eq!(mount.flags, ["MS_RDONLY", "FSCONFIG_CMD_CREATE_EXCL"]);
+    assert_eq!(event.actor.as_ref().unwrap().confidence, Confidence::Certain);
+    assert!(serde_json::to_value(&event).unwrap().pointer("/mount/path").is_none());
+}
+
+#[test]
+fn of_fsconfig_attempts_count_by_source_and_a_doubt_is_about_that() {
+    let mut core = settled();
+    for source in ["proc", "mqueue", "proc", ""] {
+        let mut attempt = refused_to_create(source, 0);
+        attempt.origin.as_mut().unwrap().doubt = Some(PathUncertainty::StartUnseen);
+        core.observe(at(10, Fact::Umount(Box::new(attempt))));
+    }
+    let emitted = events(&mut core);
+    let attempts: Vec<_> = emitted.iter().map(|event| event.mount.as_ref().unwrap().attempts).collect();
+    assert_eq!(attempts, [Some(1), Some(1), Some(2), Some(1)]);
+    let begins = |index: usize, with: &str| emitted[index].message.starts_with(with);
+    assert!(begins(0, "mount of what is likely proc by "), "{}", emitted[0].message);
+    assert!(begins(3, "mount of what is likely a file system by "), "{}", emitted[3].message);
+}
+
 /// How many events and looks follow at once from many mounts.
 fn at_once(core: &mut Core) -> (usize, usize) {
     for number in 0..100 {

@@ -396,14 +396,14 @@ fn other_holders(parts: &Parts<'_>) -> Vec<Unseen> {
     let mut newest = BTreeMap::new();
     for event in records.into_iter().map(|record| &record.event) {
         if let (Some(mount), Some(complete)) = (&event.mount, event.holders_complete) {
-            newest.insert((mount.mntns, &mount.path), (complete, event));
+            newest.insert((mount.mntns, mount.label()), (complete, event));
         }
     }
     let partial = newest.into_iter().filter(|(_, (complete, _))| !complete);
     partial
         .map(|((_, path), (_, event))| {
             let unreadable = event.holders_unreadable.clone();
-            unseen(Missing::Holders { path: path.clone(), seq: event.seq, unreadable })
+            unseen(Missing::Holders { path: path.to_owned(), seq: event.seq, unreadable })
         })
         .collect()
 }

@@ -26,6 +26,8 @@ names! {
         Renameat2 = "renameat2",
         /// mount(2), for what is busy because something else uses it.
         Mount = "mount",
+        /// fsconfig(2), by which newer programs make what they mount, before they say where.
+        Fsconfig = "fsconfig",
     }
 }
 
@@ -33,6 +35,11 @@ impl MountSyscall {
     /// The one that is left out of a saved state.
     pub const fn umount2() -> Self {
         Self::Umount2
+    }
+
+    /// Whether it is about what was to be mounted.
+    pub fn is_mount(self) -> bool {
+        matches!(self, Self::Mount | Self::Fsconfig)
     }
 
     /// Whether it is about a mount, rather than about the name that something is mounted on.
@@ -50,11 +57,12 @@ pub struct UmountAttempt {
     pub actor: TaskRef,
     /// The caller's mount namespace; 0 where it is not known.
     pub mntns: NsInum,
-    /// As the caller gave it; may be relative. Empty where it could not be read.
+    /// As the caller gave it; may be relative. Empty where it could not be read, and of fsconfig(2), which is given none.
     pub path: String,
     /// Where the path starts from; absent where a recording does not tell it, and then the path is believed.
     pub origin: Option<Box<PathOrigin>>,
-    /// `MNT_*` and `UMOUNT_*`; `AT_*` of unlinkat(2), `RENAME_*` of renameat2(2), `MS_*` of mount(2).
+    /// `MNT_*` and `UMOUNT_*`; `AT_*` of unlinkat(2), `RENAME_*` of renameat2(2), `MS_*` of mount(2); of fsconfig(2) `MS_RDONLY`,
+    /// and its command if that is `FSCONFIG_CMD_CREATE_EXCL`.
     pub flags: u32,
     /// The other path of a rename, which may be the one that is busy; what was to be mounted, masked.
     pub second: Option<Box<SecondPath>>,
@@ -89,9 +97,12 @@ impl UmountAttempt {
     }
 
     /// What tells the path from the same text given elsewhere: the path from the topmost mount of the namespace, with
-    /// its links. It begins with an ellipsis where that is not known, so that it is like no path that is.
+    /// its links. It begins with an ellipsis where that is not known, so that it is like no path that is. Empty where the call
+    /// is given no path.
     pub fn place(&self) -> Cow<'_, str> {
-        let Some(origin) = &self.origin else { return Cow::Borrowed(&self.path) };
+        let Some(origin) = self.origin.as_ref().filter(|_| self.syscall != MountSyscall::Fsconfig) else {
+            return Cow::Borrowed(&self.path);
+        };
         let is_absolute = self.path.starts_with('/');
         let start = if is_absolute { &origin.root } else { &origin.cwd };
         match start.as_ref().and_then(|directory| directory.path.as_deref()) {

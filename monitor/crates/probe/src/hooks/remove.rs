@@ -1,5 +1,5 @@
-//! rmdir(2), unlink(2), rename(2) and what they are called with descriptors, and mount(2): refused because the name or the device
-//! is busy.
+//! rmdir(2), unlink(2), rename(2) and what they are called with descriptors, mount(2) and fsconfig(2): refused because the name or
+//! the device is busy.
 
 use kevtmon_ebpf::MISSING;
 use kevtmon_ebpf::remove::{KIND_REMOVE, RemoveOffsets, RemoveRecord, call, counter};
@@ -45,6 +45,7 @@ pub(super) const HOOK: Hook = Hook {
             busy(call::RENAMEAT, RENAMEAT),
             busy(call::RENAMEAT2, RENAMEAT2),
             busy(call::MOUNT, MOUNT),
+            busy(call::FSCONFIG, FSCONFIG),
             unproven(call::RMDIR, RMDIR),
             unproven(call::UNLINK, UNLINK),
             unproven(call::UNLINKAT, UNLINKAT),
@@ -52,6 +53,7 @@ pub(super) const HOOK: Hook = Hook {
             unproven(call::RENAMEAT, RENAMEAT),
             unproven(call::RENAMEAT2, RENAMEAT2),
             unproven(call::MOUNT, MOUNT),
+            unproven(call::FSCONFIG, FSCONFIG),
         ],
         losses: &[
             LossCount { counter: counter::RING_FULL, reason: "remove-ring-full" },
@@ -76,6 +78,7 @@ const RENAME: &[&str] = &[MountSyscall::Rename.name()];
 const RENAMEAT: &[&str] = &[MountSyscall::Renameat.name()];
 const RENAMEAT2: &[&str] = &[MountSyscall::Renameat2.name()];
 const MOUNT: &[&str] = &[MountSyscall::Mount.name()];
+const FSCONFIG: &[&str] = &[MountSyscall::Fsconfig.name()];
 
 /// Newer architectures have those with descriptors only.
 const NAMES: &[&str] = &[
@@ -89,6 +92,7 @@ const NAMES: &[&str] = &[
     "renameat",
     "renameat2",
     "mount",
+    "fsconfig",
 ];
 
 /// The numbers of the system calls on this architecture.
@@ -103,6 +107,7 @@ const CALLS: &[(libc::c_long, usize, MountSyscall)] = &[
     (libc::SYS_renameat, call::RENAMEAT, MountSyscall::Renameat),
     (libc::SYS_renameat2, call::RENAMEAT2, MountSyscall::Renameat2),
     (libc::SYS_mount, call::MOUNT, MountSyscall::Mount),
+    (libc::SYS_fsconfig, call::FSCONFIG, MountSyscall::Fsconfig),
 ];
 
 /// The arguments of a system call, as the registers of the caller hold them when it returns.
@@ -154,6 +159,13 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         task_files: btf.need("task_struct.files")?,
         files_fdt: btf.need("files_struct.fdt")?,
         fdtable_fd: btf.need("fdtable.fd")?,
+        file_private_data: btf.any_of(&["file.private_data"]),
+        fs_context_fs_type: btf.any_of(&["fs_context.fs_type"]),
+        fs_context_source: btf.any_of(&["fs_context.source"]),
+        fs_context_sb_flags: btf.any_of(&["fs_context.sb_flags"]),
+        fs_context_phase: btf.any_of(&["fs_context.phase"]),
+        phase_failed: btf.enumerator("fs_context_phase", "FS_CONTEXT_FAILED").unwrap_or(MISSING),
+        file_system_type_name: btf.any_of(&["file_system_type.name"]),
         context_registers,
         registers_number,
         registers_result,
@@ -179,7 +191,7 @@ fn refused(bytes: &[u8]) -> Option<UmountAttempt> {
     let second_text = match syscall {
         MountSyscall::Rename | MountSyscall::Renameat | MountSyscall::Renameat2 => Some(lossy(second)),
         // Of a share on the network it may have a password.
-        MountSyscall::Mount => Some(redact::mount_source(&lossy(second))),
+        MountSyscall::Mount | MountSyscall::Fsconfig => Some(redact::mount_source(&lossy(second))),
         _ => None,
     };
     let from = |path: &[u8], start| origin(record, path, directory(start));
@@ -188,12 +200,17 @@ fn refused(bytes: &[u8]) -> Option<UmountAttempt> {
         origin: from(second, &record.second_start),
         fstype: Some(text(&record.fstype)).filter(|fstype| !fstype.is_empty()),
     };
+    let mut start = from(path, &record.start);
+    if *syscall == MountSyscall::Fsconfig {
+        // It is given no path: where this is mounted is decided later.
+        start.doubt = start.doubt.filter(|doubt| *doubt != PathUncertainty::Unread);
+    }
     Some(UmountAttempt {
         syscall: *syscall,
         actor: actor(&record.task, record.task_root)?,
         mntns: record.mntns,
         path: lossy(path),
-        origin: Some(Box::new(from(path, &record.start))),
+        origin: Some(Box::new(start)),
         flags: record.flags,
         second: second_text.map(second).map(Box::new),
         errno: Some(EBUSY),
@@ -237,7 +254,7 @@ mod tests {
         (whole.path_len, whole.second_len) =
             (u32::try_from(path.len()).unwrap(), u32::try_from(second.len()).unwrap());
         (whole.root.mount_id, whole.root.marks) = (1, path_mark::OTHER_TREE);
-        if number == libc::SYS_mount {
+        if [libc::SYS_mount, libc::SYS_fsconfig].contains(&number) {
             whole.fstype[..5].copy_from_slice(b"ext4\0");
         }
         for (directory, name) in [(&mut whole.start, b"from"), (&mut whole.second_start, b"onto")] {
@@ -286,6 +303,16 @@ mod tests {
         let second = refused.second.unwrap();
         assert_eq!((second.path.as_str(), second.origin.cwd), ("/dev/sdb", None));
         assert_eq!(second.fstype.as_deref(), Some("ext4"));
+    }
+
+    #[test]
+    fn fsconfig_is_given_no_path_and_that_is_no_doubt() {
+        let refused = attempt(libc::SYS_fsconfig, "", "user:secret@host:/share");
+        assert_eq!((refused.syscall, &*refused.place()), (MountSyscall::Fsconfig, ""));
+        assert_eq!(refused.origin.unwrap().doubt, None);
+        let second = refused.second.unwrap();
+        assert!(!second.path.contains("secret"), "{}", second.path);
+        assert_eq!((second.origin.doubt, second.fstype.as_deref()), (None, Some("ext4")));
     }
 
     #[test]

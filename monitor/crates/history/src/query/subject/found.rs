@@ -65,6 +65,7 @@ pub(super) fn path_subject(path: &str, records: &[Record]) -> Option<Subject> {
         .iter()
         .filter_map(|record| record.event.mount.as_ref())
         .map(|mount| mount.path.as_str())
+        .filter(|path| !path.is_empty())
         .collect();
     let is_above = |mount: &&&str| {
         path.strip_prefix(**mount).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
