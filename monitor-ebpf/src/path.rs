@@ -133,6 +133,13 @@ pub(crate) fn equal(slot: &mut u64, a: u64, b: u64) -> u64 {
     !opaque(slot, (((difference | negative) as i64) >> 63) as u64)
 }
 
+/// All ones if the first is less, else zero. Both have less than 64 bits.
+#[inline(always)]
+pub(crate) fn less(slot: &mut u64, a: u64, b: u64) -> u64 {
+    let difference = opaque(slot, a.wrapping_sub(b));
+    opaque(slot, ((difference as i64) >> 63) as u64)
+}
+
 /// The same value, by way of the stack.
 #[inline(always)]
 fn opaque(slot: &mut u64, value: u64) -> u64 {

@@ -22,7 +22,7 @@ use kevtmon_ebpf::{Counter, Header, MISSING};
 
 use crate::memory::{Kernel, Structure as _, offset, volatile};
 use crate::mount_table::MountTable;
-use crate::path::{Place, either, equal};
+use crate::path::{Place, either, equal, less};
 use crate::task::{self, Program};
 use crate::umount::{add_directory, copied_len, read_path};
 use crate::{emit, lanes, syscall, umount};
@@ -65,14 +65,21 @@ struct Arguments {
     flags: u64,
 }
 
-/// `syscalls:sys_enter_*` of all of them.
+/// `syscalls:sys_enter_*` of all of them but fsconfig(2).
 #[tracepoint(category = "syscalls", name = "sys_enter_unlinkat")]
 fn sys_enter_remove(_ctx: TracePointContext) -> u32 {
-    let tid = bpf_get_current_pid_tgid() as u32;
-    if let Some(begun) = BEGUN.get_ptr_mut(tid % BEGUN_MAX) {
-        // SAFETY: a slot of the map.
-        unsafe { core::ptr::write_volatile(begun, tid) };
-    }
+    note_start(u64::MAX);
+    0
+}
+
+/// `syscalls:sys_enter_fsconfig`: `int fd`. No start is noted where the context has failed before: each command is refused with EBUSY
+/// then, whatever uses the device.
+#[tracepoint(category = "syscalls", name = "sys_enter_fsconfig")]
+fn sys_enter_fsconfig(ctx: TracePointContext) -> u32 {
+    // SAFETY: helper without arguments.
+    let task = Kernel(unsafe { bpf_get_current_task() });
+    let context = fs_context(task, syscall::argument(&ctx, 0));
+    note_start(!has_failed(context));
     0
 }
 
@@ -96,8 +103,9 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
     let Some(task) = task::current(Program::Remove) else {
         return 0;
     };
-    // Whoever may unmount is told of in doubt: anybody can have the start of such a call forgotten, and end his own as he likes.
-    if !has_begun && !task.may_administer() {
+    // Whoever may unmount is told of in doubt: anybody can have the start of such a call forgotten, and end his own as he likes. Of
+    // fsconfig(2) the context may have failed before.
+    if !has_begun && (is_fsconfig != 0 || !task.may_administer()) {
         return 0;
     }
     let Some(record) = REMOVE_SCRATCH.get_ptr_mut(0) else {
@@ -159,6 +167,16 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
     0
 }
 
+/// Notes that a call of this thread begins, where `mask` is all ones; where it is zero, that none was seen to.
+#[inline(always)]
+fn note_start(mask: u64) {
+    let tid = bpf_get_current_pid_tgid() as u32;
+    if let Some(begun) = BEGUN.get_ptr_mut(tid % BEGUN_MAX) {
+        // SAFETY: a slot of the map.
+        unsafe { core::ptr::write_volatile(begun, tid & mask as u32) };
+    }
+}
+
 /// Whether the call that returns was seen to begin; once.
 #[inline(always)]
 fn take_start() -> bool {
@@ -186,28 +204,43 @@ fn count(number: u32, of_calls: &[Counter; call::COUNT]) {
     }
 }
 
-/// The context of which fsconfig(2) was to make a file system, and has failed to; null of any other call. What its other commands
-/// refuse with EBUSY, and these for a context that is made already, was called in a wrong order.
+/// The context of which fsconfig(2) was to make a file system, and that has failed by now; null of any other call. What is refused of a
+/// context that has not failed was called in a wrong order.
 #[inline(always)]
 fn failed_context(ctx: &TracePointContext, number: u32) -> Kernel {
     let registers = registers(ctx);
     let slot = &mut 0;
-    // SAFETY: helper without arguments.
-    let task = Kernel(unsafe { bpf_get_current_task() });
-    // Another thread may have put another file in its place.
-    let file = file(task, registers.get(offset!(arguments[0])));
-    let path = volatile(&raw const task::OFFSETS.file_path);
-    let dentry = file.follow(path + volatile(&raw const task::OFFSETS.path_dentry));
-    let name: u64 = dentry.follow(volatile(&raw const task::OFFSETS.dentry_name)).get(0);
-    let context = file.follow(offset!(file_private_data));
-    let phase: u8 = context.get(offset!(fs_context_phase));
     let command: u32 = registers.get(offset!(arguments[1]));
     let is_it = are_of(registers, number)
         & equal(slot, number.into(), offset!(calls[call::FSCONFIG]).into())
-        & (equal(slot, command.into(), CREATE) | equal(slot, command.into(), CREATE_EXCL))
-        & equal(slot, name, FSCONTEXT)
-        & equal(slot, phase.into(), offset!(phase_failed).into());
-    Kernel(context.0 & is_it)
+        & (equal(slot, command.into(), CREATE) | equal(slot, command.into(), CREATE_EXCL));
+    // SAFETY: helper without arguments.
+    let task = Kernel(unsafe { bpf_get_current_task() });
+    // Of another call it may be anything; all ones are no descriptor.
+    let context = fs_context(task, registers.get::<u64>(offset!(arguments[0])) | !is_it);
+    Kernel(context.0 & has_failed(context))
+}
+
+/// The context of a file system that a descriptor stands for; null if it stands for something else. Another thread may have put
+/// another file there since the kernel looked.
+#[inline(always)]
+fn fs_context(task: Kernel, descriptor: u64) -> Kernel {
+    let slot = &mut 0;
+    let file = file(task, descriptor);
+    let path = volatile(&raw const task::OFFSETS.file_path);
+    let dentry = file.follow(path + volatile(&raw const task::OFFSETS.path_dentry));
+    let name: u64 = dentry.follow(volatile(&raw const task::OFFSETS.dentry_name)).get(0);
+    // A user can give a file this name, but that has a directory.
+    let parent: u64 = dentry.get(volatile(&raw const task::OFFSETS.dentry_parent));
+    let is_it = equal(slot, name, FSCONTEXT) & equal(slot, parent, dentry.0);
+    Kernel(file.get::<u64>(offset!(file_private_data)) & is_it)
+}
+
+/// Whether a context has failed: all ones, or zero.
+#[inline(always)]
+fn has_failed(context: Kernel) -> u64 {
+    let phase: u8 = context.get(offset!(fs_context_phase));
+    equal(&mut 0, phase.into(), offset!(phase_failed).into())
 }
 
 /// Reads what a context of a file system names as its source; returns the length, 0 if it cannot be read.
@@ -270,12 +303,14 @@ fn registers(ctx: &TracePointContext) -> Kernel {
     Kernel(unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) } as u64)
 }
 
-/// The file that a descriptor stands for.
+/// The file that a descriptor stands for; null if there is none.
 #[inline(always)]
 fn file(task: Kernel, descriptor: u64) -> Kernel {
-    let files = task.follow(offset!(task_files)).follow(offset!(files_fdt)).follow(offset!(fdtable_fd));
-    let slot = files.0.wrapping_add((i64::from(descriptor as i32) as u64).wrapping_mul(8));
-    Kernel(slot).follow(0)
+    let table = task.follow(offset!(task_files)).follow(offset!(files_fdt));
+    let descriptor = u64::from(descriptor as u32);
+    let is_within = less(&mut 0, descriptor, table.get::<u32>(offset!(fdtable_max_fds)).into());
+    let slot = table.follow(offset!(fdtable_fd)).0.wrapping_add(descriptor << 3);
+    Kernel(slot & is_within).follow(0)
 }
 
 /// The directory that a descriptor stands for. It was open during the call.

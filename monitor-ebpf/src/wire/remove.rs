@@ -53,7 +53,8 @@ pub mod counter {
     pub const RING_FULL: Counter = HOOK.counter(6);
     /// The same of attempts of unprivileged users.
     pub const USERS_RING_FULL: Counter = HOOK.counter(7);
-    /// Those that returned EBUSY without having been seen to begin: it is not known that the kernel refused them.
+    /// Those that returned EBUSY without having been seen to begin: it is not known that the kernel refused them. Of fsconfig(2) also
+    /// those of which the context had failed before.
     pub const UNPROVEN: [Counter; call::COUNT] = [
         HOOK.counter(8),
         HOOK.counter(9),
@@ -123,6 +124,7 @@ pub struct RemoveOffsets {
     pub task_files: u32,
     pub files_fdt: u32,
     pub fdtable_fd: u32,
+    pub fdtable_max_fds: u32,
     pub file_private_data: u32,
     /// Those of `struct fs_context` are `MISSING` before 5.2.
     pub fs_context_fs_type: u32,
@@ -146,5 +148,5 @@ pub struct RemoveOffsets {
 
 impl RemoveOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 26]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 27]);
 }

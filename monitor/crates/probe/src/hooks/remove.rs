@@ -30,7 +30,8 @@ pub(super) const HOOK: Hook = Hook {
         note: Some("makes each of these calls a tenth to a quarter of a microsecond longer"),
         lost: None,
         mechanism: Mechanism::Programs(&[
-            Program { name: "sys_enter_remove", attach: Attach::Starts(NAMES) },
+            Program { name: "sys_enter_remove", attach: Attach::Starts(STARTS) },
+            Program { name: "sys_enter_fsconfig", attach: Attach::Starts(FSCONFIG) },
             Program { name: "sys_exit_remove", attach: Attach::Returns(NAMES) },
         ]),
     }],
@@ -94,6 +95,9 @@ const NAMES: &[&str] = &[
     "mount",
     "fsconfig",
 ];
+
+/// The same without fsconfig(2): whether that begins depends on its context.
+const STARTS: &[&str] = NAMES.split_at(NAMES.len() - 1).0;
 
 /// The numbers of the system calls on this architecture.
 const CALLS: &[(libc::c_long, usize, MountSyscall)] = &[
@@ -159,6 +163,7 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         task_files: btf.need("task_struct.files")?,
         files_fdt: btf.need("files_struct.fdt")?,
         fdtable_fd: btf.need("fdtable.fd")?,
+        fdtable_max_fds: btf.need("fdtable.max_fds")?,
         file_private_data: btf.any_of(&["file.private_data"]),
         fs_context_fs_type: btf.any_of(&["fs_context.fs_type"]),
         fs_context_source: btf.any_of(&["fs_context.source"]),
