@@ -243,13 +243,14 @@ impl Core {
 
     /// Who called, and how certain it is that the call was about the mount to which its path leads. The path is read from
     /// the caller's memory before and after the kernel reads it; who shares that memory can show the kernel another one in
-    /// between. Root of the node is not suspected of that, but root of a container is where that takes no rights on mounts. Of a
-    /// call that was not seen to begin, something else than the kernel may have given the answer.
+    /// between. Root of the node is not suspected of that, but root of a container is where that takes no rights on mounts. Neither does
+    /// fsconfig(2) if another thread has made its context fail meanwhile. Of a call that was not seen to begin, something else than
+    /// the kernel may have given the answer.
     pub(super) fn unmounting_actor(&self, attempt: &UmountAttempt) -> Actor {
         let mut actor = self.actor(&attempt.actor, false);
         let is_unproven =
             attempt.origin.as_ref().is_some_and(|origin| origin.doubt == Some(PathUncertainty::StartUnseen));
-        let takes_rights = attempt.syscall.is_umount() || attempt.syscall.is_mount();
+        let takes_rights = matches!(attempt.syscall, MountSyscall::Umount2 | MountSyscall::Mount);
         let may_be_of_container = || !self.kubelets.mounts_in(attempt.mntns) && !self.is_runtime(attempt);
         let is_suspected = !takes_rights && may_be_of_container();
         if is_unproven || is_suspected || actor.userns.is_some() || actor.uid.is_some_and(|uid| uid != 0) {
