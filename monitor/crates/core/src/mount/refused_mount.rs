@@ -45,6 +45,9 @@ struct Place {
     /// What was to be mounted there.
     source: String,
     is_remount: bool,
+    /// Whether root of the node tried it, outside of containers: what others try is not to use up the attempts that have an event.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    by_host: bool,
     attempts: u64,
     last: BootNs,
 }
@@ -67,16 +70,18 @@ impl RefusedMounts {
         self.waiting.deadline()
     }
 
-    fn count(&mut self, at: BootNs, key: &MountKey, attempt: &UmountAttempt) -> u64 {
+    fn count(&mut self, at: BootNs, key: &MountKey, attempt: &UmountAttempt, by_host: bool) -> u64 {
         let source = attempt.second.as_ref().map(|second| second.path.clone()).unwrap_or_default();
         let is_remount = attempt.flags & MS_REMOUNT != 0;
-        let is_it =
-            |place: &Place| place.key == *key && place.source == source && place.is_remount == is_remount;
+        let is_it = |place: &Place| {
+            (&place.key, &place.source) == (key, &source)
+                && (place.is_remount, place.by_host) == (is_remount, by_host)
+        };
         let known = self.places.iter().position(is_it);
         let known = known.and_then(|index| self.places.remove(index));
         let recent = known.filter(|place| at < place.last.saturating_add(SCAN_RETENTION_NS));
         let attempts = recent.map_or(1, |place| place.attempts + 1);
-        let place = Place { key: key.clone(), source, is_remount, attempts, last: at };
+        let place = Place { key: key.clone(), source, is_remount, by_host, attempts, last: at };
         crate::bounded::push(&mut self.places, PLACES_MAX, place);
         attempts
     }
@@ -124,18 +129,18 @@ impl RefusedMount {
 impl Core {
     pub(super) fn mount_refused(&mut self, at: BootNs, attempt: UmountAttempt) {
         let key = MountKey::new(attempt.mntns, &attempt.place());
-        let attempts = self.holder_scans.refused_mounts.count(at, &key, &attempt);
+        let mut account = self.account(&attempt);
+        let is_foreign = self.context(&attempt.actor).is_some_and(|context| context.is_in_other_userns());
+        let by_host = account.host && !is_foreign;
+        let group = self.tasks.get(&attempt.actor).and_then(|task| task.cgroup.as_deref());
+        // Root of a container may be in the host's mount namespace.
+        account.host = by_host && group.and_then(cgroup::container_id).is_none();
+        let attempts = self.holder_scans.refused_mounts.count(at, &key, &attempt, account.host);
         if !attempts.is_power_of_two() {
             self.holder_scans.ignored += 1;
             return;
         }
-        let (source, task, mut account) =
-            (self.source, self.tasks.copy(&attempt.actor), self.account(&attempt));
-        let is_foreign = self.context(&attempt.actor).is_some_and(|context| context.is_in_other_userns());
-        let by_host = account.host && !is_foreign;
-        let group = task.as_ref().and_then(|task| task.cgroup.as_deref());
-        // Root of a container may be in the host's mount namespace.
-        account.host = by_host && group.and_then(cgroup::container_id).is_none();
+        let (source, task) = (self.source, self.tasks.copy(&attempt.actor));
         let refused = RefusedMount { at, source, key, by_host, attempts, attempt, task };
         let HolderScans { allowances, refused_mounts, .. } = &mut self.holder_scans;
         // Containers leave room for the host.

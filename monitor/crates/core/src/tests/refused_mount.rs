@@ -220,19 +220,55 @@ fn of_fsconfig_what_uses_the_device_is_told_without_a_mount_point() {
 }
 
 #[test]
-fn of_fsconfig_attempts_count_by_source_and_a_doubt_is_about_that() {
+fn of_fsconfig_attempts_count_by_source() {
     let mut core = settled();
     for source in ["proc", "mqueue", "proc", ""] {
-        let mut attempt = refused_to_create(source, 0);
-        attempt.origin.as_mut().unwrap().doubt = Some(PathUncertainty::StartUnseen);
-        core.observe(at(10, Fact::Umount(Box::new(attempt))));
+        core.observe(at(10, Fact::Umount(Box::new(refused_to_create(source, 0)))));
     }
     let emitted = events(&mut core);
     let attempts: Vec<_> = emitted.iter().map(|event| event.mount.as_ref().unwrap().attempts).collect();
     assert_eq!(attempts, [Some(1), Some(1), Some(2), Some(1)]);
-    let begins = |index: usize, with: &str| emitted[index].message.starts_with(with);
-    assert!(begins(0, "mount of what is likely proc by "), "{}", emitted[0].message);
-    assert!(begins(3, "mount of what is likely a file system by "), "{}", emitted[3].message);
+    let message = &emitted[3].message;
+    assert!(message.starts_with("mount of a file system by "), "{message}");
+}
+
+#[test]
+fn another_thread_may_have_made_the_context_fail_so_rights_make_nothing_certain() {
+    // The caller's namespace is 2.
+    for (mntns, syscall, confidence) in [
+        (1, MountSyscall::Fsconfig, Confidence::Likely),
+        (2, MountSyscall::Fsconfig, Confidence::Certain),
+        (1, MountSyscall::Mount, Confidence::Certain),
+    ] {
+        let mut core = settled();
+        let host = KubeletNamespace { mntns, roots: Vec::new(), of_kubelet: false, pid: None };
+        core.observe(at(1, Fact::Kubelet(KubeletFacts { namespaces: vec![host] })));
+        take(&mut core);
+        let attempt = UmountAttempt { syscall, ..refused_to_create("proc", 0) };
+        core.observe(at(10, Fact::Umount(Box::new(attempt))));
+        let event = events(&mut core).remove(0);
+        assert_eq!(event.actor.as_ref().unwrap().confidence, confidence, "{event:?}");
+        let is_likely = event.message.starts_with("mount of what is likely proc by ");
+        assert_eq!(is_likely, confidence == Confidence::Likely, "{}", event.message);
+    }
+}
+
+#[test]
+fn users_and_containers_use_up_no_attempt_of_the_host() {
+    let mut core = settled();
+    let attempt = |uid: u32| {
+        let mut attempt = refused_to_create("proc", 0);
+        attempt.actor.context = (uid != 0).then(|| TaskContext { uid, ..TaskContext::default() });
+        Fact::Umount(Box::new(attempt))
+    };
+    core.observe(at(9, attempt(1000)));
+    core.observe(at(9, task(&format!("/docker/{ID}"))));
+    core.observe(at(9, attempt(0)));
+    core.observe(at(9, task("/system.slice/kubelet.service")));
+    core.observe(at(9, attempt(0)));
+    let emitted = events(&mut core);
+    let attempts: Vec<_> = emitted.iter().map(|event| event.mount.as_ref().unwrap().attempts).collect();
+    assert_eq!(attempts, [Some(1), Some(2), Some(1)]);
 }
 
 /// How many events and looks follow at once from many mounts.
