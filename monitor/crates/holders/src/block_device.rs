@@ -84,10 +84,11 @@ impl Job for LookForMount {
                 found.add_to(&mut report);
             }
         }
-        let is_used = report.device.as_deref().is_some_and(BlockDevice::is_used);
+        let is_refused = |device: &BlockDevice| device.is_used() || device.suspended;
+        let is_refused = report.device.as_deref().is_some_and(is_refused);
         report.verdict = match report.verdict {
             // Who only has it open need not have claimed it.
-            _ if is_used => Verdict::Kernel,
+            _ if is_refused => Verdict::Kernel,
             Verdict::None if !report.complete => Verdict::Incomplete,
             verdict => verdict,
         };
@@ -228,6 +229,7 @@ fn described(sys: &Path, number: String, with_disk: bool) -> Option<(BlockDevice
         devices: users.into_iter().take(NAMES_MAX).map(user).collect(),
         swap: false,
         swap_device: None,
+        suspended: text(&directory.join("dm/suspended")).is_some_and(|state| state == "1"),
     };
     Some((device, wanted))
 }
@@ -266,6 +268,8 @@ mod tests {
         write(&format!("{disk}/holders/dm-1"), "");
         write("block/dm-1/dm/name", "mpatha\n");
         write("block/dm-1/dm/uuid", "mpath-3600\n");
+        write("devices/virtual/block/dm-1/dm/suspended", "1\n");
+        write("devices/virtual/block/dm-1/slaves/loop1", "");
         write("block/loop2/loop/backing_file", "/dev/loop1p1\n");
         write("block/loop3/loop/backing_file", "/dev/loop11\n");
         fs::create_dir_all(sys.path().join("dev/block")).unwrap();
@@ -295,6 +299,10 @@ mod tests {
         assert_eq!(of_part, [part_pair.clone(), disk_pair], "a claim of the disk refuses it, too");
         assert_eq!(described(sys.path(), "259:3".into(), false).unwrap().1, [part_pair]);
         assert_eq!(described(sys.path(), "7:9".into(), true), None);
+        symlink("../../devices/virtual/block/dm-1", sys.path().join("dev/block/253:1")).unwrap();
+        let (mapped, of_mapped) = described(sys.path(), "253:1".into(), true).unwrap();
+        assert_eq!((mapped.name.as_str(), mapped.devices, mapped.suspended), ("/dev/dm-1", Vec::new(), true));
+        assert_eq!(of_mapped, [pair("dm-1", "253:1")], "and not what it is made of");
     }
 
     #[test]

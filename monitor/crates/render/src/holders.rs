@@ -90,7 +90,8 @@ fn uses_of_device(device: &BlockDevice, held: &Held) -> Vec<String> {
     let made_of_it = (!device.devices.is_empty())
         .then(|| format!("used by the block devices {}", listed(device.devices.iter().map(user))));
     let swap = device.swap.then(|| "used as swap".to_owned());
-    mounted.chain(made_of_it).chain(swap).collect()
+    let suspended = device.suspended.then(|| "suspended: reads and writes wait".to_owned());
+    mounted.chain(made_of_it).chain(swap).chain(suspended).collect()
 }
 
 fn head(held: &Held, mount: &HeldMount) -> String {
@@ -403,6 +404,7 @@ mod tests {
             devices: vec![user],
             swap: true,
             swap_device: None,
+            suspended: true,
         });
         let expected = [
             "/dev/loop1 is the block device (7:1, backing file /v/image); who uses it, in any mount namespace:",
@@ -413,6 +415,7 @@ mod tests {
             "mounted at \"/mnt/a b\" in mnt:[9], without a process",
             "used by the block devices dm-0 (vg-data)",
             "used as swap",
+            "suspended: reads and writes wait",
         ];
         assert_eq!(shown(&held), expected);
         held.holders.clear();

@@ -265,6 +265,13 @@ fn use_phrase(device: &BlockDevice, holders: &[MountHolder], key: &MountKey) -> 
     if device.swap {
         return Some(format!("the kernel swaps to {}", of_it(device, device.swap_device.as_deref())));
     }
+    // Which of both refuses a mount depends on the kernel.
+    let suspended = device.suspended.then(|| format!("{label} is suspended by device-mapper"));
+    let facts: Vec<_> = suspended.into_iter().chain(mounted_phrase(device, holders, key)).collect();
+    (!facts.is_empty()).then(|| facts.join(", and "))
+}
+
+fn mounted_phrase(device: &BlockDevice, holders: &[MountHolder], key: &MountKey) -> Option<String> {
     let mounts = || holders.iter().filter(|holder| holder.access == Access::Mount);
     let is_there = |holder: &MountHolder| {
         let place = (holder.mntns, holder.path.as_deref());
@@ -272,7 +279,7 @@ fn use_phrase(device: &BlockDevice, holders: &[MountHolder], key: &MountKey) -> 
             && holder.source.as_deref() == Some(device.name.as_str())
     };
     if mounts().any(is_there) {
-        return Some(format!("{label} is already mounted there"));
+        return Some(format!("{} is already mounted there", name(&device.name)));
     }
     let first = mounts().next()?;
     let same: Vec<_> = mounts().filter(|holder| holder.source == first.source).cloned().collect();

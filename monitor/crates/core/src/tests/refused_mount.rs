@@ -88,6 +88,14 @@ fn without_a_claim_of_the_kernel_it_is_a_mount_and_no_process_that_has_it_open()
     let notice = |text: &str| (text.to_owned(), Severity::Notice);
     let swap = BlockDevice { swap: true, ..sdb() };
     assert_eq!(reason(Some(swap), vec![open()]), warning("the kernel swaps to /dev/sdb"));
+    let suspended = || BlockDevice { suspended: true, ..sdb() };
+    let state = "/dev/sdb is suspended by device-mapper";
+    assert_eq!(reason(Some(suspended()), vec![open()]), warning(state));
+    let mounted = "/dev/sdb is mounted at /a in the mount namespace of fsck (pid 8)";
+    assert_eq!(
+        reason(Some(suspended()), vec![of(Access::Mount, 8, "/a")]),
+        warning(&format!("{state}, and {mounted}"))
+    );
     assert_eq!(
         reason(Some(sdb()), vec![open(), of(Access::Mount, 8, "/a b")]),
         warning("/dev/sdb is mounted at \"/a b\" in the mount namespace of fsck (pid 8)")

@@ -215,6 +215,7 @@ fn block_device() -> BlockDevice {
         devices: vec![DeviceUser { name: "dm-0".into(), mapping, kind }],
         swap: true,
         swap_device: Some("/dev/loop1p1".into()),
+        suspended: true,
     }
 }
 

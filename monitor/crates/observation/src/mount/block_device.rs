@@ -21,6 +21,9 @@ pub struct BlockDevice {
     pub swap: bool,
     /// The device that it swaps to, if that is a partition or the disk: `/dev/loop3p1`.
     pub swap_device: Option<String>,
+    /// Whether device mapper has suspended it: what is read and written waits until it is resumed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspended: bool,
 }
 
 /// A block device that is made of another one.
