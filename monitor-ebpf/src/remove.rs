@@ -34,6 +34,8 @@ const CREATE: u64 = 6;
 const CREATE_EXCL: u64 = 8;
 /// `SB_RDONLY` of include/linux/fs.h, which is `MS_RDONLY` of mount(2).
 const RDONLY: u32 = 1;
+/// A type of file system, with its NUL.
+const OVERLAY: u64 = u64::from_ne_bytes(*b"overlay\0");
 /// The first eight bytes of `[fscontext]` (fs/fsopen.c).
 const FSCONTEXT: u64 = u64::from_ne_bytes(*b"[fsconte");
 
@@ -62,6 +64,7 @@ struct Arguments {
     second_path: u64,
     second_directory: u64,
     fstype: u64,
+    options: u64,
     flags: u64,
 }
 
@@ -154,7 +157,9 @@ fn sys_exit_remove(ctx: TracePointContext) -> u32 {
         // Where they fail, they write zeros.
         let second_len = if context.is_null() {
             bpf_probe_read_user_str(fstype, FSTYPE_CAPACITY as u32, given.fstype as *const _);
-            read_path(given.second_path, second)
+            // What an overlay is made of is in its options, and its source is any text.
+            let is_overlay = equal(slot, volatile((&raw const (*record).fstype).cast()), OVERLAY);
+            read_path(either(is_overlay, given.options, given.second_path), second)
         } else {
             let name: u64 = context.follow(offset!(fs_context_fs_type)).get(offset!(file_system_type_name));
             bpf_probe_read_kernel_str(fstype, FSTYPE_CAPACITY as u32, name as *const _);
@@ -285,6 +290,7 @@ fn arguments(ctx: &TracePointContext, number: u32) -> Arguments {
         second_path: (argument(1) & is(call::RENAME)) | (argument(3) & renames_at) | (argument(0) & mount),
         second_directory: either(renames_at, argument(2), cwd),
         fstype: argument(2) & mount,
+        options: argument(4) & mount,
         flags: (argument(2) & unlinkat)
             | (argument(4) & renameat2)
             | (argument(3) & mount)

@@ -93,7 +93,8 @@ pub struct RemoveRecord {
     pub reserved: u32,
     /// Bytes of the path, without a NUL; 0 where it could not be read, and of fsconfig(2), which is given none.
     pub path_len: u32,
-    /// Bytes of the second path of a rename, or of what was to be mounted, which follow the first.
+    /// Bytes of the second path of a rename, of what was to be mounted, or of the options of mount(2) for an overlay, which follow the
+    /// first.
     pub second_len: u32,
     /// The type of what was to be mounted, up to a NUL; it may be cut.
     pub fstype: [u8; FSTYPE_CAPACITY],
@@ -105,7 +106,7 @@ pub struct RemoveRecord {
     pub start: DirectoryRecord,
     /// The same of the second path.
     pub second_start: DirectoryRecord,
-    /// Both paths as the caller gave them.
+    /// Both as the caller gave them.
     pub paths: [u8; 2 * PATH_CAPACITY],
 }
 

@@ -92,6 +92,33 @@ fn of_a_file_system_that_needs_no_device_the_source_is_not_the_reason() {
     run(&format!("umount {} {}", point.display(), first.display()));
 }
 
+#[test]
+fn an_overlay_is_refused_for_another_one_with_its_upper_directory() {
+    let scratch = Scratch::new();
+    let device = LoopDevice::on(&scratch.path().join("disk"), 16);
+    let [disk, first, second] = ["layers", "first", "second"].map(|name| scratch.path().join(name));
+    device.mount(&disk);
+    let [lower, upper, work] = ["lower", "upper", "work"].map(|name| disk.join(name));
+    for directory in [&lower, &upper, &work, &first, &second] {
+        std::fs::create_dir_all(directory).expect("a directory can be made");
+    }
+    let (lower, upper, work) = (lower.display(), upper.display(), work.display());
+    let options = format!("lowerdir={lower},upperdir={upper},workdir={work},index=on");
+    let overlay =
+        |at: &Path| mount(Some("overlay"), at, Some("overlay"), MsFlags::empty(), Some(options.as_str()));
+    assert_eq!(overlay(&first), Ok(()));
+    let mut daemon = launch().start();
+    assert_eq!(overlay(&second), Err(Errno::EBUSY));
+    let event = wait_for(&mut daemon, "mount.refused", &second);
+    event.expect("/mount/fstype", "overlay");
+    event.expect("/mount/source", &*upper.to_string());
+    event.expect("/holders_verdict", "child-mount");
+    event.expect("/holders_complete", false);
+    let other = format!("likely that of the overlay at {} in ", first.display());
+    assert!(event.text("/message").contains(&format!(" refused: its upper directory is {other}")), "{event}");
+    run(&format!("umount {} {}", first.display(), disk.display()));
+}
+
 /// Commands of fsconfig(2), include/uapi/linux/mount.h.
 const SET_FLAG: c_long = 0;
 const SET_STRING: c_long = 1;

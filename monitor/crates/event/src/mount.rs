@@ -28,7 +28,7 @@ pub struct Mount {
     pub flags: Vec<String>,
     /// File system type.
     pub fstype: Option<String>,
-    /// Mount source.
+    /// Mount source; for `mount.refused` of an overlay its upper directory.
     pub source: Option<String>,
     /// `major:minor`.
     pub device: Option<String>,

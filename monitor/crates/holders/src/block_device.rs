@@ -21,6 +21,7 @@ use nix::sys::stat::{SFlag, fstat};
 use serde::{Deserialize, Serialize};
 
 use super::locate::{locate, near_members};
+use super::overlay;
 use super::rbd::{Device, uses};
 use super::resolve::is_local;
 use super::{Deadline, MAX_LISTED, ScanRequest};
@@ -72,9 +73,14 @@ impl Job for LookForMount {
         let (request, began, deadline) = (&self.request, Instant::now(), Deadline::after(BUDGET));
         let skipped = HolderReport::skipped(request.id, request.path.clone());
         let mut report = HolderReport { complete: true, verdict: Verdict::None, ..skipped };
-        // Any source may be given to it.
-        if self.fstype.as_deref().is_some_and(|fstype| is_nodev(proc, fstype)) {
-            return report;
+        match self.fstype.as_deref() {
+            Some("overlay") => {
+                overlay::add(proc, &request.path, &deadline, &mut report);
+                return report;
+            }
+            // Any source may be given to it.
+            Some(fstype) if is_nodev(proc, fstype) => return report,
+            _ => {}
         }
         let members = near_members(proc, request, &deadline);
         if let Some(located) = locate(proc, request, &members, deadline, &mut report) {

@@ -41,6 +41,7 @@ mod look;
 mod mntns_index;
 pub mod obstacle;
 mod orphans;
+mod overlay;
 mod pins;
 mod presence;
 mod progress;

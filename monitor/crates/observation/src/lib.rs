@@ -398,7 +398,7 @@ pub enum Request {
     NfsMounts { servers: Vec<String> },
     /// Whether there are checkpoints of these sandboxes; the reply is `Fact::SandboxCheckpoints`.
     SandboxCheckpoints { sandboxes: Vec<String> },
-    /// Who uses the block device at this path; the reply is `Fact::Holders` with the same `id`.
+    /// Who uses the block device at this path, or the upper directory of an overlay; the reply is `Fact::Holders` with the same `id`.
     DeviceUsers {
         /// Chosen by the core.
         id: u64,

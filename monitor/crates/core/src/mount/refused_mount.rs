@@ -92,7 +92,7 @@ impl RefusedMount {
         self.attempt.flags & MS_REMOUNT != 0
     }
 
-    /// What was to be mounted, where that may be a block device and its users are looked for.
+    /// What was to be mounted, where that may be a block device, or is the upper directory of an overlay, and its users are looked for.
     fn device(&self) -> Option<&SecondPath> {
         let second = self.attempt.second.as_deref().filter(|_| self.by_host && !self.is_remount());
         second.filter(|second| second.path.starts_with('/'))
@@ -186,9 +186,12 @@ impl Core {
         let (holders, device) = report.map(|report| (report.holders, report.device)).unwrap_or_default();
         let holders: Vec<MountHolder> =
             holders.into_iter().map(|holder| self.mount_holder(*at, holder)).collect();
-        let use_of_device = device.as_deref().and_then(|device| use_phrase(device, &holders, &refused.key));
+        let used_by = match device.as_deref() {
+            Some(device) => use_phrase(device, &holders, &refused.key),
+            None => overlay_phrase(&holders),
+        };
         let found = is_looked.then_some((device.as_deref(), complete));
-        let reason = match &use_of_device {
+        let reason = match &used_by {
             Some(reason) => format!(": {reason}"),
             None => refused.unknown_phrase(found, &holders).to_owned(),
         };
@@ -196,7 +199,7 @@ impl Core {
         let actor = self.unmounting_actor(attempt);
         let target = self.mount_target(&mount, &actor);
         let what = what_phrase(refused.is_remount(), &mount, target.as_ref(), &actor);
-        let severity = if use_of_device.is_some() { Severity::Warning } else { Severity::Notice };
+        let severity = if used_by.is_some() { Severity::Warning } else { Severity::Notice };
         let message = format!("{what} by {} refused{reason}", actor_subject(&actor));
         let event = Event {
             actor: Some(Shared::new(actor)),
@@ -286,6 +289,14 @@ fn mounted_phrase(device: &BlockDevice, holders: &[MountHolder], key: &MountKey)
     let (what, path) =
         (of_it(device, first.source.as_deref()), name(first.path.as_deref().unwrap_or_default()));
     Some(format!("{what} is mounted at {path} in {}", copies_phrase(&same)?))
+}
+
+/// The overlay with an upper directory of the same name, of what is no device.
+fn overlay_phrase(holders: &[MountHolder]) -> Option<String> {
+    let first = holders.iter().find(|holder| holder.access == Access::Mount)?;
+    let path = name(first.path.as_deref().unwrap_or_default());
+    let overlay = format!("the overlay at {path} in {}", copies_phrase(holders)?);
+    Some(format!("its upper directory is likely that of {overlay}"))
 }
 
 /// The device itself, a partition of it or its disk.

@@ -134,6 +134,35 @@ fn a_partition_and_the_disk_are_told_from_the_device() {
 }
 
 #[test]
+fn of_an_overlay_another_one_with_the_same_upper_directory_is_likely_the_reason() {
+    let reason = |holders| {
+        let mut core = settled();
+        let Fact::Umount(mut attempt) = refused("/v/upper", 0) else { unreachable!() };
+        attempt.second.as_mut().unwrap().fstype = Some("overlay".into());
+        core.observe(at(10, Fact::Umount(attempt)));
+        let (_, requested) = take(&mut core);
+        let [Request::DeviceUsers { id, .. }] = &requested[..] else { panic!("{requested:?}") };
+        let report = HolderReport { holders, ..HolderReport::skipped(*id, "/v/upper") };
+        core.observe(at(11, Fact::Holders(Box::new(report))));
+        let event = events(&mut core).remove(0);
+        assert!(event.message.starts_with("mount of /v/upper at /mnt/x by "), "{}", event.message);
+        let (_, reason) = event.message.split_once(" refused: ").unwrap();
+        (reason.to_owned(), event.severity)
+    };
+    let there = Holder {
+        tgid: 8,
+        comm: "sh".into(),
+        mntns: Some(5),
+        ..Holder::of_kernel(Access::Mount, "/v/merged".into())
+    };
+    let place = "the overlay at /v/merged in the mount namespace of sh (pid 8)";
+    let likely = format!("its upper directory is likely that of {place}");
+    assert_eq!(reason(vec![there]), (likely, Severity::Warning));
+    let unknown = "not everything could be read".to_owned();
+    assert_eq!(reason(Vec::new()), (unknown, Severity::Notice));
+}
+
+#[test]
 fn for_a_user_nothing_is_looked_for() {
     let Fact::Umount(mut attempt) = refused("/dev/sdb", 0) else { unreachable!() };
     attempt.actor.context = Some(TaskContext { uid: 1000, ..TaskContext::default() });

@@ -123,7 +123,7 @@ impl UmountAttempt {
 /// The path that something was to be renamed to, or what was to be mounted, which need be no path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecondPath {
-    /// As the caller gave it; may be relative.
+    /// As the caller gave it; may be relative. Of an overlay by mount(2) its upper directory, empty where that is not known.
     pub path: String,
     /// Where it starts from.
     pub origin: PathOrigin,

@@ -3,7 +3,7 @@
 
 use kevtmon_ebpf::MISSING;
 use kevtmon_ebpf::remove::{KIND_REMOVE, RemoveOffsets, RemoveRecord, call, counter};
-use kevtmon_ebpf::umount::call_mark;
+use kevtmon_ebpf::umount::{PATH_CAPACITY, call_mark};
 use kevtmon_metrics::KernelMetric;
 use kevtmon_observation::{
     CallStart, CallerDirectory, Fact, MountSyscall, PathOrigin, PathUncertainty, SecondPath, UmountAttempt,
@@ -193,6 +193,11 @@ fn refused(bytes: &[u8]) -> Option<UmountAttempt> {
     let (path, rest) = bytes.get(RemoveRecord::HEAD..)?.split_at_checked(record.path_len as usize)?;
     let second = rest.get(..record.second_len as usize)?;
     let (_, _, syscall) = CALLS.iter().find(|(number, ..)| *number == libc::c_long::from(record.number))?;
+    let fstype = Some(text(&record.fstype)).filter(|fstype| !fstype.is_empty());
+    let second = match (syscall, fstype.as_deref()) {
+        (MountSyscall::Mount, Some("overlay")) => upper_directory(second),
+        _ => second,
+    };
     let second_text = match syscall {
         MountSyscall::Rename | MountSyscall::Renameat | MountSyscall::Renameat2 => Some(lossy(second)),
         // Of a share on the network it may have a password.
@@ -200,11 +205,7 @@ fn refused(bytes: &[u8]) -> Option<UmountAttempt> {
         _ => None,
     };
     let from = |path: &[u8], start| origin(record, path, directory(start));
-    let second = |path| SecondPath {
-        path,
-        origin: from(second, &record.second_start),
-        fstype: Some(text(&record.fstype)).filter(|fstype| !fstype.is_empty()),
-    };
+    let second = |path| SecondPath { path, origin: from(second, &record.second_start), fstype };
     let mut start = from(path, &record.start);
     if *syscall == MountSyscall::Fsconfig {
         // It is given no path: where this is mounted is decided later.
@@ -220,6 +221,15 @@ fn refused(bytes: &[u8]) -> Option<UmountAttempt> {
         second: second_text.map(second).map(Box::new),
         errno: Some(EBUSY),
     })
+}
+
+/// The upper directory by the options of an overlay; empty if there is none, and if they may be cut or have escapes.
+fn upper_directory(options: &[u8]) -> &[u8] {
+    if options.len() + 1 >= PATH_CAPACITY || options.contains(&b'\\') {
+        return b"";
+    }
+    let mut last_first = options.rsplit(|byte| *byte == b',');
+    last_first.find_map(|option| option.strip_prefix(b"upperdir=")).unwrap_or_default()
 }
 
 fn origin(record: &RemoveRecord, path: &[u8], start: Option<CallerDirectory>) -> PathOrigin {
@@ -308,6 +318,25 @@ mod tests {
         let second = refused.second.unwrap();
         assert_eq!((second.path.as_str(), second.origin.cwd), ("/dev/sdb", None));
         assert_eq!(second.fstype.as_deref(), Some("ext4"));
+    }
+
+    #[test]
+    fn of_an_overlay_its_upper_directory_is_what_was_to_be_mounted() {
+        let upper = |options: &str| {
+            let mut bytes = sent(libc::SYS_mount, "a", options);
+            let fstype = std::mem::offset_of!(RemoveRecord, fstype);
+            bytes[fstype..fstype + 8].copy_from_slice(b"overlay\0");
+            let Fact::Umount(attempt) = record(&bytes, 1).unwrap().fact else { panic!("no attempt") };
+            let second = attempt.second.unwrap();
+            assert_eq!(second.fstype.as_deref(), Some("overlay"));
+            second.path
+        };
+        assert_eq!(upper("lowerdir=/l:/m,upperdir=/v/u,workdir=/v/w,index=on"), "/v/u");
+        assert_eq!(upper("upperdir=/v/u,upperdir=/v/x"), "/v/x", "the last counts");
+        assert_eq!(upper("lowerdir=/a\\,upperdir=/v/u"), "", "that is one directory");
+        assert_eq!(upper("lowerdir=/l"), "");
+        let longest = format!("lowerdir=/{},upperdir=/v", "l".repeat(PATH_CAPACITY - 23));
+        assert_eq!((longest.len(), upper(&longest)), (PATH_CAPACITY - 1, String::new()), "it may be cut");
     }
 
     #[test]

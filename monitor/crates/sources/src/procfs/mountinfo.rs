@@ -299,6 +299,14 @@ pub fn nfs_client(line: &str) -> Option<(u64, IpAddr)> {
     Some((place.split(' ').next()?.parse().ok()?, address.parse().ok()?))
 }
 
+/// The upper directory of an overlay by the line, as it was given (`ovl_show_options`, fs/overlayfs).
+pub fn overlay_upper(line: &str) -> Option<Cow<'_, str>> {
+    let (_, file_system) = line.split_once(" - ")?;
+    let mut fields = file_system.split(' ');
+    fields.next().filter(|fstype| *fstype == "overlay")?;
+    fields.nth(1)?.split(',').find_map(|option| option.strip_prefix("upperdir=")).map(unescape)
+}
+
 /// Undoes the octal escapes of blanks, tabs, line ends, backslashes and number signs.
 pub fn unescape(field: &str) -> Cow<'_, str> {
     if !field.contains('\\') {
@@ -378,6 +386,18 @@ mod tests {
         ] {
             assert_eq!(of(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn an_overlay_shows_the_name_of_its_upper_directory() {
+        let of = |file_system: &str| {
+            let line = format!("31 22 0:40 / /a rw shared:7 - {file_system}");
+            overlay_upper(&line).map(Cow::into_owned)
+        };
+        let options = "rw,lowerdir=/l:/m,upperdir=/v/a\\054\\040b,workdir=/w,index=on";
+        assert_eq!(of(&format!("overlay none {options}")).as_deref(), Some("/v/a, b"));
+        assert_eq!(of("overlay upperdir=/v ro,lowerdir=/l:/m"), None);
+        assert_eq!(of("fuse.x none rw,upperdir=/v"), None);
     }
 
     #[test]
