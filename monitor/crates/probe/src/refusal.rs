@@ -10,6 +10,8 @@ use kevtmon_sources::kernel::{CONFIDENTIALITY, lockdown};
 use kevtmon_types::error_chain::chain;
 use nix::errno::Errno;
 
+/// `ENOTSUPP` of include/linux/errno.h, for which libraries have no name: no program can be attached so on this architecture.
+const NOT_SUPPORTED: i32 = 524;
 /// Longest complaint, in characters.
 const COMPLAINT: usize = 160;
 /// Beginnings of lines that are no complaint: sums, and what the verifier knows at an instruction.
@@ -29,7 +31,10 @@ pub(super) fn reason(error: &(dyn Error + 'static)) -> String {
             return text;
         }
         if !is_transparent(part) {
-            let shown = part.to_string();
+            let shown = match part.downcast_ref::<io::Error>() {
+                Some(error) if error.raw_os_error() == Some(NOT_SUPPORTED) => errno(error),
+                _ => part.to_string(),
+            };
             if !text.contains(&shown) {
                 push(&mut text, &shown);
             }
@@ -61,8 +66,12 @@ fn refused(error: &io::Error, log: &str, lockdown: Option<&str>) -> String {
 
 /// `EPERM: Operation not permitted`.
 fn errno(error: &io::Error) -> String {
-    match error.raw_os_error().map(Errno::from_raw) {
-        Some(errno) => format!("{errno:?}: {}", errno.desc()),
+    match error.raw_os_error() {
+        Some(NOT_SUPPORTED) => "ENOTSUPP: not supported by this kernel".to_owned(),
+        Some(number) => {
+            let errno = Errno::from_raw(number);
+            format!("{errno:?}: {}", errno.desc())
+        }
         None => error.to_string(),
     }
 }
@@ -135,6 +144,13 @@ mod tests {
     fn without_a_complaint_the_errno_is_all() {
         assert_eq!(of(libc::EPERM, ""), "EPERM: Operation not permitted");
         assert_eq!(complaint("processed 4 insns (limit 1000000)\n"), None);
+    }
+
+    #[test]
+    fn an_errno_that_only_the_kernel_knows_is_named() {
+        let expected = "ENOTSUPP: not supported by this kernel";
+        assert_eq!(of(NOT_SUPPORTED, ""), expected);
+        assert_eq!(reason(&io::Error::from_raw_os_error(NOT_SUPPORTED)), expected);
     }
 
     #[test]
