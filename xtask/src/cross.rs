@@ -1,4 +1,4 @@
-//! The daemon for another architecture, compiled here: `cargo xtask build --target aarch64-unknown-linux-gnu`.
+//! The daemon and its tests for another architecture, compiled here: `cargo xtask build --target aarch64-unknown-linux-gnu`.
 //!
 //! The kernel programs are the same for all little-endian ones. What is missing is installed: the standard library by
 //! rustup, the C compiler and library by apt.
@@ -31,7 +31,7 @@ static ARCHITECTURES: [Architecture; 1] = [Architecture {
     ],
 }];
 
-/// What lint compiles, and nothing runs.
+/// What lint compiles, and virtual machines run.
 pub(crate) const CHECKED: &str = "aarch64-unknown-linux-gnu";
 
 /// Builds for a target and returns the daemon's path.
@@ -39,11 +39,9 @@ pub(crate) fn build(target: &str, release: bool) -> Result<PathBuf> {
     if target == host_triple()? {
         bail!("{target} is this machine's own: leave --target out");
     }
-    let architecture = find(target)?;
-    architecture.prepare(Privilege::of_this_user())?;
+    let mut cargo = cargo(target, "build")?;
     ebpf()?;
-    let mut cargo = architecture.cargo("build");
-    cargo.args(["--package", DAEMON, "--target", target]);
+    cargo.args(["--package", DAEMON]);
     if release {
         cargo.arg("--release");
     }
@@ -59,15 +57,30 @@ pub(crate) fn build(target: &str, release: bool) -> Result<PathBuf> {
 
 /// Has the compiler look at the daemon for a target, and link nothing. Skipped where what that takes cannot be installed.
 pub(crate) fn check(target: &str) -> Result<()> {
+    if let Some(lack) = lack(target)? {
+        eprintln!("xtask: skipped: {lack}");
+        return Ok(());
+    }
+    workspace::check(cargo(target, "check")?.args(["--package", DAEMON]))
+}
+
+/// What cannot be installed here of what compiling for a target takes; None if all can.
+pub(crate) fn lack(target: &str) -> Result<Option<String>> {
     let architecture = find(target)?;
     let directories = setup::search_path();
     let has = |program| setup::find_program(&directories, program).is_some();
-    if !has("rustup") || !has("apt-get") && !has(architecture.compiler) {
-        eprintln!("xtask: skipped: compiling for {target} takes rustup, and Debian's cross compiler");
-        return Ok(());
-    }
+    let is_possible = has("rustup") && (has("apt-get") || has(architecture.compiler));
+    let lack = || format!("compiling for {target} takes rustup, and Debian's cross compiler");
+    Ok((!is_possible).then(lack))
+}
+
+/// Cargo for a target, with what that takes installed.
+pub(crate) fn cargo(target: &str, subcommand: &str) -> Result<Command> {
+    let architecture = find(target)?;
     architecture.prepare(Privilege::of_this_user())?;
-    workspace::check(architecture.cargo("check").args(["--package", DAEMON, "--target", target]))
+    let mut cargo = architecture.cargo(subcommand);
+    cargo.args(["--target", target]);
+    Ok(cargo)
 }
 
 /// Why it cannot be built for a target without more being installed than a library of Rust's or of C; None if it can.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 use crate::setup::{self, Privilege, Step};
 use crate::workspace;
@@ -31,9 +31,15 @@ impl Apt {
         Some(Self { apt_get, apt_cache, dpkg_query, options: Vec::new() })
     }
 
-    /// The same with the lists of one suite of Debian's and of no other, kept in `directory`: packages are only downloaded
-    /// from there. This user may do it.
-    pub(crate) fn of_suite(self, suite: &str, uri: &str, directory: &Path) -> Result<Self> {
+    /// The same with the lists of one suite of Debian's for one architecture and of no other, kept in `directory`: packages are only
+    /// downloaded from there, and none counts as installed. This user may do it.
+    pub(crate) fn of_suite(
+        self,
+        suite: &str,
+        uri: &str,
+        architecture: &str,
+        directory: &Path,
+    ) -> Result<Self> {
         for part in ["lists/partial", "cache/archives/partial"] {
             let part = directory.join(part);
             fs::create_dir_all(&part).with_context(|| format!("cannot create {}", part.display()))?;
@@ -42,6 +48,9 @@ impl Apt {
         fs::write(&sources, format!("deb [signed-by={KEYRING}] {uri} {suite} main\n"))
             .with_context(|| format!("cannot write {}", sources.display()))?;
         let options = [
+            format!("APT::Architecture={architecture}"),
+            format!("APT::Architectures={architecture}"),
+            "Dir::State::Status=/dev/null".to_owned(),
             format!("Dir::Etc::SourceList={}", sources.display()),
             "Dir::Etc::SourceParts=/dev/null".to_owned(),
             format!("Dir::State::Lists={}", directory.join("lists").display()),
@@ -76,6 +85,38 @@ impl Apt {
             workspace::check(&mut get)?;
         }
         Ok(())
+    }
+
+    /// Unpacks packages, and what they depend on and is not installed, into a new directory. They are not installed.
+    pub(crate) fn unpack(&self, packages: &[&str], directory: &Path, privilege: Privilege) -> Result<()> {
+        let parent = directory.parent().context("a directory in another one is meant")?;
+        let partial = tempfile::tempdir_in(parent).context("cannot create a directory")?;
+        let names = self.with_dependencies(packages)?;
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        self.download(&names, partial.path(), privilege)?;
+        let unpacked = partial.path().join("root");
+        unpack(partial.path(), &unpacked)?;
+        fs::rename(&unpacked, directory).with_context(|| format!("cannot create {}", directory.display()))
+    }
+
+    /// The packages and those of their dependencies that are not installed.
+    fn with_dependencies(&self, packages: &[&str]) -> Result<Vec<String>> {
+        let simulated = Command::new(&self.apt_get)
+            .args(&self.options)
+            .args(["install", "--simulate", "-q", "--no-install-recommends"])
+            .args(packages)
+            .output()
+            .context("cannot start apt-get")?;
+        if !simulated.status.success() {
+            let reason = String::from_utf8_lossy(&simulated.stderr).trim().to_owned();
+            bail!("apt cannot tell what {} needs: {reason}", packages.join(", "));
+        }
+        Ok(to_install(&String::from_utf8_lossy(&simulated.stdout)))
+    }
+
+    /// Whether it knows any package by now.
+    pub(crate) fn has_lists(&self) -> bool {
+        !self.names("dpkg").is_empty()
     }
 
     /// The names of packages that begin so, by the lists apt has now.
@@ -124,6 +165,23 @@ fn dependency(printed: &str, prefix: &str) -> Option<String> {
     names.map(|(_, name)| name.trim()).find(|name| name.starts_with(prefix)).map(str::to_owned)
 }
 
+/// In what a simulated `apt-get install` prints: `Inst NAME (VERSION …)`.
+fn to_install(printed: &str) -> Vec<String> {
+    let names = printed.lines().filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next());
+    names.map(str::to_owned).collect()
+}
+
+fn unpack(packages: &Path, into: &Path) -> Result<()> {
+    fs::create_dir(into).with_context(|| format!("cannot create {}", into.display()))?;
+    let entries = fs::read_dir(packages).with_context(|| format!("cannot list {}", packages.display()))?;
+    for package in entries.flatten().map(|entry| entry.path()) {
+        if package.extension().is_some_and(|extension| extension == "deb") {
+            workspace::check(Command::new("dpkg-deb").arg("--extract").arg(&package).arg(into))?;
+        }
+    }
+    Ok(())
+}
+
 /// Fetches the lists of packages.
 pub(crate) fn update() -> Step {
     Step::root(&["apt-get", "update", "-q"])
@@ -146,5 +204,12 @@ mod tests {
                        Depends: linux-image-6.1.0-9-amd64-unsigned\n";
         assert_eq!(dependency(printed, "linux-image-").as_deref(), Some("linux-image-6.1.0-9-amd64"));
         assert_eq!(dependency("linux-image-amd64\n", "linux-image-"), None);
+    }
+
+    #[test]
+    fn packages_to_install_are_named_and_those_to_remove_are_not() {
+        let printed = "Reading package lists...\nRemv qemu-utils [1:10]\nInst libslirp0 (4.7 Debian [amd64])\n\
+                       Inst qemu-system-x86 (1:7.2 Debian [amd64])\nConf libslirp0 (4.7 Debian [amd64])\n";
+        assert_eq!(to_install(printed), ["libslirp0", "qemu-system-x86"]);
     }
 }

@@ -34,6 +34,8 @@ use crate::workspace;
 /// The package of the end-to-end tests, and their executable.
 pub(crate) const E2E: &str = "kevtmon-tests";
 pub(crate) const E2E_EXECUTABLE: &str = "e2e";
+/// Of `cargo test`.
+pub(crate) const E2E_ARGUMENTS: [&str; 4] = ["--package", E2E, "--test", E2E_EXECUTABLE];
 
 /// The end-to-end tests that need a kubelet, those that need a whole cluster, and the package in a Debian: each a module.
 const WITH_KUBELET: &str = "kubelet_node";
@@ -50,8 +52,11 @@ pub(crate) struct Options {
     /// Skip what is impossible on this machine
     #[arg(long, hide = true)]
     if_possible: bool,
+    /// For `vm`: the architecture of the machines; what runs in those for arm64 is compiled here
+    #[arg(long, value_enum, value_name = "ARCH")]
+    arch: Option<vm::Arch>,
     /// For `vm`: the kernels, as series separated by commas (6.1, 6.12 …); besides those of this Debian release 5.10, 6.17
-    /// and newest
+    /// and newest; of arm64 5.10, 6.1 and 6.12
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     kernel: Vec<String>,
     /// Parts of the names of tests, such as `mount::`; all when none is given
@@ -90,8 +95,8 @@ enum Part {
 
 /// Runs the requested tests; an error names the parts that failed.
 pub(crate) fn test(options: &Options) -> Result<()> {
-    if !options.kernel.is_empty() && options.part != Part::Vm {
-        bail!("--kernel is for `cargo xtask test vm`");
+    if (options.arch.is_some() || !options.kernel.is_empty()) && options.part != Part::Vm {
+        bail!("--arch and --kernel are for `cargo xtask test vm`");
     }
     let is_required = !options.gate && !options.if_possible;
     match options.part {
@@ -99,7 +104,8 @@ pub(crate) fn test(options: &Options) -> Result<()> {
         Part::E2e => end_to_end(&options.names, options.gate),
         Part::Vm => {
             let scope = if options.gate { vm::Scope::Gate } else { vm::Scope::All };
-            vm::test(&options.names, &options.kernel, scope, is_required)
+            let arch = options.arch.unwrap_or_default();
+            vm::test(&options.names, arch, &options.kernel, scope, is_required)
         }
         Part::Systemd => vm::systemd::test(is_required),
         Part::Runtimes => with_runtimes(&options.names, is_required),
@@ -126,7 +132,7 @@ fn build_all() -> Result<()> {
 fn prepare() -> Result<()> {
     let privilege = Privilege::of_this_user();
     install_end_to_end_prerequisites(privilege)?;
-    vm::prepare(&[], vm::Scope::Gate, privilege).map(drop)
+    vm::prepare(vm::Arch::Amd64, &[], vm::Scope::Gate, privilege).map(drop)
 }
 
 /// The daemon that is tested: `KEVTMON_BIN`, else one that is built for that.
@@ -145,9 +151,9 @@ fn unit_tests() -> Result<Command> {
 }
 
 /// `cargo test` of the end-to-end tests.
-pub(crate) fn e2e_tests() -> Result<Command> {
+fn e2e_tests() -> Result<Command> {
     let mut cargo = workspace::cargo("test");
-    cargo.args(["--package", E2E, "--test", E2E_EXECUTABLE]);
+    cargo.args(E2E_ARGUMENTS);
     Ok(cargo)
 }
 

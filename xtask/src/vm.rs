@@ -1,12 +1,14 @@
 //! `cargo xtask test vm`: the end-to-end tests of the probes on other kernels, each in a virtual machine.
 //!
-//! In: the daemon, the static test executable and the kernels of Debian's packages. Out: a verdict per test, and a column of
-//! docs/kernels.md per kernel. The guest's files come in an initramfs; its process 1 is `guest` of the tests' package, which prints
-//! the result on the console. A kernel may be in two machines: one for tests that compute, one for those that wait. Nothing here
-//! needs root but the installation of missing programs.
+//! In: the daemon, the static test executable and the kernels of Debian's packages, of this machine's architecture or of arm64. Out:
+//! a verdict per test, and a column of docs/kernels.md per kernel. The guest's files come in an initramfs; its process 1 is `guest`
+//! of the tests' package, which prints the result on the console. A kernel may be in two machines: one for tests that compute, one
+//! for those that wait. Nothing here needs root but the installation of missing programs.
 
+mod arch;
 mod archive;
 mod files;
+mod foreign;
 mod kernels;
 mod machine;
 mod qemu;
@@ -18,18 +20,20 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
+pub(crate) use self::arch::Arch;
 use self::kernels::Kernel;
 use self::qemu::Qemu;
+use crate::cross;
 use crate::kubernetes;
 use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::{self, Privilege};
 use crate::side_by_side::Transcript;
-use crate::test::{E2E_EXECUTABLE, daemon, e2e_tests};
+use crate::test::{E2E_ARGUMENTS, E2E_EXECUTABLE, daemon};
 use crate::workspace;
 
 /// Process 1 of the guest, an executable of the tests' package.
@@ -126,20 +130,33 @@ const GATE: [Test; 3] = [
 
 /// Runs the tests on the `chosen` kernels, or on those of this release, side by side; all of them on each, or a share if they are
 /// not `required`. Then no kernel is no error.
-pub(crate) fn test(arguments: &[String], chosen: &[String], scope: Scope, required: bool) -> Result<()> {
+pub(crate) fn test(
+    arguments: &[String],
+    arch: Arch,
+    chosen: &[String],
+    scope: Scope,
+    required: bool,
+) -> Result<()> {
     check(arguments)?;
-    let kernels = prepare(chosen, scope, Privilege::of_this_user())?;
+    let privilege = Privilege::of_this_user();
+    let lack = match arch.target() {
+        Some(target) => cross::lack(target)?,
+        None => None,
+    };
+    let kernels = if lack.is_none() { prepare(arch, chosen, scope, privilege)? } else { Vec::new() };
     if kernels.is_empty() {
-        let reason = "the kernels are those of Debian's amd64 packages, which apt does not offer here";
+        let debian = arch.debian();
+        let reason = lack.unwrap_or_else(|| {
+            format!("the kernels are those of Debian's {debian} packages, which apt does not offer here")
+        });
         if required {
             bail!("{reason}");
         }
         eprintln!("xtask: skipped: {reason}");
         return Ok(());
     }
-    let qemu = Qemu::of_this_machine(Privilege::of_this_user())?;
-    let daemon = daemon()?;
-    let executables = executables()?;
+    let qemu = Qemu::of_this_machine(arch, privilege)?;
+    let guest = Guest::build(arch, privilege)?;
     let share = |index| (!required && chosen.is_empty()).then_some(Share { index, of: kernels.len() });
     let machines: Vec<_> = kernels
         .iter()
@@ -150,14 +167,14 @@ pub(crate) fn test(arguments: &[String], chosen: &[String], scope: Scope, requir
         .collect();
     let transcript = Transcript::new(machines.len(), io::stderr());
     let ended = std::thread::scope(|scope| {
-        let (qemu, daemon, executables) = (&qemu, &daemon, &executables);
+        let (qemu, guest) = (&qemu, &guest);
         let machines: Vec<_> = machines
             .into_iter()
             .enumerate()
             .map(|(index, (kernel, plan))| {
                 let mut output = transcript.piece(index);
                 scope.spawn(move || {
-                    let passed = run(qemu, kernel, daemon, executables, &plan, &mut output);
+                    let passed = run(qemu, kernel, guest, &plan, &mut output);
                     passed.map(|attached| (kernel.series(), attached)).map_err(|error| {
                         // The output is closed; the exit code has the result, too.
                         let _ = writeln!(output, "xtask: {}: {error:#}", kernel.name);
@@ -184,8 +201,13 @@ fn cache() -> Result<(PathBuf, File)> {
 }
 
 /// Installs what the machines need, and downloads the kernels; none where there are none for this machine.
-pub(crate) fn prepare(chosen: &[String], scope: Scope, privilege: Privilege) -> Result<Vec<Kernel>> {
-    let mut offers = kernels::offered(chosen, privilege)?;
+pub(crate) fn prepare(
+    arch: Arch,
+    chosen: &[String],
+    scope: Scope,
+    privilege: Privilege,
+) -> Result<Vec<Kernel>> {
+    let mut offers = kernels::offered(arch, chosen, privilege)?;
     if scope == Scope::Gate {
         offers.truncate(1);
     }
@@ -193,21 +215,20 @@ pub(crate) fn prepare(chosen: &[String], scope: Scope, privilege: Privilege) -> 
         return Ok(Vec::new());
     }
     prerequisites::ensure("the tests on other kernels", &PREREQUISITES, privilege)?;
-    Qemu::of_this_machine(privilege)?;
-    offers.iter().map(|offer| kernels::fetch(offer, privilege)).collect()
+    Qemu::of_this_machine(arch, privilege)?;
+    offers.iter().map(|offer| kernels::fetch(arch, offer, privilege)).collect()
 }
 
 fn run(
     qemu: &Qemu,
     kernel: &Kernel,
-    daemon: &Path,
-    executables: &[(String, PathBuf)],
+    guest: &Guest,
     plan: &Plan,
     output: &mut impl Write,
 ) -> Result<Vec<String>> {
     writeln!(output, "xtask: {}", kernel.name)?;
     let name = format!("{}{}.initramfs", kernel.name, plan.suffix);
-    let initramfs = write(&name, &files::collect(daemon, executables, kernel)?)?;
+    let initramfs = write(&name, &files::collect(guest, kernel)?)?;
     machine::run(qemu, kernel, &initramfs, &plan.words, output)
 }
 
@@ -218,6 +239,29 @@ fn write(name: &str, content: &[u8]) -> Result<PathBuf> {
     let path = directory.join(name);
     fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
+}
+
+/// What is in all guests of an architecture.
+struct Guest {
+    daemon: PathBuf,
+    /// What else is compiled, by name.
+    executables: Vec<(String, PathBuf)>,
+    /// Where the programs that the tests start are, if not those of this machine.
+    programs: Option<PathBuf>,
+}
+
+impl Guest {
+    fn build(arch: Arch, privilege: Privilege) -> Result<Self> {
+        let (programs, daemon, tests) = match arch.target() {
+            None => (None, daemon()?, workspace::cargo("test")),
+            // What `KEVTMON_BIN` names is for this machine.
+            Some(target) => {
+                let programs = foreign::root(arch, privilege)?;
+                (Some(programs), cross::build(target, false)?, cross::cargo(target, "test")?)
+            }
+        };
+        Ok(Self { daemon, executables: executables(tests)?, programs })
+    }
 }
 
 /// What one machine does.
@@ -266,10 +310,9 @@ fn plans(arguments: &[String], scope: Scope, share: Option<Share>) -> Vec<Plan> 
     plans.into_iter().filter(|plan| !plan.words.is_empty()).collect()
 }
 
-/// Builds the tests' package; the executables that the guest starts, by name.
-fn executables() -> Result<Vec<(String, PathBuf)>> {
-    let mut cargo = e2e_tests()?;
-    cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
+/// Builds the tests' package by `cargo test`; the executables that the guest starts, by name.
+fn executables(mut cargo: Command) -> Result<Vec<(String, PathBuf)>> {
+    cargo.args(E2E_ARGUMENTS).args(["--no-run", "--message-format=json-render-diagnostics"]);
     let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     if !output.status.success() {
         bail!("{} failed ({})", workspace::written(&cargo), output.status);

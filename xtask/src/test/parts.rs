@@ -61,6 +61,7 @@ pub(super) const FULL: [Stage; 6] = [
     &[&[job("tests with a kubelet", &["test", "kubelet", "--if-possible"], 45)]],
     &[&[
         job("tests on other kernels", &["test", "vm", "--if-possible"], 90),
+        job("tests on arm64", &["test", "vm", "--arch", "arm64", "--if-possible"], 120),
         job("the package under systemd", &["test", "systemd", "--if-possible"], 30),
     ]],
 ];

@@ -1,4 +1,4 @@
-//! What is in the guest: process 1, the daemon, the tests, and this machine's programs that the tests start.
+//! What is in the guest: process 1, the daemon, the tests, and the programs that the tests start.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,9 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::GUEST;
 use super::archive::Archive;
 use super::kernels::Kernel;
+use super::{GUEST, Guest, foreign};
 use crate::setup;
 
 /// What the tests and their harness start.
@@ -23,24 +23,18 @@ const PROGRAMS: [&str; 26] = [
 const DIRECTORIES: [&str; 5] = ["/dev", "/proc", "/run", "/sys", "/tmp"];
 
 /// The initramfs.
-pub(crate) fn collect(daemon: &Path, executables: &[(String, PathBuf)], kernel: &Kernel) -> Result<Vec<u8>> {
-    let mut files: BTreeMap<String, PathBuf> = BTreeMap::new();
-    files.insert("/bin/kevtmon".to_owned(), daemon.to_owned());
-    for (name, path) in executables {
+pub(super) fn collect(guest: &Guest, kernel: &Kernel) -> Result<Vec<u8>> {
+    let mut files = match &guest.programs {
+        Some(root) => foreign::programs(root, &PROGRAMS)?,
+        None => own_programs()?,
+    };
+    files.insert("/bin/kevtmon".to_owned(), guest.daemon.clone());
+    for (name, path) in &guest.executables {
         let place = if name == GUEST { "/init".to_owned() } else { format!("/tests/{name}") };
         files.insert(place, path.clone());
     }
     for (index, module) in kernel.modules.iter().enumerate() {
         files.insert(format!("/modules/{index:02}.ko"), module.clone());
-    }
-    let directories = setup::search_path();
-    for program in PROGRAMS {
-        let found = setup::find_program(&directories, program)
-            .with_context(|| format!("{program} is not installed"))?;
-        for library in libraries(&found)? {
-            files.insert(library.clone(), library.into());
-        }
-        files.insert(format!("/bin/{program}"), found);
     }
 
     let mut archive = Archive::default();
@@ -52,6 +46,21 @@ pub(crate) fn collect(daemon: &Path, executables: &[(String, PathBuf)], kernel: 
         archive.file(&place, &content)?;
     }
     archive.finish()
+}
+
+/// This machine's, with the libraries that they load.
+fn own_programs() -> Result<BTreeMap<String, PathBuf>> {
+    let mut files = BTreeMap::new();
+    let directories = setup::search_path();
+    for program in PROGRAMS {
+        let found = setup::find_program(&directories, program)
+            .with_context(|| format!("{program} is not installed"))?;
+        for library in libraries(&found)? {
+            files.insert(library.clone(), library.into());
+        }
+        files.insert(format!("/bin/{program}"), found);
+    }
+    Ok(files)
 }
 
 /// The libraries that the program loads, and what loads them.

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
+use super::arch::Arch;
 use super::suites;
 use crate::packages::Apt;
 use crate::setup::Privilege;
@@ -13,6 +14,9 @@ use crate::workspace;
 
 /// Packages that depend on the newest kernel of a series: the release's own, and the backported one.
 const SERIES: [&str; 2] = ["linux-image-amd64", "linux-image-6.12-amd64"];
+
+/// Those for arm64, of this release and of the next one.
+const SERIES_ARM64: [&str; 2] = ["6.1", "6.12"];
 
 /// What the tests need and not every kernel of Debian has built in, each after those that it depends on. The client of NFS needs
 /// all from `sunrpc.ko` on; kernels have a part of it as one module or as several.
@@ -26,6 +30,7 @@ const MODULES: [&str; 12] = [
 pub(crate) struct Kernel {
     /// The package's name.
     pub(crate) name: String,
+    pub(super) arch: Arch,
     /// What a machine boots.
     pub(crate) image: PathBuf,
     /// Uncompressed modules, in the order in which they are loaded.
@@ -33,9 +38,14 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Its series, such as `6.12`.
+    /// Its column in the table: its series, such as `6.12`, or `6.12 arm64`.
     pub(crate) fn series(&self) -> String {
-        numbers(&self.name).iter().take(2).map(ToString::to_string).collect::<Vec<_>>().join(".")
+        let series =
+            numbers(&self.name).iter().take(2).map(ToString::to_string).collect::<Vec<_>>().join(".");
+        match self.arch {
+            Arch::Amd64 => series,
+            Arch::Arm64 => format!("{series} {}", self.arch.debian()),
+        }
     }
 }
 
@@ -93,9 +103,14 @@ pub(super) fn numbers(name: &str) -> Vec<u64> {
 }
 
 /// The kernels that are chosen, or those that apt offers for this release; none where it has no kernels for this machine.
-pub(crate) fn offered(chosen: &[String], privilege: Privilege) -> Result<Vec<Offer>> {
+pub(crate) fn offered(arch: Arch, chosen: &[String], privilege: Privilege) -> Result<Vec<Offer>> {
     if std::env::consts::ARCH != "x86_64" || Apt::of_this_machine().is_none() {
         return Ok(Vec::new());
+    }
+    if arch == Arch::Arm64 {
+        let all = SERIES_ARM64.map(str::to_owned);
+        let wanted = if chosen.is_empty() { &all[..] } else { chosen };
+        return wanted.iter().map(|series| suites::offer(arch, series, privilege)).collect();
     }
     let own = || SERIES.iter().filter_map(|series| Offer::dependency(Apt::of_this_machine()?, series));
     let mut offers: Vec<Offer> = own().collect();
@@ -115,14 +130,14 @@ pub(crate) fn offered(chosen: &[String], privilege: Privilege) -> Result<Vec<Off
     for series in chosen {
         match offers.iter().position(|offer| offer.is_of(series)) {
             Some(index) => wanted.push(offers.swap_remove(index)),
-            None => wanted.push(suites::offer(series, privilege)?),
+            None => wanted.push(suites::offer(arch, series, privilege)?),
         }
     }
     Ok(wanted)
 }
 
 /// The kernel of a package, downloaded unless it was before.
-pub(crate) fn fetch(offer: &Offer, privilege: Privilege) -> Result<Kernel> {
+pub(crate) fn fetch(arch: Arch, offer: &Offer, privilege: Privilege) -> Result<Kernel> {
     let name = &offer.package;
     let (parent, _lock) = super::cache()?;
     let directory = parent.join(name);
@@ -143,6 +158,7 @@ pub(crate) fn fetch(offer: &Offer, privilege: Privilege) -> Result<Kernel> {
     }
     Ok(Kernel {
         name: name.to_owned(),
+        arch,
         image: directory.join("vmlinuz"),
         modules: MODULES
             .map(|module| directory.join(module))
@@ -220,7 +236,9 @@ mod tests {
         ];
         let of_series = names.iter().filter(|name| is_flavour(name, "6.17", "cloud-amd64"));
         assert_eq!(of_series.max_by_key(|name| numbers(name)), Some(&names[1]));
-        let kernel = Kernel { name: names[1].to_owned(), image: PathBuf::new(), modules: Vec::new() };
-        assert_eq!(kernel.series(), "6.17");
+        let kernel =
+            |arch| Kernel { name: names[1].to_owned(), arch, image: PathBuf::new(), modules: Vec::new() };
+        assert_eq!(kernel(Arch::Amd64).series(), "6.17");
+        assert_eq!(kernel(Arch::Arm64).series(), "6.17 arm64");
     }
 }

@@ -35,7 +35,7 @@ const VERDICT: &str = "guest: ";
 const ACCELERATION: &str = "tcg,thread=single";
 
 /// A machine that hangs or fails ends.
-const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 oops=panic softlockup_panic=1 rdinit=/init --";
+const KERNEL_ARGUMENTS: &str = "quiet panic=-1 oops=panic softlockup_panic=1 rdinit=/init --";
 
 /// Boots the kernel, writes each test's verdict to `output`, and fails unless all passed. The console's log stays beside the
 /// initramfs. Returns what the tests printed for the table of attach modes.
@@ -47,17 +47,19 @@ pub(crate) fn run(
     output: &mut impl Write,
 ) -> Result<Vec<String>> {
     let mut command = qemu.command();
+    let console = kernel.arch.console();
     command
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"])
-        .args(["-serial", "stdio", "-accel", ACCELERATION, "-cpu", "max", "-smp", "2", "-m", MEMORY])
+        .args(["-serial", "stdio", "-accel", ACCELERATION, "-smp", "2", "-m", MEMORY])
+        .args(kernel.arch.machine())
         .arg("-kernel")
         .arg(&kernel.image)
         .arg("-initrd")
         .arg(initramfs)
-        .args(["-append", &format!("{KERNEL_ARGUMENTS} {}", plan.join(" "))])
+        .args(["-append", &format!("console={console} {KERNEL_ARGUMENTS} {}", plan.join(" "))])
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    let mut machine = Machine(command.spawn().context("cannot start qemu-system-x86_64")?);
+    let mut machine = Machine(command.spawn().context("cannot start QEMU")?);
     let console = read(&mut machine.0)?;
     let deadline = Instant::now() + PATIENCE;
     let mut text = String::new();

@@ -14,7 +14,7 @@ use kevtmon_packaging::{Architecture, Release, deb, reference};
 use super::archive::Archive;
 use super::kernels::Kernel;
 use super::qemu::Qemu;
-use super::{Scope, machine};
+use super::{Arch, Scope, machine};
 use crate::debian;
 use crate::setup::{self, Privilege};
 use crate::test::daemon;
@@ -41,7 +41,7 @@ pub(crate) fn test(required: bool) -> Result<()> {
         eprintln!("xtask: skipped: {reason}");
         return Ok(());
     };
-    let qemu = Qemu::of_this_machine(privilege)?;
+    let qemu = Qemu::of_this_machine(kernel.arch, privilege)?;
     let work = tempfile::tempdir().context("cannot create a directory")?;
     let packages = packages(&daemon()?, work.path())?;
     let initramfs = super::write("systemd.initramfs", &collect(&kernel, &debian, &packages)?)?;
@@ -52,7 +52,7 @@ pub(crate) fn test(required: bool) -> Result<()> {
 
 /// A kernel, and the archive of a Debian; None where one of them cannot be had.
 fn parts(privilege: Privilege) -> Result<Option<(Kernel, PathBuf)>> {
-    let Some(kernel) = super::prepare(&[], Scope::Gate, privilege)?.into_iter().next() else {
+    let Some(kernel) = super::prepare(Arch::Amd64, &[], Scope::Gate, privilege)?.into_iter().next() else {
         return Ok(None);
     };
     Ok(debian::root(privilege)?.map(|debian| (kernel, debian)))

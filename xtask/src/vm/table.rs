@@ -95,11 +95,11 @@ mod tests {
     use super::*;
 
     const TABLE: &str = "\
-| hook | condition | 5.10 | 6.1 | 6.12 |
-|---|---|---|---|---|
-| neighbor |  | tp_btf | tp_btf | tp_btf |
-| umount |  | tracepoint, without path_umount | tracepoint | tracepoint |
-| umount | without BTF |  | helpers | helpers |
+| hook | condition | 5.10 | 6.1 | 6.1 arm64 | 6.12 |
+|---|---|---|---|---|---|
+| neighbor |  | tp_btf | tp_btf | tp_btf | tp_btf |
+| umount |  | tracepoint | tracepoint | tracepoint, without path_umount | tracepoint |
+| umount | without BTF |  | helpers | helpers | helpers |
 ";
 
     fn printed(series: &str, lines: &[&str]) -> Vec<(String, Vec<String>)> {
@@ -126,6 +126,7 @@ mod tests {
             ["6.1: umount | without BTF | none, and not \"helpers\""]
         );
         assert_eq!(found("5.10", "umount | without BTF | helpers").len(), 1);
+        assert_eq!(found("6.1 arm64", "umount |  | tracepoint").len(), 1, "another architecture");
         assert_eq!(found("6.1", "exec |  | tp_btf").len(), 1, "a new row");
         assert_eq!(found("7.2", "umount |  | none"), [""; 0]);
     }
