@@ -86,7 +86,8 @@ const SHARED_TESTS: [Test; 10] = [
 
 /// Such, too, but on no other machine: some of them hang what reads /proc. They wait most of the time, which is nobody's loss in a
 /// machine of their own.
-const PATIENT_TESTS: [Test; 2] = [("stuck", &["--skip=started_in_a_mount_namespace"]), ("nfs", &[])];
+const PATIENT_TESTS: [Test; 3] =
+    [("stuck", &["--skip=started_in_a_mount_namespace"]), ("nfs", &[]), ("exports", &[])];
 
 /// The name of a module, and arguments of its own.
 type Test = (&'static str, &'static [&'static str]);

@@ -32,6 +32,7 @@ mod doctor;
 mod duplicate_pod_ip;
 mod executable;
 mod explain;
+mod exports;
 mod fairness;
 mod faults;
 mod file_server_lost;

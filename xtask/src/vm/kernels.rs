@@ -18,11 +18,11 @@ const SERIES: [&str; 2] = ["linux-image-amd64", "linux-image-6.12-amd64"];
 /// Those for arm64, of this release and of the next one.
 const SERIES_ARM64: [&str; 2] = ["6.1", "6.12"];
 
-/// What the tests need and not every kernel of Debian has built in, each after those that it depends on. The client of NFS needs
-/// all from `sunrpc.ko` on; kernels have a part of it as one module or as several.
-const MODULES: [&str; 12] = [
+/// What the tests need and not every kernel of Debian has built in, each after those that it depends on. Client and server of NFS
+/// need all from `sunrpc.ko` on; kernels have a part of it as one module or as several.
+const MODULES: [&str; 14] = [
     "fuse.ko", "unix_diag.ko", "veth.ko", "vrf.ko", "sunrpc.ko", "grace.ko", "lockd.ko", "netfs.ko",
-    "fscache.ko", "nfs.ko", "nfs_acl.ko", "nfsv3.ko",
+    "fscache.ko", "nfs.ko", "nfs_acl.ko", "nfsv3.ko", "auth_rpcgss.ko", "nfsd.ko",
 ];
 
 /// A kernel that can be started.

@@ -223,7 +223,8 @@ pub struct MountHolder {
     pub possible: bool,
     /// The loop device whose backing file is on the mount, and what uses that.
     pub loop_device: Option<LoopDevice>,
-    /// Server and export of a mount of NFS; of a user of a block device that one, a partition of it or its disk.
+    /// Server and export of a mount of NFS; of an export the network namespace, if it is another one than kevtmon's; of a user of a block
+    /// device that one, a partition of it or its disk.
     pub source: Option<String>,
 }
 

@@ -21,13 +21,17 @@ use super::propagation::NamespaceMounts;
 use super::resolve::is_local;
 use super::searched::{ScanTargets, is_layered};
 
+mod exports;
+
+use exports::{Export, exports};
+
 /// Places at which a loop device is mounted that are listed.
 const PLACES_MAX: usize = 8;
 /// Of all these together.
 const HOLDERS_MAX: usize = 256;
-/// Where the kernel lists the exports that its NFS server has in use, below /proc.
-const EXPORTS: &str = "fs/nfs/exports";
-
+/// Why exports may be missing.
+pub(super) const UNREAD_EXPORTS: &str =
+    "the exports of the kernel's NFS server could not be read in all network namespaces";
 /// Where the kernel lists the probes that were defined in tracefs, below /sys.
 const UPROBES: [&str; 2] = ["kernel/tracing/uprobe_events", "kernel/debug/tracing/uprobe_events"];
 
@@ -48,8 +52,8 @@ enum On {
     Other,
 }
 
-/// Finds all of them but the probes.
-pub(super) fn holders(seen: &Seen<'_>) -> Vec<Holder> {
+/// Finds all of them but the probes; returns whether the exports are all that there are.
+pub(super) fn holders(seen: &Seen<'_>) -> (Vec<Holder>, bool) {
     let mut found = Vec::new();
     let sys = seen.proc.root().with_file_name("sys");
     for device in loop_device::bound(&sys, |file| seen.targets.selects(file)) {
@@ -70,24 +74,25 @@ pub(super) fn holders(seen: &Seen<'_>) -> Vec<Holder> {
             ..Holder::of_kernel(Access::Loop, device.file)
         });
     }
-    found.extend([Access::Swap, Access::Export].into_iter().flat_map(|access| named(seen, access)));
+    found.extend(named(seen, Access::Swap));
+    let (exports, has_all) = exports(seen.proc, seen.deadline, |path| seen.may_be_searched(path));
+    found.extend(exports.into_iter().map(Export::holder));
     found.truncate(HOLDERS_MAX);
-    found
+    (found, has_all)
 }
 
 /// Finds the probes that were defined in tracefs, whether or not somebody uses them.
-pub(super) fn probes(seen: &Seen<'_>) -> Vec<Holder> {
+pub(super) fn probes(seen: &Seen<'_>) -> (Vec<Holder>, bool) {
     let mut found = named(seen, Access::Uprobe);
     found.truncate(HOLDERS_MAX);
-    found
+    (found, true)
 }
 
 /// Those of a list that may be on a searched mount.
 fn named(seen: &Seen<'_>, access: Access) -> Vec<Holder> {
     let Some((text, is_named)) = list(seen.proc, access) else { return Vec::new() };
     let names: BTreeSet<_> = text.lines().filter_map(is_named).map(unescape).collect();
-    let names = names.into_iter().filter(|name| seen.targets.selects(name));
-    let names = names.filter(|name| seen.place(name, None) == On::Unknown);
+    let names = names.into_iter().filter(|name| seen.may_be_searched(name));
     let possible =
         |name: Cow<'_, str>| Holder { possible: true, ..Holder::of_kernel(access, name.into_owned()) };
     names.map(possible).collect()
@@ -101,7 +106,6 @@ fn list(proc: &Proc, access: Access) -> Option<(String, Named)> {
     let read = |file: PathBuf| Some(String::from_utf8_lossy(&std::fs::read(file).ok()?).into_owned());
     match access {
         Access::Swap => Some((read(proc.root().join("swaps"))?, swap)),
-        Access::Export => Some((read(proc.root().join(EXPORTS))?, export)),
         Access::Uprobe => Some((UPROBES.iter().find_map(|file| read(sys.join(file)))?, uprobe)),
         _ => None,
     }
@@ -118,7 +122,7 @@ pub(super) fn doubt(access: Access) -> &'static str {
         }
         Access::Swap => "the path of a swap file is below the mount point; the file's mount is unknown",
         _ => {
-            "the kernel's NFS server exports a path below the mount point; the mount of the export is unknown"
+            "the kernel's NFS server has an export below the mount point (`exportfs -u` ends it); its mount is unknown"
         }
     }
 }
@@ -130,11 +134,6 @@ fn swap(line: &str) -> Option<&str> {
     (fields.next() == Some("file")).then_some(name)
 }
 
-/// The name in a line of the list of exports.
-fn export(line: &str) -> Option<&str> {
-    line.split_once('\t').map(|(name, _)| name).filter(|name| name.starts_with('/'))
-}
-
 /// The name in a line of the list of probes, as whoever defined it gave it.
 fn uprobe(line: &str) -> Option<&str> {
     let mut words = line.split_ascii_whitespace();
@@ -143,6 +142,11 @@ fn uprobe(line: &str) -> Option<&str> {
 }
 
 impl Seen<'_> {
+    /// Whether what has this name, and shows no mount, may be on a searched one.
+    fn may_be_searched(&self, name: &str) -> bool {
+        self.targets.selects(name) && self.place(name, None) == On::Unknown
+    }
+
     /// Where a file of this name is. `file_system`: asks for its device, which asks the file itself.
     fn place(&self, name: &str, file_system: Option<&dyn Fn() -> Option<String>>) -> On {
         let all = self.views.iter().flat_map(|view| view.table.iter());
@@ -230,7 +234,7 @@ impl Seen<'_> {
 }
 
 /// Whether one that was found still is there; `None` where that cannot be told.
-pub(super) fn is_still(proc: &Proc, holder: &Holder) -> Option<bool> {
+pub(super) fn is_still(proc: &Proc, holder: &Holder, deadline: &Deadline) -> Option<bool> {
     let path = holder.path.as_deref()?;
     let sys = proc.root().with_file_name("sys");
     let has = || {
@@ -243,7 +247,12 @@ pub(super) fn is_still(proc: &Proc, holder: &Holder) -> Option<bool> {
             Some(loop_device::bound(&sys, |file| file == path).iter().any(|device| device.name == name))
         }
         Access::Swap => has(),
-        Access::Export | Access::Uprobe => has().or(Some(false)),
+        Access::Export => {
+            let (exports, has_all) = exports(proc, deadline, |exported| exported == path);
+            let is_there = exports.iter().any(|export| export.is_of(holder));
+            (is_there || has_all).then_some(is_there)
+        }
+        Access::Uprobe => has().or(Some(false)),
         _ => None,
     }
 }
@@ -294,13 +303,9 @@ mod tests {
     }
 
     #[test]
-    fn only_swap_files_and_exports_have_names() {
+    fn only_swap_files_have_names() {
         let swaps = "Filename\tType\tSize\tUsed\tPriority\n/v/a\\040b   file\t\t8180\t0\t-2\n/dev/sda2 partition\t1\t0\t-3\n";
         let names: Vec<_> = swaps.lines().filter_map(swap).map(unescape).collect();
-        assert_eq!(names, ["/v/a b"]);
-        let exports =
-            "# Version 1.1\n# Path Client(Flags) # IPs\n/v/a\\040b\t10.0.0.0/8(rw,no_root_squash,sync)\n";
-        let names: Vec<_> = exports.lines().filter_map(export).map(unescape).collect();
         assert_eq!(names, ["/v/a b"]);
     }
 
@@ -315,27 +320,36 @@ mod tests {
     fn swap_files_exports_and_probes_of_such_a_name_are_possible_holders() {
         let top = tempfile::tempdir().unwrap();
         let root = top.path().join("proc");
-        std::fs::create_dir_all(root.join("fs/nfs")).unwrap();
+        for directory in ["fs/nfs", "7/ns", "7/net/rpc/nfsd.export", "7/net/rpc/nfsd.fh"] {
+            std::fs::create_dir_all(root.join(directory)).unwrap();
+        }
+        std::os::unix::fs::symlink("net:[1]", root.join("7/ns/net")).unwrap();
         std::fs::write(root.join("swaps"), "Filename Type\n/v/swap file 1 0 -2\n/w/swap file 1 0 -2\n")
             .unwrap();
         let tracefs = top.path().join("sys/kernel/tracing");
         std::fs::create_dir_all(&tracefs).unwrap();
         std::fs::write(tracefs.join("uprobe_events"), "p:u/a /v/lib:0x10\np:u/b /w/lib:0x10\n").unwrap();
-        std::fs::write(root.join(EXPORTS), "/v\t*(ro)\n/v\t10.0.0.1(ro)\n/vv\t*(ro)\n").unwrap();
+        std::fs::write(root.join("fs/nfs/exports"), "").unwrap();
+        let entries = root.join("7/net/rpc/nfsd.export/content");
+        std::fs::write(&entries, "/v\t*(ro)\n/v\t10.0.0.1(ro)\n/vv\t*(ro)\n").unwrap();
+        std::fs::write(root.join("7/net/rpc/nfsd.fh/content"), "").unwrap();
         let views = [NamespaceMounts { ns: 1, table: MountTable::parse(TABLE, "/") }];
         let mounts = vec![SearchedMount { ns: 1, mount: views[0].table.by_id(2).unwrap() }];
         let targets = ScanTargets { mounts, tables: BTreeMap::from([(1, &views[0].table)]) };
         let deadline = Deadline::at(std::time::Instant::now() + std::time::Duration::from_secs(600));
         let (proc, index) = (Proc::new(&root), MntnsIndex::default());
         let seen = Seen { proc: &proc, targets: &targets, views: &views, index: &index, deadline: &deadline };
-        let mut found = holders(&seen);
-        found.extend(probes(&seen));
+        let (mut found, has_all) = holders(&seen);
+        assert!(has_all);
+        found.extend(probes(&seen).0);
         let told: Vec<_> =
             found.iter().map(|held| (held.access, held.path.as_deref().unwrap(), held.possible)).collect();
         let uprobe = (Access::Uprobe, "/v/lib", true);
         assert_eq!(told, [(Access::Swap, "/v/swap", true), (Access::Export, "/v", true), uprobe]);
-        assert!(found.iter().all(|held| is_still(&proc, held) == Some(true)));
+        let is_still = |held: &Holder| is_still(&proc, held, &deadline);
+        assert!(found.iter().all(|held| is_still(held) == Some(true)));
         std::fs::write(root.join("swaps"), "").unwrap();
-        assert_eq!(is_still(&proc, &found[0]), Some(false));
+        std::fs::write(entries, "/v/a\t*(ro)\n").unwrap();
+        assert_eq!([&found[0], &found[1]].map(is_still), [Some(false); 2]);
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
         by_process.entry(holder.tgid).or_default().push(holder);
     }
     for holder in by_process.remove(&0).into_iter().flatten() {
-        match kernel::is_still(proc, holder).filter(|_| *is_attached) {
+        match kernel::is_still(proc, holder, &deadline).filter(|_| *is_attached) {
             Some(true) => report.holders.push(holder.clone()),
             Some(false) => {}
             None => report.blind_spot(None, "it is unknown whether the kernel still holds it"),

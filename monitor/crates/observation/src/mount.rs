@@ -153,7 +153,7 @@ named! {
         Loop = "loop",
         /// A swap file on it.
         Swap = "swap",
-        /// What is exported by NFS.
+        /// A path for which the kernel's NFS server has an entry: it is exported, was until it expired, or is denied to a client.
         Export = "export",
         /// A socket in which files wait that others have sent (`SCM_RIGHTS`): never known is on which mount these are.
         InFlight = "in-flight",
@@ -219,7 +219,8 @@ pub struct Holder {
     pub mount: Option<MeantMount>,
     /// The device, for [`Access::Loop`].
     pub loop_device: Option<LoopDevice>,
-    /// Server and export, for [`Access::Nfs`]; of a user of a block device that one, a partition of it or its disk.
+    /// Server and export, for [`Access::Nfs`]; for [`Access::Export`] the network namespace, if it is another one than kevtmon's; of a user
+    /// of a block device that one, a partition of it or its disk.
     pub source: Option<String>,
 }
 

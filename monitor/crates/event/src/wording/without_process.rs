@@ -29,7 +29,10 @@ pub fn kernel_label(holder: &MountHolder) -> String {
         }
         (Access::Loop, None) => format!("a loop device, whose backing file is {path}"),
         (Access::Swap, _) => format!("the swap file {path}"),
-        (Access::Export, _) => format!("the NFS export {path}"),
+        (Access::Export, _) => match &holder.source {
+            Some(netns) => format!("the NFS export {path} in {netns}"),
+            None => format!("the NFS export {path}"),
+        },
         (Access::Uprobe, _) => format!("a uprobe in {path}"),
         (Access::Nfs, _) => nfs_label(holder),
         _ => {
@@ -109,6 +112,14 @@ mod tests {
         );
         let certain = holder(8, Access::Cwd, "/v");
         assert_eq!(phrase(&[swap, certain]), "held by sender (pid 8) as its current directory");
+    }
+
+    #[test]
+    fn an_export_is_told_with_its_network_namespace_if_that_is_another_one() {
+        let mut export = MountHolder { possible: true, source: None, ..holder(0, Access::Export, "/v/a b") };
+        assert_eq!(kernel_label(&export), "the NFS export \"/v/a b\"");
+        export.source = Some("net:[42]".to_owned());
+        assert_eq!(kernel_label(&export), "the NFS export \"/v/a b\" in net:[42]");
     }
 
     #[test]

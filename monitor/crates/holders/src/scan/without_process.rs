@@ -19,11 +19,15 @@ impl Scan<'_> {
         index: &MntnsIndex,
         views: &[NamespaceMounts],
         targets: &ScanTargets<'_>,
-        find: fn(&kernel::Seen<'_>) -> Vec<Holder>,
+        find: fn(&kernel::Seen<'_>) -> (Vec<Holder>, bool),
     ) {
         let deadline = self.deadline;
         let seen = kernel::Seen { proc: self.proc, targets, views, index, deadline: &deadline };
-        for holder in find(&seen) {
+        let (found, has_all) = find(&seen);
+        if !has_all {
+            self.report.blind_spot(None, kernel::UNREAD_EXPORTS);
+        }
+        for holder in found {
             if holder.possible {
                 self.report.blind_spot(None, kernel::doubt(holder.access));
             }
