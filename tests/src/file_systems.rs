@@ -8,7 +8,7 @@ use crate::mount::Mount;
 use crate::process::{attempt, run};
 
 /// In MiB. Of btrfs there is none that is much smaller.
-const SIZE: u64 = 256;
+pub const SIZE: u64 = 256;
 
 /// How something is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,22 +47,18 @@ impl FileSystems {
             ["ext4", "btrfs"].map(|name| LoopDevice::on(&base.join(format!("{name}.img")), SIZE));
         ext4.mount(&base.join("ext4"));
         let mut kinds = vec![Kind::Tmpfs, Kind::Ext4, Kind::Bind, Kind::Overlay];
-        if Self::has_btrfs(&btrfs, &base.join("btrfs")) {
+        if has_btrfs() {
+            Self::mount_btrfs(&btrfs, &base.join("btrfs"));
             kinds.extend([Kind::Btrfs, Kind::Subvolume]);
         }
         Self { base: base.to_owned(), kinds, ext4, btrfs }
     }
 
-    fn has_btrfs(device: &LoopDevice, at: &Path) -> bool {
-        let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-        if !known.contains("\tbtrfs\n") || !Path::new("/usr/sbin/mkfs.btrfs").exists() {
-            return false;
-        }
+    fn mount_btrfs(device: &LoopDevice, at: &Path) {
         std::fs::create_dir(at).expect("a directory can be made");
         run(&format!("mkfs.btrfs -q -f {}", device.name()));
         run(&format!("mount {} {}", device.name(), at.display()));
         run(&format!("btrfs -q subvolume create {}/sub", at.display()));
-        true
     }
 
     /// Those that there are.
@@ -100,6 +96,13 @@ impl FileSystems {
         };
         Mount::of(&words, point)
     }
+}
+
+/// Whether there is a btrfs here, and what makes one.
+#[must_use]
+pub fn has_btrfs() -> bool {
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    known.contains("\tbtrfs\n") && Path::new("/usr/sbin/mkfs.btrfs").exists()
 }
 
 /// Removes all that is in a directory, which may be a mount point, but for what is in use.

@@ -8,7 +8,9 @@ use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{launch, program};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::eventually;
+use kevtmon_tests::file_systems::{SIZE, has_btrfs};
 use kevtmon_tests::fuse::{mount_halting, mount_unserved_by};
+use kevtmon_tests::kernel;
 use kevtmon_tests::lock::HOST_PID;
 use kevtmon_tests::loop_device::LoopDevice;
 use kevtmon_tests::mount::{Mount, Scratch};
@@ -382,4 +384,42 @@ fn who_keeps_a_block_device_is_named_in_all_mount_namespaces() {
     drop(other);
     let answer = json(&holders(&["--json", device.name()]));
     assert_eq!(answer["holders"], serde_json::json!([]), "{answer}");
+}
+
+#[test]
+fn each_device_of_a_btrfs_is_told_with_its_mounts_and_without_one_as_in_use() {
+    if !has_btrfs() {
+        kernel::skip("there is no btrfs here", true);
+        return;
+    }
+    let scratch = Scratch::new();
+    let point = scratch.path().join("point");
+    std::fs::create_dir(&point).expect("a directory can be made");
+    let devices = ["one", "two"].map(|name| LoopDevice::on(&scratch.path().join(name), SIZE));
+    let [one, two] = &devices;
+    run(&format!("mkfs.btrfs -q -f {} {}", one.name(), two.name()));
+    run(&format!("mount {} {}", one.name(), point.display()));
+    for device in &devices {
+        let ran = holders(&["--json", device.name()]);
+        let answer = json(&ran);
+        expect_found(&ran, &answer);
+        assert_eq!(answer["holders_verdict"], "child-mount", "{answer}");
+        let found = answer["holders"].as_array().expect("a list");
+        let is_it =
+            |holder: &Value| holder["access"] == "mount" && holder["path"] == *point.to_string_lossy();
+        assert!(found.iter().any(is_it), "{answer}");
+    }
+    let holder = hold_by_cwd(&point);
+    run(&format!("umount --lazy {}", point.display()));
+    for device in &devices {
+        let answer = json(&holders(&["--json", device.name()]));
+        assert_eq!(
+            (&answer["device"]["unlocated"], &answer["holders_verdict"]),
+            (&true.into(), &"kernel".into()),
+            "{answer}"
+        );
+    }
+    drop(holder);
+    let device = || json(&holders(&["--json", two.name()]))["device"].clone();
+    eventually!(device()["unlocated"].is_null(), "it is in use no more");
 }

@@ -124,11 +124,14 @@ impl Job for Look {
 
     fn run(&self, proc: &Proc) -> Self::Reply {
         let number = number(proc, self.tgid, &self.path)?;
-        let (mut device, wanted) = described(&proc.root().with_file_name("sys"), number, self.is_claim)?;
-        let alone =
-            |(name, number): &(String, String)| Device::alone(name.clone(), number.clone(), self.is_claim);
+        let sys = proc.root().with_file_name("sys");
+        let (mut device, wanted) = described(&sys, number, self.is_claim)?;
+        let alone = |(name, number): &(String, String)| {
+            Device::alone(name.clone(), number.clone(), self.is_claim).with_pools(&sys)
+        };
         let mut uses = uses(proc, wanted.iter().map(alone).collect(), self.budget);
         for ((name, _), used) in wanted.iter().zip(&mut uses.uses) {
+            device.unlocated |= used.unlocated;
             let name = format!("/dev/{name}");
             for holder in &mut used.holders {
                 holder.source = Some(name.clone());
@@ -233,9 +236,8 @@ fn described(sys: &Path, number: String, with_disk: bool) -> Option<(BlockDevice
         number,
         backing_file: text(&directory.join("loop/backing_file")),
         devices: users.into_iter().take(NAMES_MAX).map(user).collect(),
-        swap: false,
-        swap_device: None,
         suspended: text(&directory.join("dm/suspended")).is_some_and(|state| state == "1"),
+        ..BlockDevice::default()
     };
     Some((device, wanted))
 }

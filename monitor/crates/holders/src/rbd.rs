@@ -15,7 +15,7 @@ use kevtmon_sources::procfs::dir::{Buffer, Dir};
 use kevtmon_sources::procfs::mountinfo::{Mount, MountTable};
 use kevtmon_sources::procfs::readers::{Job, Readers};
 use kevtmon_sources::procfs::root::is_initial_userns;
-use kevtmon_sources::{Sender, rbd, spawn_until_closed, tell};
+use kevtmon_sources::{Sender, pools, rbd, spawn_until_closed, tell};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::sleep_until;
@@ -106,8 +106,8 @@ pub(super) struct Device {
     devices: Vec<String>,
     /// Block devices that are made of it.
     users: Vec<String>,
-    /// Whether it is, or a partition of it, one of the devices of a file system that has no device number.
-    has_pool: bool,
+    /// The names below /dev of all devices of the file systems without a device number that it, or a partition of it, is one of.
+    pools: Vec<String>,
     /// Whether its partitions are looked for as devices of their own.
     is_alone: bool,
     /// Whether only what claims it is a use: a bound node is none.
@@ -124,14 +124,20 @@ impl Device {
     }
 
     fn of(sysfs: &Path, image: &RbdImage) -> Self {
-        Self {
+        let image = Self {
             number: image.number,
             name: image.number.to_string(),
             devices: rbd::devices(sysfs, image),
             users: rbd::users(sysfs, image),
-            has_pool: rbd::has_pool(sysfs, image),
             ..Self::default()
-        }
+        };
+        image.with_pools(sysfs)
+    }
+
+    /// With what sysfs shows of file systems that may be on more devices.
+    pub(super) fn with_pools(self, sysfs: &Path) -> Self {
+        let pools = pools::devices(sysfs, |name| self.is_node(name));
+        Self { pools, ..self }
     }
 
     /// Whether a mount is of its file system, or has the node of the device bound.
@@ -142,10 +148,12 @@ impl Device {
             || self.is_pool_of(mount)
     }
 
-    /// Whether a mount is of a file system without a device number that has it as a device. bcachefs shows all its devices.
+    /// Whether a mount is of a file system without a device number that has it as a device. bcachefs shows all its devices, Btrfs any
+    /// one of them.
     fn is_pool_of(&self, mount: &Mount) -> bool {
         let mut names = mount.source.split(':').filter_map(|name| name.strip_prefix("/dev/"));
-        POOLS.contains(&mount.fstype.as_str()) && names.any(|name| self.is_node(name))
+        let is_its = |name: &str| self.is_node(name) || self.pools.iter().any(|device| device == name);
+        POOLS.contains(&mount.fstype.as_str()) && names.any(is_its)
     }
 
     /// Whether this is the name of its node, or that of a partition.
@@ -208,7 +216,7 @@ impl Job for Look {
         }
         self.orphans(proc, &index, &mut found, &pools);
         for ((device, used), pools) in self.devices.iter().zip(&mut found.uses).zip(&pools) {
-            used.unlocated = device.has_pool && pools.is_empty();
+            used.unlocated = !device.pools.is_empty() && pools.is_empty();
         }
         let host = host(proc);
         found.host = host.filter(|host| index.namespaces.contains_key(host) && !found.unread.contains(host));

@@ -91,7 +91,9 @@ fn uses_of_device(device: &BlockDevice, held: &Held) -> Vec<String> {
         .then(|| format!("used by the block devices {}", listed(device.devices.iter().map(user))));
     let swap = device.swap.then(|| "used as swap".to_owned());
     let suspended = device.suspended.then(|| "suspended: reads and writes wait".to_owned());
-    mounted.chain(made_of_it).chain(swap).chain(suspended).collect()
+    let unlocated = "a device of a file system in use, of which no mount was found";
+    let unlocated = device.unlocated.then(|| unlocated.to_owned());
+    mounted.chain(made_of_it).chain(swap).chain(suspended).chain(unlocated).collect()
 }
 
 fn head(held: &Held, mount: &HeldMount) -> String {
@@ -403,8 +405,9 @@ mod tests {
             backing_file: Some("/v/image".to_owned()),
             devices: vec![user],
             swap: true,
-            swap_device: None,
             suspended: true,
+            unlocated: true,
+            ..BlockDevice::default()
         });
         let expected = [
             "/dev/loop1 is the block device (7:1, backing file /v/image); who uses it, in any mount namespace:",
@@ -416,6 +419,7 @@ mod tests {
             "used by the block devices dm-0 (vg-data)",
             "used as swap",
             "suspended: reads and writes wait",
+            "a device of a file system in use, of which no mount was found",
         ];
         assert_eq!(shown(&held), expected);
         held.holders.clear();

@@ -18,6 +18,7 @@ pub mod neighbor_tables;
 pub mod netlink;
 pub mod nfs_mounts;
 pub mod pod_remains;
+pub mod pools;
 pub mod procfs;
 pub mod programs;
 pub mod rbd;

@@ -284,7 +284,10 @@ fn mounted_phrase(device: &BlockDevice, holders: &[MountHolder], key: &MountKey)
     if mounts().any(is_there) {
         return Some(format!("{} is already mounted there", name(&device.name)));
     }
-    let first = mounts().next()?;
+    let Some(first) = mounts().next() else {
+        let phrase = "is a device of a file system in use, of which no mount was found";
+        return device.unlocated.then(|| format!("{label} {phrase}"));
+    };
     let same: Vec<_> = mounts().filter(|holder| holder.source == first.source).cloned().collect();
     let (what, path) =
         (of_it(device, first.source.as_deref()), name(first.path.as_deref().unwrap_or_default()));

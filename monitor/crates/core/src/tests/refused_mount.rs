@@ -104,7 +104,11 @@ fn without_a_claim_of_the_kernel_it_is_a_mount_and_no_process_that_has_it_open()
         reason(Some(sdb()), vec![open()]),
         notice("the kernel does not say what uses it; processes have it open, see holders")
     );
+    let unlocated = || BlockDevice { unlocated: true, ..sdb() };
+    let phrase = "/dev/sdb is a device of a file system in use, of which no mount was found";
+    assert_eq!(reason(Some(unlocated()), vec![open()]), warning(phrase));
     let there = Holder { mntns: Some(2), ..of(Access::Mount, 8, "/mnt/x") };
+    assert_eq!(reason(Some(unlocated()), vec![there.clone()]), warning("/dev/sdb is already mounted there"));
     assert_eq!(reason(Some(sdb()), vec![there]), warning("/dev/sdb is already mounted there"));
     assert_eq!(reason(Some(sdb()), Vec::new()), notice("the kernel does not say what uses it"));
     assert_eq!(reason(None, Vec::new()), notice("the kernel does not say why"), "it is no block device");

@@ -216,6 +216,7 @@ fn block_device() -> BlockDevice {
         swap: true,
         swap_device: Some("/dev/loop1p1".into()),
         suspended: true,
+        unlocated: true,
     }
 }
 

@@ -9,8 +9,6 @@ fn device(devices: &[&str]) -> Device {
         number: 4095.into(),
         name: "rbd4095".into(),
         devices: devices.iter().map(|&device| device.to_owned()).collect(),
-        users: Vec::new(),
-        has_pool: false,
         ..Device::default()
     }
 }
@@ -83,6 +81,19 @@ fn a_file_system_without_a_device_number_is_found_by_the_name_of_its_device() {
 }
 
 #[test]
+fn a_mount_of_btrfs_is_one_of_a_device_that_it_does_not_show() {
+    let table = table(&[
+        "30 1 0:39 / /a rw - btrfs /dev/mapper/vg-data rw",
+        "31 1 0:40 / /b rw - btrfs /dev/sdc rw",
+        "32 1 0:41 / /c rw - ext4 /dev/sdb rw",
+    ]);
+    let pools = ["sdb", "dm-0", "mapper/vg-data", "loop1"].map(str::to_owned).to_vec();
+    let device = Device { pools, ..Device::alone("loop1".into(), "7:1".into(), true) };
+    let paths: Vec<Option<String>> = pins(&device, &table).into_iter().map(|pin| pin.path).collect();
+    assert_eq!(paths, [Some("/a".to_owned())]);
+}
+
+#[test]
 fn partitions_of_a_disk_are_numbered_without_a_letter() {
     let is_node = |disk: &str, name: &str| Device { name: disk.into(), ..Device::default() }.is_node(name);
     assert!(is_node("sda", "sda") && is_node("sda", "sda12") && is_node("nvme0n1", "nvme0n1p2"));
@@ -106,14 +117,14 @@ fn a_device_that_is_looked_for_alone_is_none_of_its_partitions_and_a_bound_node_
 
 #[test]
 fn a_file_system_on_it_of_which_no_mount_is_found_is_said() {
-    let look = |has_pool| {
-        let devices = vec![Device { has_pool, ..device(&["4095:1"]) }];
+    let look = |pools| {
+        let devices = vec![Device { pools, ..device(&["4095:1"]) }];
         Look { devices, budget: Duration::from_secs(20), on_demand: false }
             .run(&Proc::default())
             .uses
             .remove(0)
     };
-    assert_eq!((look(true).unlocated, look(false).unlocated), (true, false));
+    assert_eq!((look(vec!["rbd4095".into()]).unlocated, look(Vec::new()).unlocated), (true, false));
 }
 
 #[test]

@@ -24,7 +24,7 @@ mod uevents;
 pub(super) use nbd::Look;
 pub(super) use sysfs::is_uuid;
 use sysfs::{Found, Problem};
-pub use sysfs::{devices, has_pool, users};
+pub use sysfs::{devices, users};
 use uevents::{Heard, Uevents};
 
 settings! { "rbd":

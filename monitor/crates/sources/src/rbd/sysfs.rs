@@ -2,7 +2,6 @@
 //! that no read waits for the cluster; `size` and `parent` wait, and `config_info` may hold keys: these are never opened.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
@@ -91,23 +90,6 @@ pub fn users(sysfs: &Path, image: &RbdImage) -> Vec<String> {
     };
     users.extend(names(&block).filter(|device| device.starts_with("loop") && is_on_it(device)));
     users.into_iter().take(USERS_MAX).collect()
-}
-
-/// Whether a file system that may be on several devices is on this one, or on a partition of it: its mounts do not show the number
-/// of any.
-pub fn has_pool(sysfs: &Path, image: &RbdImage) -> bool {
-    let name = image.number.to_string();
-    let is_it = |device: &OsStr| {
-        let rest = device.to_str().and_then(|device| device.strip_prefix(&name));
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
-    };
-    let below = |directory: &Path| fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
-    let mut btrfs = below(&sysfs.join("fs/btrfs")).flat_map(|pool| below(&pool.path().join("devices")));
-    let mut bcachefs = below(&sysfs.join("fs/bcachefs")).flat_map(|pool| below(&pool.path()));
-    btrfs.any(|device| is_it(&device.file_name()))
-        || bcachefs.any(|member| {
-            fs::read_link(member.path().join("block")).is_ok_and(|block| block.file_name().is_some_and(is_it))
-        })
 }
 
 struct Device<'a> {

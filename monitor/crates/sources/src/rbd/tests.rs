@@ -260,23 +260,3 @@ fn what_is_made_of_a_device_is_found_by_its_holders_and_by_the_files_of_loop_dev
     assert_eq!(users(tree.path(), &image(1)), ["dm-0", "loop3", "loop4", "md1"]);
     assert_eq!(users(tree.path(), &image(2)), Vec::<String>::new());
 }
-
-#[test]
-fn a_file_system_of_several_devices_names_those_that_it_has() {
-    let has = |member: &str, is_link: bool| {
-        let tree = Tree::with(&[1]);
-        let path = tree.path().join("fs").join(member);
-        if is_link {
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::os::unix::fs::symlink("../../../../devices/rbd/1/block/rbd1", path).unwrap();
-        } else {
-            fs::create_dir_all(path).unwrap();
-        }
-        [1, 2].map(|number| has_pool(tree.path(), &image(number)))
-    };
-    assert_eq!(has("btrfs/7b7a2f50/devices/rbd1", false), [true, false]);
-    assert_eq!(has("btrfs/7b7a2f50/devices/rbd1p2", false), [true, false]);
-    assert_eq!(has("bcachefs/7b7a2f50/dev-0/block", true), [true, false]);
-    assert_eq!(has("btrfs/7b7a2f50/devices/rbd12", false), [false, false]);
-    assert_eq!(has("btrfs/features", false), [false, false]);
-}
