@@ -28,6 +28,10 @@ use super::{Deadline, MAX_LISTED, ScanRequest};
 
 /// Partitions of a device, and devices that are made of it, that are told.
 const NAMES_MAX: usize = 256;
+/// Where the kernel's SCSI target (LIO) has a directory for each backstore, below /sys.
+const TARGETS: &str = "kernel/config/target/core";
+/// Where ZFS has a directory for each imported pool, below /proc.
+const ZFS: &str = "spl/kstat/zfs";
 const PATIENCE: Duration = Duration::from_secs(5);
 const BUDGET: Duration = Duration::from_millis(500);
 
@@ -116,6 +120,8 @@ pub(super) struct Look {
 pub(super) struct Found {
     device: BlockDevice,
     uses: RbdUses,
+    /// Whether a pool of ZFS is imported.
+    has_zfs: bool,
 }
 
 impl Job for Look {
@@ -141,7 +147,9 @@ impl Job for Look {
                 device.swap_device = Some(name).filter(|name| *name != device.name);
             }
         }
-        Some(Found { device, uses })
+        let zfs = proc.root().join(ZFS);
+        let has_zfs = names(&zfs).any(|name| zfs.join(name).is_dir());
+        Some(Found { device, uses, has_zfs })
     }
 }
 
@@ -166,6 +174,9 @@ impl Found {
         }
         if !complete {
             report.blind_spot(None, "not all mounts and open files of all processes could be read");
+        }
+        if self.has_zfs && report.holders.is_empty() && !self.device.is_used() {
+            report.blind_spot(None, "a ZFS pool is imported, whose devices only `zpool status` shows");
         }
         let has = |access| report.holders.iter().any(|holder| holder.access == access && !holder.possible);
         report.verdict = match report.verdict {
@@ -234,12 +245,36 @@ fn described(sys: &Path, number: String, with_disk: bool) -> Option<(BlockDevice
     let device = BlockDevice {
         name: format!("/dev/{name}"),
         number,
+        targets: targets(sys, &wanted),
         backing_file: text(&directory.join("loop/backing_file")),
         devices: users.into_iter().take(NAMES_MAX).map(user).collect(),
         suspended: text(&directory.join("dm/suspended")).is_some_and(|state| state == "1"),
         ..BlockDevice::default()
     };
     Some((device, wanted))
+}
+
+/// The backstores that have claimed one of these devices.
+fn targets(sys: &Path, wanted: &[(String, String)]) -> Vec<String> {
+    let core = sys.join(TARGETS);
+    let backstores = names(&core).flat_map(|adapter| {
+        let stores = names(&core.join(&adapter));
+        stores.map(move |name| format!("{adapter}/{name}"))
+    });
+    let is_on_it = |backstore: &String| {
+        let info = text(&core.join(backstore).join("info"));
+        let number = info.as_deref().and_then(claimed);
+        number.is_some_and(|number| wanted.iter().any(|(_, known)| *known == number))
+    };
+    backstores.filter(is_on_it).take(NAMES_MAX).collect()
+}
+
+/// `major:minor` of the device in the last line of a backstore's `info`: `Major: 8 Minor: 16  CLAIMED: IBLOCK`.
+fn claimed(info: &str) -> Option<String> {
+    let (_, numbers) = info.rsplit_once("Major: ")?;
+    let (major, numbers) = numbers.split_once(" Minor: ")?;
+    let (minor, state) = numbers.split_once(' ')?;
+    state.trim_start().starts_with("CLAIMED").then(|| format!("{major}:{minor}"))
 }
 
 /// What a device is for device mapper: by convention its UUID begins with that.
@@ -278,6 +313,17 @@ mod tests {
         write("block/dm-1/dm/uuid", "mpath-3600\n");
         write("devices/virtual/block/dm-1/dm/suspended", "1\n");
         write("devices/virtual/block/dm-1/slaves/loop1", "");
+        let info = |minor: u32| {
+            // As Linux 6.1 writes it.
+            format!(
+                "Status: DEACTIVATED  Max Queue Depth: 0  SectorSize: 512  HwMaxSectors: 248\n        \
+                 iBlock device: loop1  UDEV PATH: /dev/loop1  readonly: 0\n        Major: 7 Minor: {minor}  CLAIMED: IBLOCK\n"
+            )
+        };
+        write("kernel/config/target/core/iblock_0/disk/info", &info(1));
+        write("kernel/config/target/core/iblock_0/other/info", &info(11));
+        write("kernel/config/target/core/iblock_1/unset/info", "readonly: 0\n        Major: 7 Minor: 1\n");
+        write("kernel/config/target/core/alua/lu_gps/default_lu_gp/members", "");
         write("block/loop2/loop/backing_file", "/dev/loop1p1\n");
         write("block/loop3/loop/backing_file", "/dev/loop11\n");
         fs::create_dir_all(sys.path().join("dev/block")).unwrap();
@@ -296,11 +342,13 @@ mod tests {
             number: "7:1".into(),
             backing_file: Some("/v/a b".into()),
             devices: vec![lvm.clone(), multipath.clone(), user("loop2", None)],
+            targets: vec!["iblock_0/disk".into()],
             ..BlockDevice::default()
         };
         assert_eq!(device, expected);
         let (part, of_part) = described(sys.path(), "259:3".into(), true).unwrap();
         assert_eq!(part.devices, [lvm, multipath, user("loop2", None)], "what claims the disk, too");
+        assert_eq!(part.targets, ["iblock_0/disk"]);
         let pair = |name: &str, number: &str| (name.to_owned(), number.to_owned());
         let (disk_pair, part_pair) = (pair("loop1", "7:1"), pair("loop1p1", "259:3"));
         assert_eq!(wanted, [disk_pair.clone(), part_pair.clone()]);
@@ -333,14 +381,29 @@ mod tests {
         assert_eq!(number(&Proc::default(), own, "/dev"), None);
     }
 
+    /// The report on a device for which nothing else was found.
+    fn added(holders: Vec<Holder>, device: BlockDevice, has_zfs: bool) -> HolderReport {
+        let uses = vec![RbdUse { holders, ..RbdUse::default() }];
+        let uses = RbdUses { uses, complete: true, ..RbdUses::default() };
+        let mut report = HolderReport { complete: true, ..HolderReport::skipped(0, "/dev/loop1") };
+        report.verdict = Verdict::None;
+        Found { device, uses, has_zfs }.add_to(&mut report);
+        report
+    }
+
+    #[test]
+    fn where_zfs_may_use_it_and_nothing_else_is_known_to_the_answer_is_not_complete() {
+        let swap = || BlockDevice { swap: true, ..BlockDevice::default() };
+        let is_complete = |device, has_zfs| added(Vec::new(), device, has_zfs).complete;
+        assert!(is_complete(BlockDevice::default(), false));
+        assert!(!is_complete(BlockDevice::default(), true));
+        assert!(is_complete(swap(), true));
+    }
+
     #[test]
     fn a_mount_or_what_the_kernel_does_with_it_is_why_it_is_in_use() {
         let verdict = |holders: Vec<Holder>, device: BlockDevice| {
-            let uses = vec![RbdUse { holders, ..RbdUse::default() }];
-            let uses = RbdUses { uses, complete: true, ..RbdUses::default() };
-            let mut report = HolderReport { complete: true, ..HolderReport::skipped(0, "/dev/loop1") };
-            report.verdict = Verdict::None;
-            Found { device, uses }.add_to(&mut report);
+            let report = added(holders, device, false);
             (report.verdict, report.holders.len())
         };
         let mounted = |ns| Holder { mntns: Some(ns), ..Holder::of_kernel(Access::Mount, "/v".into()) };

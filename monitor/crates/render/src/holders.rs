@@ -91,9 +91,12 @@ fn uses_of_device(device: &BlockDevice, held: &Held) -> Vec<String> {
         .then(|| format!("used by the block devices {}", listed(device.devices.iter().map(user))));
     let swap = device.swap.then(|| "used as swap".to_owned());
     let suspended = device.suspended.then(|| "suspended: reads and writes wait".to_owned());
+    let target =
+        |target: &String| format!("used by the backstore {} of the kernel's SCSI target", name(target));
+    let targets = device.targets.iter().map(target);
     let unlocated = "a device of a file system in use, of which no mount was found";
     let unlocated = device.unlocated.then(|| unlocated.to_owned());
-    mounted.chain(made_of_it).chain(swap).chain(suspended).chain(unlocated).collect()
+    mounted.chain(made_of_it).chain(swap).chain(suspended).chain(targets).chain(unlocated).collect()
 }
 
 fn head(held: &Held, mount: &HeldMount) -> String {
@@ -407,6 +410,7 @@ mod tests {
             swap: true,
             suspended: true,
             unlocated: true,
+            targets: vec!["iblock_0/disk".to_owned()],
             ..BlockDevice::default()
         });
         let expected = [
@@ -419,6 +423,7 @@ mod tests {
             "used by the block devices dm-0 (vg-data)",
             "used as swap",
             "suspended: reads and writes wait",
+            "used by the backstore iblock_0/disk of the kernel's SCSI target",
             "a device of a file system in use, of which no mount was found",
         ];
         assert_eq!(shown(&held), expected);

@@ -268,6 +268,9 @@ fn use_phrase(device: &BlockDevice, holders: &[MountHolder], key: &MountKey) -> 
     if device.swap {
         return Some(format!("the kernel swaps to {}", of_it(device, device.swap_device.as_deref())));
     }
+    if let Some(target) = device.targets.first() {
+        return Some(format!("{label} is used by the kernel's SCSI target, as {}", name(target)));
+    }
     // Which of both refuses a mount depends on the kernel.
     let suspended = device.suspended.then(|| format!("{label} is suspended by device-mapper"));
     let facts: Vec<_> = suspended.into_iter().chain(mounted_phrase(device, holders, key)).collect();
@@ -286,7 +289,7 @@ fn mounted_phrase(device: &BlockDevice, holders: &[MountHolder], key: &MountKey)
     }
     let Some(first) = mounts().next() else {
         let phrase = "is a device of a file system in use, of which no mount was found";
-        return device.unlocated.then(|| format!("{label} {phrase}"));
+        return device.unlocated.then(|| format!("{} {phrase}", name(&device.name)));
     };
     let same: Vec<_> = mounts().filter(|holder| holder.source == first.source).cloned().collect();
     let (what, path) =

@@ -104,6 +104,9 @@ fn without_a_claim_of_the_kernel_it_is_a_mount_and_no_process_that_has_it_open()
         reason(Some(sdb()), vec![open()]),
         notice("the kernel does not say what uses it; processes have it open, see holders")
     );
+    let targets = vec!["iblock_0/disk".into()];
+    let phrase = "/dev/sdb is used by the kernel's SCSI target, as iblock_0/disk";
+    assert_eq!(reason(Some(BlockDevice { targets, ..sdb() }), vec![open()]), warning(phrase));
     let unlocated = || BlockDevice { unlocated: true, ..sdb() };
     let phrase = "/dev/sdb is a device of a file system in use, of which no mount was found";
     assert_eq!(reason(Some(unlocated()), vec![open()]), warning(phrase));

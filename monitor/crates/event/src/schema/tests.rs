@@ -217,6 +217,7 @@ fn block_device() -> BlockDevice {
         swap_device: Some("/dev/loop1p1".into()),
         suspended: true,
         unlocated: true,
+        targets: vec!["iblock_0/disk".into()],
     }
 }
 

@@ -24,10 +24,14 @@ pub struct BlockDevice {
     /// Whether device mapper has suspended it: what is read and written waits until it is resumed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspended: bool,
-    /// Whether it, a partition of it or its disk is a device of a file system in use that may be on several (Btrfs, bcachefs), and no
-    /// mount of that was found.
+    /// Whether it, a partition of it or, where a mount of it was refused, its disk is a device of a file system in use that may be on
+    /// several (Btrfs, bcachefs), and no mount of that was found.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unlocated: bool,
+    /// Backstores of the kernel's SCSI target (LIO) that have claimed it, a partition of it or, where a mount of it was refused, its
+    /// disk: `iblock_0/disk`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub targets: Vec<String>,
 }
 
 /// A block device that is made of another one.
@@ -45,6 +49,6 @@ pub struct DeviceUser {
 impl BlockDevice {
     /// Whether the kernel uses it, but for a mount that was found.
     pub fn is_used(&self) -> bool {
-        self.swap || self.unlocated || !self.devices.is_empty()
+        self.swap || self.unlocated || !self.devices.is_empty() || !self.targets.is_empty()
     }
 }
