@@ -94,6 +94,14 @@ pub fn write_script(path: &Path, text: &str) {
     let _ = finish_with_input(&mut command, text);
 }
 
+/// Whether a program is installed, which does nothing but that with `--version`.
+#[must_use]
+pub fn is_installed(program: &str) -> bool {
+    let mut command = Command::new(program);
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok()
+}
+
 /// A process that lives until it is dropped.
 #[derive(Debug)]
 pub struct Running {

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kevtmon_tests::daemon::program;
-use kevtmon_tests::process::finish;
+use kevtmon_tests::process::{finish, is_installed};
 use serde_json::Value;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Program {
     /// All that there are here; says which is missing.
     pub(crate) fn installed() -> Vec<Self> {
         // Debian before 12, and others of its time, have none.
-        let has_lsfd = Command::new("lsfd").arg("--version").stdout(Stdio::null()).status().is_ok();
+        let has_lsfd = is_installed("lsfd");
         if !has_lsfd {
             println!(
                 "lsfd is not installed: it is in util-linux since 2.38, on Debian 12 in util-linux-extra"

@@ -1,5 +1,5 @@
-//! Random holders of random mounts: whom the daemon names is compared with what the test has made, and with whom fuser(1) and
-//! lsof(8) find. On file systems of several kinds, of which others use other mounts, some in mount namespaces of their own.
+//! Random holders of random mounts: whom the daemon names is compared with what the test has made, and with whom fuser(1), lsof(8)
+//! and lsfd(1) find. On file systems of several kinds, of which others use other mounts, some in mount namespaces of their own.
 //!
 //! `KEVTMON_TEST_SEED` is another seed (`random`: another one each time, which is printed), `KEVTMON_TEST_ROUNDS` makes it
 //! longer.
@@ -15,13 +15,18 @@ use kevtmon_tests::daemon::{Daemon, held, launch};
 use kevtmon_tests::eventually;
 use kevtmon_tests::file_systems::{FileSystems, Kind, clear};
 use kevtmon_tests::mount::{Mount, Scratch, is_about};
-use kevtmon_tests::process::{Running, attempt, comm, copy_program, hold_by_cwd, hold_by_fd, run};
+use kevtmon_tests::process::{
+    Running, attempt, comm, copy_program, hold_by_cwd, hold_by_fd, is_installed, run,
+};
 use kevtmon_tests::random::{Random, rounds, seeds};
 use serde_json::Value;
 
 const SEEDS: [u64; 1] = [20_261_124];
 /// Situations of each.
 const ROUNDS: u64 = 200;
+
+/// What others use to see who uses a mount. Not all machines have the last one.
+const OTHERS: [&str; 3] = ["fuser", "lsof", "lsfd"];
 
 /// Names of mount points and of directories in them: what mountinfo and the links of /proc escape, or seem to say.
 const NAMES: [&str; 6] = ["vol", "pod volume", "back\\slash", "old (deleted)", "v:[4711]", "größe"];
@@ -124,10 +129,18 @@ impl Situation {
         )
     }
 
-    /// What a program of others finds that lists the users of a mount by their ids.
-    fn found_by(&self, command: &[&str]) -> BTreeSet<u32> {
-        let words = command.iter().map(OsStr::new).chain([self.mount.point().as_os_str()]);
-        let found = attempt(&words.collect::<Vec<_>>()).stdout;
+    /// Whom one of these finds.
+    fn found_by(&self, program: &str) -> BTreeSet<u32> {
+        let point = self.mount.point();
+        let filter = format!("DEV == \"{}\"", device(point));
+        let arguments: Vec<&OsStr> = match program {
+            "fuser" => vec!["-m".as_ref(), point.as_ref()],
+            "lsof" => vec!["-w".as_ref(), "-t".as_ref(), "--".as_ref(), point.as_ref()],
+            _ => ["--noheadings", "--raw", "--output", "PID", "--filter", filter.as_str()]
+                .map(OsStr::new)
+                .to_vec(),
+        };
+        let found = attempt(&[&[OsStr::new(program)][..], &arguments[..]].concat()).stdout;
         let pids = found.split_ascii_whitespace().filter_map(|word| word.parse().ok());
         // By the number of the file system they find those of other mounts of it, too.
         let is_innocent = |pid: &u32| self.innocents.iter().any(|innocent| innocent.pid() == *pid);
@@ -135,9 +148,8 @@ impl Situation {
     }
 
     /// Returns how many each of the others has found.
-    fn check(&self, daemon: &mut Daemon) -> [usize; 2] {
-        let theirs =
-            [&["fuser", "-m"][..], &["lsof", "-w", "-t", "--"]].map(|command| self.found_by(command));
+    fn check(&self, daemon: &mut Daemon, others: &[&str]) -> Vec<usize> {
+        let theirs: Vec<_> = others.iter().map(|program| self.found_by(program)).collect();
         self.mount.umount_refused();
         // On a busy machine the scan goes on after its first event.
         let what = format!("the holders of {}", self.shown());
@@ -155,7 +167,7 @@ impl Situation {
             assert!(is_all, "{answer:#}\nis not all of {}", self.shown());
             self.is_true(told, &theirs);
         }
-        theirs.map(|found| found.len())
+        theirs.iter().map(BTreeSet::len).collect()
     }
 
     /// Panics unless nothing else is told than what is so, and nobody is missing whom others find.
@@ -276,6 +288,12 @@ fn ways(holders: &[Value], pid: u32) -> BTreeSet<String> {
     ways.filter(|access| *access != "mount").map(str::to_owned).collect()
 }
 
+/// `major:minor` of a file system, as its files show it.
+fn device(point: &Path) -> String {
+    let number = std::fs::metadata(point).expect("it is mounted").dev();
+    format!("{}:{}", nix::sys::stat::major(number), nix::sys::stat::minor(number))
+}
+
 /// Whether it lives in the mount namespace of the test: one elsewhere has a copy of the mount.
 fn is_here(pid: u32) -> bool {
     let of = |pid: &str| Some(std::fs::metadata(format!("/proc/{pid}/ns/mnt")).ok()?.ino());
@@ -284,6 +302,7 @@ fn is_here(pid: u32) -> bool {
 
 #[test]
 fn whoever_holds_a_mount_is_named_and_nobody_else() {
+    let others: Vec<&str> = OTHERS.into_iter().filter(|program| is_installed(program)).collect();
     for mut random in seeds(&SEEDS) {
         let scratch = Scratch::new();
         let systems = FileSystems::below(scratch.path());
@@ -306,12 +325,13 @@ fn whoever_holds_a_mount_is_named_and_nobody_else() {
             }
         }
         let mut daemon = launch().start();
-        let mut found = [0, 0];
+        let mut found = vec![0; others.len()];
         for (number, place) in places.iter().enumerate() {
-            let theirs = Situation::new(&mut random, &systems, (place, number)).check(&mut daemon);
-            found = [found[0] + theirs[0], found[1] + theirs[1]];
+            let situation = Situation::new(&mut random, &systems, (place, number));
+            let theirs = situation.check(&mut daemon, &others);
+            found.iter_mut().zip(theirs).for_each(|(found, more)| *found += more);
         }
-        assert!(found.iter().all(|found| *found > 0), "fuser and lsof found {found:?}");
-        println!("fuser found {}, lsof {}", found[0], found[1]);
+        assert!(found.iter().all(|found| *found > 0), "{others:?} found {found:?}");
+        println!("{others:?} found {found:?}");
     }
 }
