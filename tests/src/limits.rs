@@ -28,6 +28,11 @@ impl Limits {
         self.add(what, format!("<= {limit} {unit}"), format!("{measured:.2} {unit}"), measured <= limit);
     }
 
+    /// Adds a figure that must reach its limit.
+    pub fn at_least(&mut self, what: &str, limit: f64, measured: f64, unit: &str) {
+        self.add(what, format!(">= {limit} {unit}"), format!("{measured:.2} {unit}"), measured >= limit);
+    }
+
     /// Adds how many there are, which must be as many as this.
     pub fn all(&mut self, what: &str, number: usize, measured: usize) {
         self.add(what, number.to_string(), measured.to_string(), measured == number);
@@ -37,6 +42,12 @@ impl Limits {
     pub fn add(&mut self, what: &str, limit: impl Into<String>, measured: impl Into<String>, is_kept: bool) {
         let (limit, measured) = (limit.into(), measured.into());
         self.0.push(Row { what: what.to_owned(), limit, measured, is_kept });
+    }
+
+    /// Whether nothing was added.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Success if every limit is kept.
@@ -70,6 +81,7 @@ mod tests {
         let mut limits = Limits::default();
         limits.at_most("memory", 32.0, 31.5, "MB");
         limits.all("incidents", 8, 8);
+        limits.at_least("speed", 1.3, 1.3, "x");
         assert_eq!(format!("{:?}", limits.exit_code()), format!("{:?}", ExitCode::SUCCESS));
         limits.at_most("processor", 20.0, 20.5, "%");
         assert_eq!(format!("{:?}", limits.exit_code()), format!("{:?}", ExitCode::FAILURE));
@@ -78,6 +90,7 @@ mod tests {
             "              limit  measured\n\
              memory     <= 32 MB  31.50 MB  ok\n\
              incidents         8         8  ok\n\
+             speed      >= 1.3 x    1.30 x  ok\n\
              processor   <= 20 %   20.50 %  MISSED"
         );
     }

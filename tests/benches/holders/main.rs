@@ -1,6 +1,6 @@
 //! How fast `kevtmon holders` names who holds a mount, beside fuser(1), lsof(8) and lsfd(1): among processes in one mount namespace, and
 //! in a hundred of which one sees the mount; how fast the daemon does; what they do where the server of a mount is stopped; and
-//! what refused unmounts cost the daemon. `cargo bench --bench holders 2000/100 stopped refusals` is a part of it.
+//! what refused unmounts cost the daemon. It fails where ours are not as much faster as they have to be. `cargo bench --bench holders 2000/100 stopped refusals` is a part of it.
 #![expect(
     clippy::print_stdout,
     clippy::expect_used,
@@ -19,7 +19,7 @@ use std::{env, io};
 use answer::{Program, ask};
 use crowd::Crowd;
 use kevtmon_tests::daemon::launch;
-use kevtmon_tests::limits::spread;
+use kevtmon_tests::limits::{Limits, spread};
 use kevtmon_tests::mount::{Mount, is_about};
 use kevtmon_tests::process::{hold_by_cwd, hold_by_fd};
 use kevtmon_tests::random::rounds;
@@ -27,6 +27,15 @@ use kevtmon_tests::random::rounds;
 const NAMESPACES: usize = 100;
 /// Processes, and rounds unless `KEVTMON_TEST_ROUNDS` says otherwise.
 const SIZES: [(usize, u64); 3] = [(100, 15), (2_000, 9), (10_000, 3)];
+/// Among fewer processes it is the start of a program that takes the time.
+const MANY: usize = 2_000;
+/// In so many namespaces one of ours has to be so many times as fast as another program.
+const FASTER: [(usize, Program, Program, f64); 4] = [
+    (1, Program::Kevtmon, Program::Fuser, 1.3),
+    (1, Program::Kevtmon, Program::Lsof, 5.0),
+    (1, Program::Kevtmon, Program::Lsfd, 1.0),
+    (NAMESPACES, Program::KevtmonNear, Program::Fuser, 5.0),
+];
 
 fn main() -> io::Result<ExitCode> {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -38,26 +47,28 @@ fn main() -> io::Result<ExitCode> {
     // Cargo adds `--bench`.
     let wanted: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with("--")).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| *wanted == name);
+    let mut limits = Limits::default();
     for (processes, count) in SIZES {
         for namespaces in [1, NAMESPACES] {
             if is_wanted(&format!("{processes}/{namespaces}")) {
-                side_by_side(processes, namespaces, rounds(count));
+                side_by_side(processes, namespaces, rounds(count), &mut limits);
             }
         }
     }
     if is_wanted("stopped") {
         stopped::measure();
     }
-    if !is_wanted("refusals") {
-        return Ok(ExitCode::SUCCESS);
+    if is_wanted("refusals") {
+        refusals::measure(&mut limits);
     }
-    let limits = refusals::measure();
-    println!("{limits}");
+    if !limits.is_empty() {
+        println!("{limits}");
+    }
     Ok(limits.exit_code())
 }
 
 /// Asks all of them in turn, and then the daemon.
-fn side_by_side(processes: usize, namespaces: usize, rounds: u64) {
+fn side_by_side(processes: usize, namespaces: usize, rounds: u64, limits: &mut Limits) {
     let _crowd = Crowd::start(processes, namespaces);
     let mount = Mount::new();
     let holders = [hold_by_fd(&mount.file()), hold_by_cwd(mount.point())];
@@ -81,7 +92,11 @@ fn side_by_side(processes: usize, namespaces: usize, rounds: u64) {
         println!("  {:22} {least:.3} / {median:.3} / {most:.3}", program.name());
         (program, median)
     });
-    let (own, others): (Vec<_>, Vec<_>) = medians.partition(|(program, _)| program.is_own());
+    let medians: Vec<(Program, f64)> = medians.collect();
+    if processes >= MANY {
+        judge(&medians, (processes, namespaces), limits);
+    }
+    let (own, others): (Vec<_>, Vec<_>) = medians.into_iter().partition(|(program, _)| program.is_own());
     let scan = scan_of_daemon(&mount, &expected, rounds.min(3));
     println!("  a scan of the daemon   {scan:.3} in the median, until it names them");
     println!("  all name the holders; how many times as long the others take:");
@@ -89,6 +104,17 @@ fn side_by_side(processes: usize, namespaces: usize, rounds: u64) {
     for (name, seconds) in own.chain([("the daemon", scan)]) {
         let ratio = |(program, other): &(Program, f64)| format!("{} {:.2}", program.name(), other / seconds);
         println!("    {name:22} {}", others.iter().map(ratio).collect::<Vec<_>>().join(", "));
+    }
+}
+
+/// Adds how many times as fast ours are as those that they are compared with.
+fn judge(medians: &[(Program, f64)], (processes, namespaces): (usize, usize), limits: &mut Limits) {
+    let median = |wanted: Program| medians.iter().find(|(program, _)| *program == wanted);
+    for (_, own, other, limit) in FASTER.into_iter().filter(|(of, ..)| *of == namespaces) {
+        if let (Some((own, seconds)), Some((other, longer))) = (median(own), median(other)) {
+            let what = format!("{} beside {}, {processes}/{namespaces}", own.name(), other.name());
+            limits.at_least(&what, limit, longer / seconds, "x");
+        }
     }
 }
 

@@ -8,8 +8,8 @@ use kevtmon_tests::usage::Usage;
 /// Attempts on each volume: half a minute.
 const ROUNDS: u32 = 120;
 
-/// Whether the daemon takes no more than it may.
-pub(crate) fn measure() -> Limits {
+/// Adds whether the daemon takes no more than it may.
+pub(crate) fn measure(limits: &mut Limits) {
     let busy = BusyVolumes::new();
     let usage = Usage::new();
     let daemon = usage.launch().config(&kubelet_roots(&busy.kubelet_root())).start();
@@ -23,8 +23,6 @@ pub(crate) fn measure() -> Limits {
         "{VOLUMES} busy volumes, {:.0} refused unmounts a second for {took:.0} s: {scans} scans",
         f64::from(ROUNDS) * VOLUMES as f64 / took
     );
-    let mut limits = Limits::default();
     limits.at_most("processor, of a core", 20.0, 100.0 * share, "%");
     limits.all("volumes whose holder is named", VOLUMES, named);
-    limits
 }
