@@ -105,15 +105,18 @@ pub fn has_btrfs() -> bool {
     known.contains("\tbtrfs\n") && Path::new("/usr/sbin/mkfs.btrfs").exists()
 }
 
-/// Removes all that is in a directory, which may be a mount point, but for what is in use.
+/// Removes all that is in a directory, which may be a mount point, but for what is in use and the subvolume.
 pub fn clear(directory: &Path) {
-    let words: [&OsStr; 7] = [
+    let words: [&OsStr; 10] = [
         "find".as_ref(),
         directory.as_ref(),
         "-xdev".as_ref(),
         "-mindepth".as_ref(),
         "1".as_ref(),
         "-depth".as_ref(),
+        "!".as_ref(),
+        "-name".as_ref(),
+        "sub".as_ref(),
         "-delete".as_ref(),
     ];
     drop(attempt(&words));

@@ -393,7 +393,7 @@ fn root_runner(privilege: Privilege, environment: &[(&str, &OsStr)]) -> Vec<Stri
 /// What only the full tests start.
 const BROWSER: [Prerequisite; 1] = [program("chromium", "chromium", "shows the page of `kevtmon ui`")];
 
-const PREREQUISITES: [Prerequisite; 21] = [
+const PREREQUISITES: [Prerequisite; 22] = [
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
     program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
     program("iptables", "iptables", "dockerd sets up its bridge with it"),
@@ -405,6 +405,7 @@ const PREREQUISITES: [Prerequisite; 21] = [
     program("busybox", "busybox-static", "all that is in the containers' image").statically_linked(),
     program("glusterfs", "glusterfs-client", "serves volumes whose unmount is refused"),
     program("mkfs.ext4", "e2fsprogs", "makes the file systems of loop devices"),
+    program("mkfs.btrfs", "btrfs-progs", "the same, of several devices"),
     program("fuser", "psmisc", "what the holders of a mount are compared with"),
     program("lsof", "lsof", "the same"),
     program("ps", "procps", "shows what a failed test left running"),
