@@ -39,7 +39,6 @@ impl Bucket {
     }
 
     /// Whether nothing is missing.
-    #[must_use]
     pub fn is_whole(&self, now: BootNs) -> bool {
         self.whole <= now
     }

@@ -12,7 +12,6 @@ pub const MS: BootNs = 1_000_000;
 pub const NS_PER_TICK: BootNs = 10_000_000;
 
 /// Current boot time; 0 if the clock cannot be read, which does not happen on Linux.
-#[must_use]
 pub fn boot_now() -> BootNs {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |t| {
         u64::try_from(t.tv_sec()).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec()).unwrap_or(0)
@@ -20,7 +19,6 @@ pub fn boot_now() -> BootNs {
 }
 
 /// Offset in nanoseconds from boot time to wall-clock time.
-#[must_use]
 pub fn realtime_offset_ns() -> i64 {
     let read = |clock| {
         clock_gettime(clock).map_or(0, |t| i128::from(t.tv_sec()) * 1_000_000_000 + i128::from(t.tv_nsec()))

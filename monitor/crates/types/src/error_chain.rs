@@ -3,7 +3,6 @@
 use std::error::Error;
 
 /// An error and its causes in one line, for a reason that an operator reads.
-#[must_use]
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -13,7 +13,6 @@ const EVENT: usize = 2048;
 
 /// Whether a character controls a terminal, reorders text or does not show: control and format characters, separators
 /// of lines, spaces other than the plain one, and what no character is assigned to.
-#[must_use]
 pub fn is_hidden(c: char) -> bool {
     if c.is_ascii() {
         return c.is_ascii_control();
@@ -46,7 +45,6 @@ impl fmt::Display for Escaped<'_> {
 
 /// A name in a sentence: as it is if it is one plain word, else in quotes and escaped. Whoever chooses the name of a
 /// process, a path or a container so cannot write a part of the sentence.
-#[must_use]
 pub fn name(text: &str) -> Cow<'_, str> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@+~%#=[]".contains(&byte);
     if !text.is_empty() && text.bytes().all(is_plain) {
@@ -58,7 +56,6 @@ pub fn name(text: &str) -> Cow<'_, str> {
 
 /// Quotes an argument for a POSIX shell; what controls a terminal or does not show as `$'…'` of bash and zsh, so that none reaches the
 /// terminal.
-#[must_use]
 pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+~".contains(c);
     if !word.is_empty() && word.chars().all(plain) && !word.starts_with('~') {
@@ -83,9 +80,6 @@ pub fn quoted(word: &str) -> String {
 }
 
 /// A value as JSON in which hidden characters are escapes.
-///
-/// # Errors
-/// When it cannot become JSON.
 pub fn to_json(value: &(impl Serialize + ?Sized)) -> serde_json::Result<String> {
     // As long as most events, so that it does not move while it grows.
     let mut json = Vec::with_capacity(EVENT);
@@ -94,9 +88,6 @@ pub fn to_json(value: &(impl Serialize + ?Sized)) -> serde_json::Result<String> 
 }
 
 /// Appends a value as JSON in which hidden characters are escapes.
-///
-/// # Errors
-/// When it cannot become JSON.
 pub fn append_json(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) -> serde_json::Result<()> {
     let begin = out.len();
     serde_json::to_writer(&mut *out, value)?;
@@ -110,7 +101,6 @@ pub fn append_json(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) -> serd
 }
 
 /// The same JSON with hidden characters as escapes, whoever wrote it.
-#[must_use]
 pub fn json(text: &str) -> Cow<'_, str> {
     if is_harmless(text.as_bytes()) {
         return Cow::Borrowed(text);

@@ -8,20 +8,17 @@ pub struct KernelRelease(pub u32, pub u32);
 
 impl KernelRelease {
     /// Of a text such as `6.1.0-18-amd64` or `7.0-rc1`. `None` of one that does not begin so.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split(|byte: char| !byte.is_ascii_digit()).map(str::parse);
         Some(Self(numbers.next()?.ok()?, numbers.next()?.ok()?))
     }
 
     /// Of the kernel that runs (uname(2)). `None` if it tells none.
-    #[must_use]
     pub fn running() -> Option<Self> {
         Self::parse(&uname().ok()?.release().to_string_lossy())
     }
 
     /// Whether the kernel that runs is of this release or a later one. Not if it tells none.
-    #[must_use]
     pub fn is_running(self) -> bool {
         Self::running().is_some_and(|running| running >= self)
     }

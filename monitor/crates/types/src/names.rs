@@ -13,7 +13,6 @@ macro_rules! names {
             pub const NAMES: &'static [&'static str] = &[$($name),+];
 
             /// The name as it is parsed.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }
@@ -57,7 +56,6 @@ macro_rules! named {
             pub const NAMES: &'static [&'static str] = &[$($name),+];
 
             /// As in JSON and metric labels.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }

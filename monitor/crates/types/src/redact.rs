@@ -26,7 +26,6 @@ const ELLIPSIS: char = '…';
 ///
 /// A missing NUL at the end means that the capture was cut within the last argument, so that what is left
 /// of it may be the beginning of a secret.
-#[must_use]
 pub fn command_line(args: &[u8]) -> Option<String> {
     let kept = args.get(..MAX_INPUT).unwrap_or(args);
     let (kept, cut) = match kept.strip_suffix(b"\0") {
@@ -63,7 +62,6 @@ pub fn command_line(args: &[u8]) -> Option<String> {
 }
 
 /// Masks the secrets in what is mounted: user info in a URL, `user:password@host:/path`, `password=…`.
-#[must_use]
 pub fn mount_source(source: &str) -> String {
     let context = Context {
         first: false,

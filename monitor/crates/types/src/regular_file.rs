@@ -6,9 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// Opens a regular file for reading; symbolic links are followed.
-///
-/// # Errors
-/// When it cannot be opened; with [`ErrorKind::InvalidInput`] when it is another kind of file.
+/// Errors: when it cannot be opened; with [`ErrorKind::InvalidInput`] when it is another kind of file.
 pub fn open(path: &Path) -> io::Result<File> {
     check(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?)
 }
@@ -19,9 +17,7 @@ pub fn open_as(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 }
 
 /// What is in a regular file of at most so many MiB: one of any size may be named by mistake.
-///
-/// # Errors
-/// When it cannot be read, as for [`open`]; with [`ErrorKind::FileTooLarge`] when it is larger.
+/// Errors: when it cannot be read, as for [`open`]; with [`ErrorKind::FileTooLarge`] when it is larger.
 pub fn read(path: &Path, most_mib: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let size = open(path)?.take((most_mib << 20) + 1).read_to_end(&mut bytes)?;
@@ -32,9 +28,7 @@ pub fn read(path: &Path, most_mib: u64) -> io::Result<Vec<u8>> {
 }
 
 /// The same file, if it is a regular one.
-///
-/// # Errors
-/// With [`ErrorKind::InvalidInput`] when it is not.
+/// Errors: with [`ErrorKind::InvalidInput`] when it is not.
 pub fn check(file: File) -> io::Result<File> {
     match file.metadata()?.is_file() {
         true => Ok(file),

@@ -32,7 +32,6 @@ impl<K: Ord + Clone> Shares<K> {
     }
 
     /// The share of one.
-    #[must_use]
     pub fn of<Q>(&self, holder: &Q) -> u64
     where
         K: Borrow<Q>,
@@ -41,13 +40,11 @@ impl<K: Ord + Clone> Shares<K> {
         self.by_holder.get(holder).copied().unwrap_or(0)
     }
 
-    #[must_use]
     pub fn total(&self) -> u64 {
         self.total
     }
 
     /// Who has most, with the share; each takes as many steps to find as the logarithm of their number.
-    #[must_use]
     pub fn largest(&self) -> Option<(&K, u64)> {
         self.by_size.last().map(|(size, holder)| (holder, *size))
     }

@@ -29,19 +29,16 @@ pub struct EventRate {
 
 impl EventRate {
     /// The configured rate of an unprivileged user.
-    #[must_use]
     pub fn of_users(values: &Values) -> Self {
         Self { rate: values.get(&USER_RATE), burst: values.get(&USER_BURST) }
     }
 
     /// The configured rate of a container.
-    #[must_use]
     pub fn of_containers(values: &Values) -> Self {
         Self { rate: values.get(&CONTAINER_RATE), burst: values.get(&CONTAINER_BURST) }
     }
 
     /// No limit, as where a recording names none.
-    #[must_use]
     pub fn unlimited() -> Self {
         Self { rate: u32::MAX, burst: u32::MAX }
     }

@@ -31,7 +31,6 @@ pub enum Valid {
 
 impl Valid {
     /// As in "expected a number from 1 to 100"; `None` where the type is enough.
-    #[must_use]
     pub fn expected(self) -> Option<String> {
         match self {
             Self::Any => None,
@@ -55,8 +54,7 @@ impl Valid {
         }
     }
 
-    /// # Errors
-    /// What is wrong with a value, and what would be valid.
+    /// Errors: what is wrong with a value, and what would be valid.
     pub fn check(self, value: &Value) -> Result<(), String> {
         match self.expected() {
             // A text of a form of its own, such as a URL, may hold a secret: it is not repeated.
@@ -70,7 +68,6 @@ impl Valid {
 }
 
 /// Reports that a value is not valid, and what would be.
-#[must_use]
 pub fn invalid(value: &Value, expected: &str) -> String {
     let given = match value {
         Value::Array(_) => "an array".to_owned(),
@@ -119,9 +116,7 @@ pub trait Description: Debug + Sync {
     fn default(&self) -> Arc<dyn Stored>;
 
     /// Reads its value from a file.
-    ///
-    /// # Errors
-    /// What is wrong, and what would be valid.
+    /// Errors: what is wrong, and what would be valid.
     fn parse(&self, value: Value) -> Result<Arc<dyn Stored>, String>;
 }
 
@@ -185,20 +180,17 @@ pub struct Values(BTreeMap<(&'static str, &'static str), Arc<dyn Stored>>);
 
 impl Values {
     /// The value of a setting.
-    #[must_use]
     pub fn get<T: Stored + DeserializeOwned + Clone>(&self, setting: &Setting<T>) -> T {
         self.find(setting).unwrap_or_else(setting.default)
     }
 
     /// The value of a setting if it is set.
-    #[must_use]
     pub fn find<T: Stored + Clone>(&self, setting: &dyn Description) -> Option<T> {
         let value = self.0.get(&(setting.table(), setting.key()))?;
         (value.as_ref() as &dyn Any).downcast_ref::<T>().cloned()
     }
 
     /// The value of a setting, whatever its type.
-    #[must_use]
     pub fn stored(&self, setting: &dyn Description) -> Arc<dyn Stored> {
         self.0.get(&(setting.table(), setting.key())).cloned().unwrap_or_else(|| setting.default())
     }
@@ -214,7 +206,6 @@ impl Values {
     }
 
     /// Whether nothing is set.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -82,7 +82,6 @@ pub struct Thresholds(BTreeMap<String, u32>);
 
 impl Thresholds {
     /// The value of a threshold.
-    #[must_use]
     pub fn get(&self, threshold: &Threshold) -> u32 {
         self.0.get(threshold.key).copied().unwrap_or(threshold.default)
     }
