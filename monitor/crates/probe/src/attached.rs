@@ -23,9 +23,6 @@ impl Drop for Attached {
 }
 
 /// Detaches and unloads a program.
-///
-/// # Errors
-/// When it is not loaded.
 pub(super) fn unload(program: &mut Program) -> Result<(), ProgramError> {
     match program {
         Program::BtfTracePoint(program) => program.unload(),

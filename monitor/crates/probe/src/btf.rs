@@ -46,9 +46,6 @@ struct Type {
 
 impl<'a> Btf<'a> {
     /// Indexes the types.
-    ///
-    /// # Errors
-    /// When the bytes are not BTF or end early.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, BtfError> {
         let word = |at| read_u32(bytes, at).ok_or(BtfError::Malformed(at));
         let magic = bytes.first_chunk::<2>().map(|b| u16::from_ne_bytes(*b));
@@ -78,43 +75,33 @@ impl<'a> Btf<'a> {
 
     /// Byte offset of `STRUCT.MEMBER[.MEMBER]`, through anonymous members and typedefs; `None` if this
     /// kernel has no such member.
-    #[must_use]
     pub fn offset(&self, path: &str) -> Option<u32> {
         self.member(path).map(|(bits, _)| bits / 8)
     }
 
     /// Byte offset of a member that the programs cannot do without.
-    ///
-    /// # Errors
-    /// When this kernel does not have it.
     pub fn need(&self, path: &'static str) -> Result<u32, BtfError> {
         self.offset(path).ok_or(BtfError::Missing(path))
     }
 
     /// Byte offset of a bit field of one bit, and the number of the bit in that byte.
-    ///
-    /// # Errors
-    /// When this kernel does not have it.
     pub fn need_bit(&self, path: &'static str) -> Result<(u32, u32), BtfError> {
         let (bits, _) = self.member(path).ok_or(BtfError::Missing(path))?;
         Ok((bits / 8, bits % 8))
     }
 
     /// Byte offset of the first of these members that this kernel has, else [`MISSING`].
-    #[must_use]
     pub fn any_of(&self, paths: &[&str]) -> u32 {
         paths.iter().find_map(|path| self.offset(path)).unwrap_or(MISSING)
     }
 
     /// Size in bytes of the integer that a path ends at.
-    #[must_use]
     pub fn size(&self, path: &str) -> Option<u32> {
         let (_, id) = self.member(path)?;
         Some(self.resolve(id)?.size_or_type)
     }
 
     /// Value of an enumerator.
-    #[must_use]
     pub fn enumerator(&self, of: &str, name: &str) -> Option<u32> {
         self.named(of, KIND_ENUM).find_map(|entry| {
             (0..entry.vlen).find_map(|index| {
@@ -127,7 +114,6 @@ impl<'a> Btf<'a> {
     }
 
     /// Whether programs may call a helper, by its name without `bpf_`. What it gives to which of them is not told.
-    #[must_use]
     pub fn has_helper(&self, name: &str) -> bool {
         self.enumerator("bpf_func_id", &format!("BPF_FUNC_{name}")).is_some()
     }

@@ -29,7 +29,6 @@ pub struct ProgramCost {
 }
 
 /// The cost of what a process has open; `None` where its descriptors cannot be read.
-#[must_use]
 pub fn of_process(pid: u32) -> Option<Cost> {
     let entries = fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?;
     let shown = entries.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());

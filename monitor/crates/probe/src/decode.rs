@@ -38,15 +38,11 @@ pub struct Decoder {
 
 impl Decoder {
     /// One that knows of no record before.
-    #[must_use]
     pub fn new(host_netns: NsInum) -> Self {
         Self { host_netns, calls: PartialCalls::default() }
     }
 
     /// Decodes one record by the layout that its header names; `None` if it is a part of what others complete.
-    ///
-    /// # Errors
-    /// When the bytes are not a record that the programs write.
     pub fn record(&mut self, bytes: &[u8]) -> Result<Option<Observation>, DecodeError> {
         let header = layout::<Header>(bytes)?;
         let mut kinds = hooks::records().flat_map(|records| records.kinds);

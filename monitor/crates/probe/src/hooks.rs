@@ -186,7 +186,6 @@ pub struct LossCount {
 
 impl Hook {
     /// Its name among the sources.
-    #[must_use]
     pub fn source(&self) -> String {
         format!("hook.{}", self.name)
     }

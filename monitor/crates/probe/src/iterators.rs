@@ -121,7 +121,6 @@ impl Iterators {
     }
 
     /// To be given to a reader.
-    #[must_use]
     pub fn handle(&self) -> IteratorHandle {
         let number = |fd: &OwnedFd| fd.as_raw_fd().cast_unsigned();
         IteratorHandle {
@@ -133,7 +132,6 @@ impl Iterators {
 }
 
 /// How holders are found, as a source: reading all of /proc takes longer, which is no degradation.
-#[must_use]
 pub fn status(loaded: &Result<Iterators, String>) -> SourceStatus {
     let (attach_mode, reason) = match loaded {
         Ok(_) => (BY_ITERATORS, None),
@@ -148,9 +146,7 @@ pub fn status(loaded: &Result<Iterators, String>) -> SourceStatus {
 
 impl IteratorHandle {
     /// Copies the descriptors.
-    ///
-    /// # Errors
-    /// Before 5.6, and where whoever keeps them is gone.
+    /// Errors: before 5.6, and where whoever keeps them is gone.
     pub fn open(&self) -> io::Result<Lists> {
         let owner = PidFd::open(self.owner)?;
         let [task, file, mapping] = self.links.map(|fd| owner.copy_of(fd));
@@ -178,9 +174,6 @@ pub struct Lists {
 
 impl Lists {
     /// All tasks.
-    ///
-    /// # Errors
-    /// Where the kernel refuses it, or has not written all.
     pub fn tasks(&self) -> io::Result<Vec<ListedTask>> {
         let mut tasks: Vec<ListedTask> = self.read(0, u64::MAX)?;
         match tasks.pop() {
@@ -190,9 +183,6 @@ impl Lists {
     }
 
     /// Processes that may have what is sought on a file system, by the kernel's number. Some more than once.
-    ///
-    /// # Errors
-    /// As [`Self::tasks`].
     pub fn involved(&self, device: u32, sought: Sought) -> io::Result<Vec<u32>> {
         let (link, sought) = match sought {
             Sought::Files => (1, sought::FILES),
@@ -208,9 +198,6 @@ impl Lists {
 
     /// Open sockets that are neither in the network namespace of their task nor in this one; none where the kernel's types do
     /// not show that of a socket.
-    ///
-    /// # Errors
-    /// As [`Self::tasks`].
     pub fn sockets_elsewhere(&self, host: NsInum) -> io::Result<Vec<ListedSocket>> {
         let mut found: Vec<ListedSocket> = self.read_wanted(1, host, sought::SOCKETS, SOCKETS_BYTES_MAX)?;
         match found.pop() {

@@ -66,33 +66,28 @@ pub struct BpfSource {
 
 impl BpfSource {
     /// What tells whether mounts have changed since a call; `None` the second time.
-    #[must_use]
     pub fn take_mount_tables(&mut self) -> Option<MountTables> {
         self.mount_tables.take()
     }
 
     /// Reads the kernel's counters.
-    #[must_use]
     pub fn counts(&self) -> CountReader {
         let counts = Arc::clone(&self.counts);
         Arc::new(move || counters::read_all(&counts))
     }
 
     /// The gateways that have a lane of their own, to be kept by the caller; `None` the second time.
-    #[must_use]
     pub fn take_lanes(&mut self) -> Option<Lanes> {
         self.lanes.take()
     }
 
     /// Where CNI plugins are, to be kept by the caller; `None` the second time.
-    #[must_use]
     pub fn take_plugins(&mut self) -> Option<Plugins> {
         self.plugins.take()
     }
 }
 
 /// Loads the object and attaches every hook by the best attach mode that works.
-#[must_use]
 pub fn load(config: &BpfConfig) -> LoadedHooks {
     let is_wanted = config.iterators || HOOKS.iter().any(|hook| wants_programs(hook, config.hooks.of(hook)));
     // Without a reason, none of the attach modes that are tried takes programs.

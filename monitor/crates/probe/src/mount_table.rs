@@ -26,7 +26,6 @@ impl MountTables {
 
     /// Number of the last change of the table that a call has seen; `None` where its namespace is gone, where it changes just now,
     /// and where the kernel does not tell: before 5.10, or after the programs were removed.
-    #[must_use]
     pub fn event(&self, of: &TableMark) -> Option<u64> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let programs = self.programs.upgrade()?;

@@ -42,9 +42,6 @@ const LEFT: usize = 64;
 
 impl BpfSource {
     /// Reads the ring until the core is gone, or until `stop`; then what is in it is read to the end.
-    ///
-    /// # Errors
-    /// When the ring cannot be polled at all.
     pub async fn run(
         mut self,
         readers: Readers,

@@ -37,7 +37,6 @@ pub fn descriptions() -> impl Iterator<Item = &'static dyn Description> {
 }
 
 impl BpfConfig {
-    #[must_use]
     pub fn from_values(values: &Values, log: bool) -> Self {
         let hooks = HookChoices::from_values(values);
         Self {

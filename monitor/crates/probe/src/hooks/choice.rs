@@ -28,7 +28,6 @@ pub enum Choice {
 
 impl Choice {
     /// As it is written.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => AUTO,
@@ -45,14 +44,12 @@ impl Serialize for Choice {
 }
 
 impl Hook {
-    #[must_use]
     pub fn choices(&self) -> Vec<&'static str> {
         let attach_modes = self.attach_modes.iter().map(|attach_mode| attach_mode.name);
         std::iter::once(AUTO).chain(attach_modes).chain(std::iter::once(OFF)).collect()
     }
 
     /// The choice of that name; `None` if the hook has no such attach mode.
-    #[must_use]
     pub fn choice(&self, name: &str) -> Option<Choice> {
         match name {
             AUTO => Some(Choice::Auto),
@@ -66,7 +63,6 @@ impl Hook {
     }
 
     /// What its setting means, for `config default`.
-    #[must_use]
     pub fn explanation(&self) -> String {
         let attach_modes: Vec<String> = self
             .attach_modes
@@ -92,7 +88,6 @@ impl HookChoices {
     /// Every hook on its best attach mode.
     pub const AUTO: Self = Self(BTreeMap::new());
 
-    #[must_use]
     pub fn from_values(values: &Values) -> Self {
         let mut choices = Self::default();
         for hook in HOOKS {
@@ -101,7 +96,6 @@ impl HookChoices {
         choices
     }
 
-    #[must_use]
     pub fn of(&self, hook: &Hook) -> Choice {
         self.0.get(hook.name).copied().unwrap_or_default()
     }

@@ -52,7 +52,6 @@ impl HookStatus {
     }
 
     /// The status that events and metrics show.
-    #[must_use]
     pub fn source_status(&self) -> SourceStatus {
         SourceStatus {
             absent: false,
@@ -67,7 +66,6 @@ impl HookStatus {
     }
 
     /// Why it is not on its best attach mode. The attach modes are named where they were refused for different reasons.
-    #[must_use]
     pub fn reason(&self) -> Option<String> {
         let (_, first) = self.refused.first()?;
         if self.refused.iter().all(|(_, reason)| reason == first) {
@@ -79,7 +77,6 @@ impl HookStatus {
     }
 
     /// Whether the configuration allows kernel programs, and none of them works.
-    #[must_use]
     pub fn lacks_programs(&self) -> bool {
         let on_programs = self
             .attach_mode
@@ -88,7 +85,6 @@ impl HookStatus {
     }
 
     /// Whether it depends on live neighbor messages.
-    #[must_use]
     pub fn needs_neighbor_messages(&self) -> bool {
         self.attach_mode
             .is_some_and(|attach_mode| matches!(attach_mode.mechanism, Mechanism::NeighborMessages))

@@ -10,9 +10,7 @@ use crate::iterators::{Iterators, OFFSETS, PROGRAMS, WANTED};
 use crate::{BpfConfig, refusal};
 
 /// Loads what lists who may hold a mount, and nothing else.
-///
-/// # Errors
-/// Why the kernel does not do that.
+/// Errors: why the kernel does not do that.
 pub fn load_iterators(config: &BpfConfig) -> Result<Iterators, String> {
     let mut object = Object::load(config).map_err(|error| refusal::reason(&*error))?;
     object.iterators().map_err(|error| refusal::reason(&error))
