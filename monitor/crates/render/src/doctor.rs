@@ -9,7 +9,6 @@ const STATE: usize = 18;
 /// Where the text begins.
 const TEXT: usize = 28;
 
-#[must_use]
 pub fn text(report: &DoctorReport, pretty: &Pretty) -> String {
     let verdict = match report.works {
         true => "all that is required works",

@@ -31,7 +31,6 @@ const BELOW_KIND: &str = "                      ";
 
 impl Pretty {
     /// The event as one paragraph that ends in a newline.
-    #[must_use]
     pub fn text(&self, event: &Event) -> String {
         let head = self.head(event, event.kind.name(), &self.clock(&event.time), &event.message);
         head + &self.sections(event).concat()
@@ -63,7 +62,6 @@ impl Pretty {
     }
 
     /// A time of the schema as time of day.
-    #[must_use]
     pub fn clock(&self, time: &str) -> String {
         match time.parse::<Timestamp>() {
             Ok(timestamp) => timestamp.to_zoned(self.zone.clone()).strftime("%H:%M:%S%.3f").to_string(),
@@ -184,13 +182,11 @@ pub struct Transcript {
 
 impl Transcript {
     /// One that begins here.
-    #[must_use]
     pub fn new(pretty: Pretty) -> Self {
         Self { pretty, is_wrapped: false, above: Vec::new(), incidents: VecDeque::new() }
     }
 
     /// The same with lines that fit a terminal, but for commands.
-    #[must_use]
     pub fn wrapped(self) -> Self {
         Self { is_wrapped: true, ..self }
     }

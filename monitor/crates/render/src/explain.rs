@@ -11,7 +11,6 @@ use super::time::Clock;
 use super::{Pretty, Style, escaped, severity_style};
 
 /// The line, what it speaks of, what it means, and the incident behind it or what to do next.
-#[must_use]
 pub fn text(explanation: &Explanation, pretty: &Pretty, clock: &Clock) -> String {
     let mut page = Paragraphs::new(pretty);
     let Explanation { line, count, form, program, meaning, .. } = explanation;

@@ -43,13 +43,11 @@ struct Pending<E> {
 
 impl<E: Deref<Target = Event>> Fold<E> {
     /// One in which a run of like events ends that long after its last.
-    #[must_use]
     pub fn new(transcript: Transcript, gap: SignedDuration) -> Self {
         Self { transcript, gap, runs: Vec::new() }
     }
 
     /// Whether something was counted and is not shown yet.
-    #[must_use]
     pub fn is_pending(&self) -> bool {
         self.runs.iter().any(|run| run.pending.is_some())
     }

@@ -44,7 +44,6 @@ fn of_kernel(holders: &[MountHolder]) -> impl Iterator<Item = String> {
 }
 
 /// The answer as text, empty where no mount was found; `users`: the names of users of the host.
-#[must_use]
 pub fn text(held: &Held, users: &BTreeMap<u32, String>) -> String {
     let Some(mount) = &held.mount else { return String::new() };
     let mut lines = vec![head(held, mount)];

@@ -14,7 +14,6 @@ use super::{Pretty, Style, escaped, severity_style};
 const INDENT: usize = 9;
 
 /// As it is written in a sentence.
-#[must_use]
 pub fn confidence(confidence: Confidence) -> &'static str {
     match confidence {
         Confidence::Certain => "certain",
@@ -24,7 +23,6 @@ pub fn confidence(confidence: Confidence) -> &'static str {
 }
 
 /// `resolved: …`: the summary, behind what is to be said of it where it is not known to be so now.
-#[must_use]
 pub fn headline(status: Option<&str>, summary: &str) -> String {
     status.map_or_else(|| escaped(summary), |status| format!("{status}: {}", escaped(summary)))
 }
@@ -81,7 +79,6 @@ pub(super) fn course(
 }
 
 /// An incident, with its course, causes, what was ruled out, and advice.
-#[must_use]
 pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
     let incident = &view.incident;
     let mut page = Paragraphs::new(pretty);

@@ -7,7 +7,6 @@ use kevtmon_types::escape::name;
 use super::escaped;
 
 /// The answer as text; empty where none was found and nothing is missing.
-#[must_use]
 pub fn text(left: &LeftMounts) -> String {
     let mut lines = Vec::new();
     let mut holder = None;

@@ -72,7 +72,6 @@ fn severity_style(severity: Severity) -> Style {
 }
 
 /// Text with control characters and hidden ones escaped.
-#[must_use]
 pub fn escaped(text: &str) -> String {
     Escaped(text).to_string()
 }

@@ -18,7 +18,6 @@ mod path;
 pub use path::pod;
 
 /// The model of the node as tables; `stale`: why it may be otherwise by now.
-#[must_use]
 pub fn text(state: &NodeState, stale: Option<&Stale>, pretty: &Pretty, clock: &Clock) -> String {
     let mut text = head(state, stale, pretty, clock);
     let mut table = |title: &str, table: &Table, remark: Option<String>| {
@@ -46,7 +45,6 @@ pub fn text(state: &NodeState, stale: Option<&Stale>, pretty: &Pretty, clock: &C
 }
 
 /// The node and the time of its model.
-#[must_use]
 pub fn head(state: &NodeState, stale: Option<&Stale>, pretty: &Pretty, clock: &Clock) -> String {
     let head = wrap::shortened(&format!("node {}", escaped(&state.node)), HEAD);
     let rest = format!(

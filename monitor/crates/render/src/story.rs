@@ -14,7 +14,6 @@ use super::time::Clock;
 use super::{Pretty, Style, escaped, severity_style};
 
 /// The subjects that a word matches, one per line, with a word that matches only it.
-#[must_use]
 pub fn candidates(subjects: &[Subject]) -> String {
     let width = subjects.iter().map(|subject| subject.handle.chars().count()).max().unwrap_or(0);
     let line =
@@ -23,7 +22,6 @@ pub fn candidates(subjects: &[Subject]) -> String {
 }
 
 /// A story: causes, events, verdict, advice, and what could not be seen.
-#[must_use]
 pub fn text(story: &Story, pretty: &Pretty, clock: &Clock) -> String {
     let mut page = Page { out: Paragraphs::new(pretty), clock };
     page.head(&format!("{} on {}", escaped(&story.subject.label), escaped(&story.node)));
@@ -246,7 +244,6 @@ impl Page<'_> {
 }
 
 /// What was not watched, for where nothing wrong was seen.
-#[must_use]
 pub fn not_watched(causes: &[String]) -> String {
     format!("Not watched on this node: {}.", escaped(&causes.join("; ")))
 }

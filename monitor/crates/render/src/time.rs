@@ -8,7 +8,6 @@ use kevtmon_event::span;
 const JUST_NOW: SignedDuration = SignedDuration::from_secs(-2);
 
 /// How long ago; a time in the future means that the clock was set.
-#[must_use]
 pub fn age(time: Timestamp, now: Timestamp) -> String {
     let passed = now.duration_since(time);
     if passed < JUST_NOW { "in the future".to_owned() } else { format!("{} ago", span(passed)) }
@@ -24,14 +23,12 @@ pub struct Clock {
 
 impl Clock {
     /// Local time to the second, with the date unless it is today's.
-    #[must_use]
     pub fn local(&self, time: Timestamp) -> String {
         let (local, today) = (time.to_zoned(self.zone.clone()), self.now.to_zoned(self.zone.clone()));
         let form = if local.date() == today.date() { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" };
         local.strftime(form).to_string()
     }
 
-    #[must_use]
     pub fn local_and_age(&self, time: Timestamp) -> String {
         format!("{} ({})", self.local(time), age(time, self.now))
     }

@@ -10,7 +10,6 @@ pub(super) const WIDTH: usize = 80;
 pub(super) const SHORTEST: usize = 12;
 
 /// The lines of a text, without their indentation: the first begins behind `first` columns, the others behind `rest`.
-#[must_use]
 pub(super) fn lines(text: &str, first: usize, rest: usize) -> Vec<String> {
     let room = |line: usize| WIDTH.saturating_sub(if line == 0 { first } else { rest }).max(SHORTEST);
     let mut lines = vec![String::new()];
@@ -36,7 +35,6 @@ pub(super) fn lines(text: &str, first: usize, rest: usize) -> Vec<String> {
 }
 
 /// A line with colours, broken behind `rest` columns from the second line on. Its own indentation stays.
-#[must_use]
 pub(super) fn broken(line: &str, rest: usize) -> Vec<String> {
     let text = line.trim_start_matches(' ');
     let mut lines = vec![" ".repeat(line.len() - text.len())];
@@ -63,7 +61,6 @@ pub(super) fn broken(line: &str, rest: usize) -> Vec<String> {
 }
 
 /// A line without the sequences that set colours.
-#[must_use]
 pub(super) fn plain(line: &str) -> String {
     let mut parts = line.split("\x1b[");
     let first = parts.next().unwrap_or_default().to_owned();
@@ -71,7 +68,6 @@ pub(super) fn plain(line: &str) -> String {
 }
 
 /// The lines of a shell command, each but the last ending in a backslash. An argument is never broken.
-#[must_use]
 pub(super) fn command_lines(command: &str, first: usize, rest: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in arguments(command) {
@@ -119,7 +115,6 @@ fn arguments(command: &str) -> Vec<&str> {
 }
 
 /// A word in so many columns: what does not fit is left out in the middle.
-#[must_use]
 pub(super) fn shortened(word: &str, room: usize) -> String {
     let length = word.chars().count();
     if length <= room {

@@ -18,7 +18,6 @@ const MARGIN: usize = 3;
 const NAME: usize = 20;
 
 /// A pod as a path.
-#[must_use]
 pub fn pod(state: &NodeState, pod: &PodStatus, pretty: &Pretty, clock: &Clock) -> String {
     let mut page = Paragraphs::new(pretty);
     let name = wrap::shortened(&escaped(&super::pod_name(&pod.pod)), wrap::WIDTH - "pod ".len());
