@@ -79,9 +79,6 @@ pub struct Metrics {
 
 impl Metrics {
     /// Registers everything.
-    ///
-    /// # Errors
-    /// When two metrics have one name.
     pub fn new(
         version: &str,
         revision: &str,
@@ -121,7 +118,6 @@ impl Metrics {
     }
 
     /// Every metric, in the order in which they are registered.
-    #[must_use]
     pub fn descriptions(&self) -> &[Description] {
         &self.descriptions
     }
@@ -242,9 +238,6 @@ impl Metrics {
     }
 
     /// Everything in the Prometheus text format; reads the kernel's counters and this process again.
-    ///
-    /// # Errors
-    /// When the text cannot be made.
     pub fn gather(&self) -> Result<String, MetricsError> {
         // Held until the text is made: two scrapes at once would mix each other's readings.
         let read_kernel = lock(&self.kernel.read);

@@ -46,7 +46,6 @@ impl PinKind {
     pub const ALL: [Self; 3] = [Self::Mount, Self::Netns, Self::Mntns];
 
     /// As in metric labels.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Mount => "mount",
