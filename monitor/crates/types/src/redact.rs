@@ -34,13 +34,11 @@ pub fn command_line(args: &[u8]) -> Option<String> {
     };
     let mut line = String::new();
     let mut next = Next::Plain;
-    let mut previous = String::new();
     let (mut password_command, mut glued_command) = (false, false);
     let mut arguments = kept.split(|byte| *byte == 0).map(String::from_utf8_lossy).peekable();
     while let Some(arg) = arguments.next() {
         let context = Context {
             first: line.is_empty(),
-            option_list: argument::announces_options(&previous),
             password_command,
             glued_command,
             cut: cut && arguments.peek().is_none(),
@@ -51,7 +49,6 @@ pub fn command_line(args: &[u8]) -> Option<String> {
         next = argument::mask(&arg, next, &context, &mut line);
         password_command |= flag::is_password_command(&arg);
         glued_command |= flag::is_glued_command(&arg);
-        previous = arg.into_owned();
     }
     let mut line: String = line.chars().map(harmless).collect();
     if line.len() > MAX_LEN || args.len() > MAX_INPUT {
@@ -63,13 +60,7 @@ pub fn command_line(args: &[u8]) -> Option<String> {
 
 /// Masks the secrets in what is mounted: user info in a URL, `user:password@host:/path`, `password=…`.
 pub fn mount_source(source: &str) -> String {
-    let context = Context {
-        first: false,
-        option_list: true,
-        password_command: false,
-        glued_command: false,
-        cut: false,
-    };
+    let context = Context { first: false, password_command: false, glued_command: false, cut: false };
     let mut masked = String::new();
     argument::mask(source, Next::Plain, &context, &mut masked);
     masked

@@ -1,7 +1,7 @@
 //! Masks the secrets within one argument, which may be a whole shell script, URL, header or JSON text.
 //!
-//! The scanner walks over runs of name characters and checks what follows each. Where a value ends
-//! depends on what stood before its name; where that is unclear, it ends with the argument.
+//! The scanner walks over runs of name characters and checks what follows each. Where a value ends depends on the quotes and lists
+//! around it, so that it is taken to end with the argument. Only what stands before an `@` ends there.
 
 use super::MASK;
 use super::flag::{is_glued_command, is_glued_password, is_password_command};
@@ -23,8 +23,6 @@ pub(super) enum Next {
 pub(super) struct Context {
     /// It is the program's name.
     pub(super) first: bool,
-    /// It is the value of an option that takes a list, as of mount(8).
-    pub(super) option_list: bool,
     /// The command takes a password with `-p`, according to a word before.
     pub(super) password_command: bool,
     /// Whatever is glued to `-p` is a password, according to a word before.
@@ -38,11 +36,6 @@ struct Found {
     start: usize,
     end: usize,
     next: Next,
-}
-
-/// Whether the argument after this one is a list of mount options.
-pub(super) fn announces_options(arg: &str) -> bool {
-    matches!(arg, "-o" | "-O" | "--options" | "--option" | "--opt")
 }
 
 /// Appends the argument to the line with its secrets masked.
@@ -76,16 +69,15 @@ pub(super) fn mask(arg: &str, expected: Next, context: &Context, line: &mut Stri
 }
 
 fn scan(arg: &str, context: &Context, line: &mut String) -> Next {
-    let glued_list = arg.len() > 2 && arg.starts_with("-o");
+    let is_list = arg.len() > 2 && arg.starts_with("-o");
     let scanner = Scanner {
         arg,
         bytes: arg.as_bytes(),
         first: context.first,
-        option_list: context.option_list || glued_list || arg.starts_with("--opt"),
         password_command: context.password_command,
         glued_command: context.glued_command,
         cut: context.cut,
-        begin: if glued_list { 2 } else { 0 },
+        begin: if is_list { 2 } else { 0 },
     };
     let mut next = Next::Plain;
     let mut copied = 0;
@@ -114,7 +106,6 @@ struct Scanner<'a> {
     arg: &'a str,
     bytes: &'a [u8],
     first: bool,
-    option_list: bool,
     password_command: bool,
     glued_command: bool,
     cut: bool,
@@ -136,17 +127,17 @@ impl Scanner<'_> {
             return self.user_info(start, end + 3);
         }
         if let Some(value) = self.assigned(start, end).filter(|_| is_secret_assigned(name)) {
-            return Some(self.value(start, name, value));
+            return Some(self.value(name, value));
         }
         let option = dashed && self.begins_word(start);
         if (option && is_secret(name)) || (whole && !self.first && is_secret_word(name)) {
-            return self.following_word(end);
+            return self.following(end);
         }
         if option && !run.starts_with("--") && run.starts_with("-p") {
             return self.short_password(start, end);
         }
         if name.eq_ignore_ascii_case("bearer") {
-            return self.following_word(end);
+            return self.following(end);
         }
         if option && is_user_option(run) {
             return self.following_user(start, end);
@@ -176,75 +167,46 @@ impl Scanner<'_> {
         }
     }
 
-    fn value(&self, start: usize, name: &str, value: usize) -> Found {
-        if value == self.arg.len() {
-            let colon = self.arg.trim_end().ends_with(':');
-            let next = if is_header(name) { Next::Header } else { Next::Secret };
-            return Found { start: value, end: value, next: if colon { next } else { Next::Plain } };
+    fn value(&self, name: &str, value: usize) -> Found {
+        if value < self.arg.len() {
+            return self.rest(value);
         }
-        let name_start = start.max(self.begin);
-        let in_first_word = !self.arg[..name_start].contains(|c: char| c.is_ascii_whitespace());
-        let end = match self.before(name_start) {
-            Some(b'?' | b'&') => {
-                self.find(value, |b| matches!(b, b'&' | b'#' | b'"' | b'\'') || b.is_ascii_whitespace())
-            }
-            Some(b';') => self.find(value, |b| b == b';'),
-            Some(b'{') => self.json_value(value),
-            Some(quote @ (b'"' | b'\'')) => {
-                let name_end =
-                    name_start + self.arg[name_start..value].trim_end_matches([' ', '\t', ':', '=']).len();
-                let name_closed = name_end > name_start && self.bytes[name_end - 1] == quote;
-                if name_closed { self.json_value(value) } else { self.find(value, |b| b == quote) }
-            }
-            _ if self.option_list && in_first_word => self.option_end(value),
-            Some(b',') => self.pair_end(value),
-            _ if in_first_word => self.arg.len(),
-            _ => {
-                let end = self.word_end(value);
-                let scheme = is_header(name) && is_scheme(&self.arg[value..end]);
-                if scheme { self.word_end(self.skip(end, |b| b.is_ascii_whitespace())) } else { end }
-            }
-        };
-        plain(value, end)
+        let next = if is_header(name) { Next::Header } else { Next::Secret };
+        let has_colon = self.arg.trim_end().ends_with(':');
+        Found { start: value, end: value, next: if has_colon { next } else { Next::Plain } }
     }
 
-    /// The next shell word, here or in the next argument.
-    fn following_word(&self, end: usize) -> Option<Found> {
+    /// What follows, here or in the next argument.
+    fn following(&self, end: usize) -> Option<Found> {
         let start = self.skip(end, |b| b.is_ascii_whitespace());
         if start == self.arg.len() {
             return Some(Found { start, end: start, next: Next::Secret });
         }
-        if start == end {
-            return None;
-        }
-        let mut word = start;
-        let mut word_end = self.word_end(start);
-        // Each of these may be a switch before the option that takes the secret.
-        while is_secret_option(&self.arg[word..word_end]) {
-            word = self.skip(word_end, |b| b.is_ascii_whitespace());
-            if word == self.arg.len() {
-                return Some(Found { start, end: word_end, next: Next::Secret });
-            }
-            word_end = self.word_end(word);
-        }
-        Some(plain(start, word_end))
+        // What came before the last word may have been switches, and that the option that takes the secret.
+        let last = self.arg.split_ascii_whitespace().next_back().unwrap_or_default();
+        let next = if is_secret_option(last) { Next::Secret } else { Next::Plain };
+        (start > end).then(|| Found { next, ..self.rest(start) })
+    }
+
+    fn rest(&self, start: usize) -> Found {
+        plain(start, self.arg.len())
     }
 
     /// `-pPASSWORD`, or the word after `-p` for such a command.
     fn short_password(&self, start: usize, end: usize) -> Option<Found> {
         let value = start + 2;
-        let value_end = if start == 0 { self.arg.len() } else { self.word_end(value) };
+        let word_end = if start == 0 { self.arg.len() } else { self.word_end(value) };
         let mut before = self.arg[..start].split_ascii_whitespace();
-        if value_end > value {
-            let cut = self.cut && value_end == self.arg.len();
+        if word_end > value {
+            let cut = self.cut && word_end == self.arg.len();
             let is_password = cut
                 || self.glued_command
-                || is_glued_password(&self.arg[value..value_end])
+                || is_glued_password(&self.arg[value..word_end])
                 || before.any(is_glued_command);
-            return is_password.then(|| plain(value, value_end));
+            return is_password.then(|| self.rest(value));
         }
         let takes_one = self.password_command || before.any(is_password_command);
-        takes_one.then(|| self.following_word(end)).flatten()
+        takes_one.then(|| self.following(end)).flatten()
     }
 
     /// The password of the `user:password` that is the next word.
@@ -253,10 +215,11 @@ impl Scanner<'_> {
             return Some(Found { start: end, end, next: Next::User });
         }
         let value = self.skip(end, |b| b == b'=' || b.is_ascii_whitespace());
-        let whole = start == 0 && self.bytes[end] == b'=';
-        let value_end = if whole { self.arg.len() } else { self.word_end(value) };
-        let colon = password_of_user(&self.arg[value..value_end])?;
-        Some(plain(value + colon + 1, value_end))
+        let word = &self.arg[value..self.word_end(value)];
+        // One in quotes may have spaces.
+        let is_whole = start == 0 && self.bytes[end] == b'=' || word.contains(['"', '\'', '\\']);
+        let colon = password_of_user(if is_whole { &self.arg[value..] } else { word })?;
+        Some(self.rest(value + colon + 1))
     }
 
     /// `-uUSER:PASSWORD`, and `USER:PASSWORD@HOST` without a scheme.
@@ -264,10 +227,10 @@ impl Scanner<'_> {
         if self.bytes.get(end) != Some(&b':') || self.before(start) == Some(b':') {
             return None;
         }
-        let word_end = self.find(end, |b| b.is_ascii_whitespace());
+        let word_end = self.word_end(end);
         let tail = &self.arg[end + 1..word_end];
         if self.begins_word(start) && self.arg[start..end].starts_with("-u") {
-            return (!is_number(tail)).then(|| plain(end + 1, word_end));
+            return (!is_number(tail)).then(|| self.rest(end + 1));
         }
         let host = tail[..tail.find('/').unwrap_or(tail.len())].rfind('@')?;
         let digest = ["sha256:", "sha512:"].iter().any(|kind| tail[host + 1..].starts_with(kind));
@@ -295,66 +258,8 @@ impl Scanner<'_> {
             .then(|| plain(authority, self.arg.len()))
     }
 
-    /// A JSON or YAML value.
-    fn json_value(&self, value: usize) -> usize {
-        let Some(inner) = self.after_quote(value) else {
-            let nested = matches!(self.bytes[value], b'{' | b'[');
-            let ends = |b: u8| matches!(b, b',' | b'}') || b.is_ascii_whitespace();
-            return if nested { self.arg.len() } else { self.find(value, ends) };
-        };
-        // JSON in JSON: the closing quote has as many backslashes as the opening one.
-        let (quote, escapes) = (self.bytes[inner - 1], inner - 1 - value);
-        let mut backslashes = 0;
-        for (at, byte) in self.bytes.iter().enumerate().skip(inner) {
-            match *byte {
-                b'\\' => backslashes += 1,
-                b if b == quote && backslashes == escapes => return at + 1,
-                _ => backslashes = 0,
-            }
-        }
-        self.arg.len()
-    }
-
-    /// End of a value in a list of mount options; mount.cifs doubles a comma that belongs to it.
-    fn option_end(&self, value: usize) -> usize {
-        let mut from = value;
-        loop {
-            let end = self.unquoted(from, |b, _| b == b',');
-            if self.bytes.get(end + 1) != Some(&b',') {
-                return end;
-            }
-            from = end + 2;
-        }
-    }
-
-    /// End of a value in a list whose kind is unknown: a comma ends it only where a `name=` follows.
-    fn pair_end(&self, value: usize) -> usize {
-        self.unquoted(value, |b, at| {
-            let name_end = self.run_end(at + 1);
-            b.is_ascii_whitespace()
-                || (b == b',' && name_end > at + 1 && self.bytes.get(name_end) == Some(&b'='))
-        })
-    }
-
     fn word_end(&self, from: usize) -> usize {
-        self.unquoted(from, |b, _| b.is_ascii_whitespace())
-    }
-
-    /// First byte that `stop` takes and that neither quotes nor a backslash protect.
-    fn unquoted(&self, from: usize, stop: impl Fn(u8, usize) -> bool) -> usize {
-        let mut quote = None;
-        let mut at = from;
-        while let Some(&byte) = self.bytes.get(at) {
-            match (byte, quote) {
-                (b'\\', None | Some(b'"')) => at += 1,
-                (b, Some(open)) if b == open => quote = None,
-                (b'"' | b'\'', None) => quote = Some(byte),
-                (b, None) if stop(b, at) => return at,
-                _ => {}
-            }
-            at += 1;
-        }
-        self.arg.len()
+        self.find(from, |b| b.is_ascii_whitespace())
     }
 
     fn find(&self, from: usize, stop: impl Fn(u8) -> bool) -> usize {
