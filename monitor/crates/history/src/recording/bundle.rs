@@ -10,9 +10,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::format::{BUNDLE, BundleHeader, Doctor, VERSION, Writer, write_line};
-use super::incident_windows::{
-    BYTES, DIRECTORY, WINDOWS, id_and_episode, is_id, list, read_incident, removed,
-};
+use super::incident_windows::{BYTES, DIRECTORY, WINDOWS, id_and_episode, is_id, list, read_incident};
 use super::replay::{ReplayError, play};
 use super::segments::{self, numbered};
 
@@ -22,13 +20,11 @@ const RECORDED: Duration = Duration::from_secs(8);
 /// Why a bundle cannot be written.
 #[derive(Debug, Error)]
 pub enum BundleError {
-    #[error("no recording of incident {wanted:?} in {}; there {}", .looked.display(), listed(.known))]
-    Unknown { wanted: String, looked: PathBuf, known: Vec<String> },
     #[error(
-        "the recording of incident {wanted:?} was removed to make room for those of other incidents: {WINDOWS} are kept, \
-         of {} MiB at most; in {} there {}", BYTES >> 20, .looked.display(), listed(.known)
+        "no recording of incident {wanted:?} in {}, which keeps {WINDOWS}, of {} MiB at most; there {}",
+        .looked.display(), BYTES >> 20, listed(.known)
     )]
-    Removed { wanted: String, looked: PathBuf, known: Vec<String> },
+    Unknown { wanted: String, looked: PathBuf, known: Vec<String> },
     #[error("{wanted:?} matches several incidents: {}", .candidates.join(", "))]
     Ambiguous { wanted: String, candidates: Vec<String> },
     #[error("cannot read {}", .path.display())]
@@ -140,22 +136,8 @@ fn find(state_dir: &Path, wanted: &str) -> Result<PathBuf, BundleError> {
     match window {
         Some(name) => Ok(looked.join(name)),
         None if candidates.len() > 1 => Err(BundleError::Ambiguous { wanted: wanted.to_owned(), candidates }),
-        None if was_removed(&looked, wanted) => {
-            Err(BundleError::Removed { wanted: wanted.to_owned(), looked, known: names })
-        }
         None => Err(BundleError::Unknown { wanted: wanted.to_owned(), looked, known: names }),
     }
-}
-
-/// Whether there was a window of this incident, or of this episode of it, that had to make room.
-fn was_removed(looked: &Path, wanted: &str) -> bool {
-    let (wanted_id, wanted_episode) = id_and_episode(wanted);
-    let is_wanted = |name: &String| {
-        let (id, episode) = id_and_episode(name);
-        id.starts_with(wanted_id)
-            && wanted_episode.is_none_or(|wanted_episode| episode.unwrap_or(1) == wanted_episode)
-    };
-    is_id(wanted_id) && removed(looked).iter().any(is_wanted)
 }
 
 /// Copies whole lines: one that is still being written is ended.

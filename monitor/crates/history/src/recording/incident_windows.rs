@@ -5,13 +5,12 @@
 //! STATE/incidents/ID/incident.json      the newest state of the incident
 //! STATE/incidents/ID/000000000017.ndjson …   segments, hard links where the file system supports them
 //! STATE/incidents/ID-2/…                the same of its second episode
-//! STATE/incidents/removed               names of windows that were removed to make room, the newest at the end
 //! ```
 
 use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -23,14 +22,8 @@ use super::segments::{create_directory, is_segment, numbered};
 /// Directory of the windows, in the state directory.
 pub(super) const DIRECTORY: &str = "incidents";
 pub(super) const INCIDENT: &str = "incident.json";
-/// Names of windows that were removed to make room, one per line.
-const REMOVED: &str = "removed";
 /// A new version of it, before it gets its name.
-const REMOVED_NEW: &str = ".removed.new";
-/// The same of an incident.
 const INCIDENT_NEW: &str = ".incident.json.new";
-/// So many of them are kept at least, and twice as many at most.
-const REMOVED_KEPT: usize = 256;
 /// A window reaches this far beyond the moment when its incident opened.
 const AFTER: Duration = Duration::from_secs(60);
 /// Most windows that are kept.
@@ -121,8 +114,7 @@ impl IncidentWindows {
             if left <= WINDOWS && size(&self.directory) <= BYTES {
                 return;
             }
-            let removed = remove(window).and_then(|()| note_removed(&self.directory, window));
-            if let Err(error) = removed {
+            if let Err(error) = remove(window) {
                 tracing::debug!(window = %window.display(), %error, "cannot remove an old window");
             }
             self.growing.retain(|(growing, _)| growing != window);
@@ -143,28 +135,6 @@ pub(super) fn list(directory: &Path) -> io::Result<Vec<(PathBuf, Option<Incident
     }
     windows.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
     Ok(windows)
-}
-
-/// Notes that a window was removed to make room, so that whoever looks for it hears why it is gone.
-pub(super) fn note_removed(directory: &Path, window: &Path) -> io::Result<()> {
-    let Some(name) = window.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
-    let mut names = removed(directory);
-    names.push(name.to_owned());
-    if names.len() <= 2 * REMOVED_KEPT {
-        let mut list =
-            fs::OpenOptions::new().create(true).append(true).mode(0o600).open(directory.join(REMOVED))?;
-        return writeln!(list, "{name}");
-    }
-    let new = directory.join(REMOVED_NEW);
-    let kept = &names[names.len() - REMOVED_KEPT..];
-    create_private(&new)?.write_all((kept.join("\n") + "\n").as_bytes())?;
-    fs::rename(&new, directory.join(REMOVED))
-}
-
-/// The names of windows that were removed to make room, as far as they are remembered.
-pub(super) fn removed(directory: &Path) -> Vec<String> {
-    let names = fs::read_to_string(directory.join(REMOVED)).unwrap_or_default();
-    names.lines().map(str::to_owned).collect()
 }
 
 pub(super) fn read_incident(window: &Path) -> io::Result<Incident> {

@@ -2,7 +2,6 @@
 
 use super::super::bundle::{BundleError, bundle};
 use super::super::format::{BundleHeader, Doctor};
-use super::super::incident_windows::{note_removed, removed};
 use super::*;
 
 #[test]
@@ -172,24 +171,10 @@ fn old_windows_go_closed_ones_first() {
         (4..25).filter(|number| *number != 10).map(|number| format!("id{number:02}")).collect();
     assert_eq!(left, expected);
     let bundled = |wanted: &str| bundle(dir.path(), wanted, &Writer::default(), "now".into(), io::sink());
-    for gone in ["id00", "id10", "id10-1"] {
-        let error = bundled(gone).unwrap_err();
-        assert!(matches!(error, BundleError::Removed { .. }) && !error.is_absence(), "{error}");
-        assert!(error.to_string().contains("to make room for those of other incidents"), "{error}");
-    }
-    for unknown in ["id99", "id10-2", ""] {
-        assert!(matches!(bundled(unknown), Err(BundleError::Unknown { .. })), "{unknown}");
+    for unknown in ["id00", "id10", "id10-1", "id99", "id10-2", ""] {
+        let error = bundled(unknown).unwrap_err();
+        assert!(matches!(error, BundleError::Unknown { .. }), "{unknown}");
+        assert!(error.to_string().contains("which keeps 20, of 64 MiB at most; there are "), "{error}");
     }
     bundled("id24").unwrap();
-}
-
-#[test]
-fn what_is_remembered_of_removed_windows_is_bounded() {
-    let dir = tempfile::tempdir().unwrap();
-    for number in 0..600 {
-        note_removed(dir.path(), &dir.path().join(format!("id{number:03}"))).unwrap();
-    }
-    let names = removed(dir.path());
-    assert!((256..=512).contains(&names.len()), "{}", names.len());
-    assert_eq!((names.first().unwrap().as_str(), names.last().unwrap().as_str()), ("id257", "id599"));
 }
