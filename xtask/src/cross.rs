@@ -15,7 +15,6 @@ use crate::setup::{self, Privilege, Step};
 use crate::static_link::is_static;
 use crate::workspace;
 
-/// An architecture that the daemon can be built for.
 struct Architecture {
     target: &'static str,
     compiler: &'static str,
@@ -34,7 +33,6 @@ static ARCHITECTURES: [Architecture; 1] = [Architecture {
 /// What lint compiles, and virtual machines run.
 pub(crate) const CHECKED: &str = "aarch64-unknown-linux-gnu";
 
-/// Builds for a target and returns the daemon's path.
 pub(crate) fn build(target: &str, release: bool) -> Result<PathBuf> {
     if target == host_triple()? {
         bail!("{target} is this machine's own: leave --target out");

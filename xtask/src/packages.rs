@@ -65,7 +65,6 @@ impl Apt {
         self.options.is_empty()
     }
 
-    /// Fetches its lists.
     pub(crate) fn update(&self, why: &str, privilege: Privilege) -> Result<()> {
         if self.is_of_this_machine() {
             return setup::carry_out(why, &[update()], privilege);
@@ -182,7 +181,6 @@ fn unpack(packages: &Path, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fetches the lists of packages.
 pub(crate) fn update() -> Step {
     Step::root(&["apt-get", "update", "-q"])
 }

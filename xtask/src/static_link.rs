@@ -8,7 +8,6 @@ use object::LittleEndian;
 use object::elf::{FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
 
-/// Whether the file at `path` is a static executable.
 pub(crate) fn is_static(path: &Path) -> Result<bool> {
     let image = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     asks_for_interpreter(&image)

@@ -24,7 +24,6 @@ const LINKER_VERSION: &str = "0.13.0";
 /// The nightly that is installed where there is none. It writes bitcode of LLVM 22, which that linker reads.
 const NIGHTLY: &str = "nightly-2026-05-20";
 
-/// A usable pair.
 #[derive(Debug)]
 pub(crate) struct Toolchain {
     pub(crate) compiler: Compiler,

@@ -22,7 +22,6 @@ const STATUS: usize = 400;
 /// Most messages that wait.
 const UNSENT: usize = 16;
 
-/// The service manager, if one listens.
 #[derive(Debug, Default)]
 pub(super) struct ServiceManager {
     address: Option<SocketAddr>,

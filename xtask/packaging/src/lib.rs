@@ -39,10 +39,8 @@ impl Architecture {
     }
 }
 
-/// What is packed.
 #[derive(Clone, Debug)]
 pub struct Release {
-    /// The checkout.
     pub root: PathBuf,
     /// Version, such as `0.1.0`.
     pub version: String,

@@ -8,11 +8,8 @@ use anyhow::{Context as _, Result};
 
 use crate::tool::run;
 
-/// Directory of the manual pages.
 pub(crate) const PAGES: &str = "man";
-/// Directory of the completions.
 pub(crate) const COMPLETIONS: &str = "completions";
-/// The default configuration.
 pub(crate) const CONFIGURATION: &str = "kevtmon.toml";
 
 /// Shells, and what their completions are called.

@@ -19,7 +19,6 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// An empty one.
     pub(crate) fn new(root: PathBuf) -> Result<Self> {
         let context = || format!("cannot make {}", root.display());
         if root.exists() {

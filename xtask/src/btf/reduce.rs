@@ -37,7 +37,6 @@ impl<'a> Type<'a> {
         matches!(self.kind(), ENUM | ENUM64)
     }
 
-    /// Members or enumerators.
     fn parts(&self) -> impl Iterator<Item = &'a [u8]> {
         let size = if self.kind() == ENUM { 8 } else { 12 };
         let has_any = self.is_composite() || self.is_enum();
@@ -52,7 +51,6 @@ impl<'a> Type<'a> {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// Names of structures.
     pub(super) structures: BTreeSet<String>,
     /// Names of members, of whatever structure.
     pub(super) members: BTreeSet<String>,

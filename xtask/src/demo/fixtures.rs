@@ -26,10 +26,8 @@ pub(super) const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 /// Where network namespaces have their names.
 const NAMES: &str = "/run/netns";
 
-/// The interface of the pod.
 const LINK: &str = "eth0";
 
-/// Addresses that the pod learned.
 const LEARNED: [Ipv4Addr; 3] = [GATEWAY, Ipv4Addr::new(192, 168, 252, 67), Ipv4Addr::new(192, 168, 252, 68)];
 
 /// Starts its arguments as a child and ends like it.
@@ -159,7 +157,6 @@ impl Drop for Fixtures {
     }
 }
 
-/// A network namespace with a process.
 pub(super) struct Pod {
     /// Its name for `ip`.
     pub(super) netns: String,

@@ -1,7 +1,6 @@
 //! The daemon's readable output, line by line, put together to events again: a head line, and below it, indented,
 //! the details. Only the form is parsed.
 
-/// What was read so far.
 #[derive(Debug, Default)]
 pub(super) struct Transcript {
     /// One text per event.

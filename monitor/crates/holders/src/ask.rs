@@ -54,7 +54,6 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// This process.
     pub fn this_process() -> io::Result<Self> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidData);
         let proc = Proc::default();

@@ -78,7 +78,6 @@ pub(super) fn find(
 /// Which namespaces an open file is looked at for that is one.
 #[derive(Debug, Default)]
 pub(super) enum Kept {
-    /// None.
     #[default]
     None,
     /// Those without a process that have a copy.

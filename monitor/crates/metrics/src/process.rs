@@ -23,7 +23,6 @@ pub trait ProcessReader: Send + Sync {
 pub struct Usage {
     /// Time on all processors, user and system, in seconds, and that of all it has executed.
     pub cpu_seconds: f64,
-    /// Resident memory in bytes.
     pub resident_bytes: u64,
     /// Address space in bytes.
     pub virtual_bytes: u64,

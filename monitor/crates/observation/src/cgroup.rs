@@ -30,7 +30,6 @@ names! {
         Docker = "docker",
         /// containerd, by its CRI plugin or nerdctl.
         Containerd = "containerd",
-        /// CRI-O.
         Crio = "crio",
         Podman = "podman",
     }

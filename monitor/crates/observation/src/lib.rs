@@ -279,7 +279,6 @@ pub enum Fact {
     NeighborTables(Vec<NeighborTable>),
     /// Who makes many entries in such a table.
     NeighborCreator(Box<NeighborCreator>),
-    /// Sysctls of the host's interfaces.
     HostSysctls {
         /// What is told of each.
         sysctls: Vec<InterfaceSysctls>,

@@ -14,7 +14,6 @@ pub struct LogLine {
     pub says: LogSays,
 }
 
-/// What a line of a log says.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "of")]

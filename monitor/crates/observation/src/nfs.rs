@@ -41,7 +41,6 @@ pub struct NfsMounts {
     pub omitted: u64,
 }
 
-/// A mount of NFS.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NfsMount {
     pub source: String,

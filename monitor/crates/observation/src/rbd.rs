@@ -114,7 +114,6 @@ pub struct RbdImage {
     pub namespace: Option<String>,
     /// Name of the image.
     pub image: String,
-    /// Id of the image in its pool.
     pub image_id: Option<String>,
     /// The snapshot that is mapped; absent where it is the image itself.
     pub snapshot: Option<String>,

@@ -14,7 +14,6 @@ pub struct InterfaceSysctls {
     /// Whether it is about IPv6.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ipv6: bool,
-    /// `forwarding`.
     pub forwarding: Option<bool>,
     /// `proxy_arp`, or `proxy_ndp`.
     pub proxy: Option<bool>,

@@ -43,7 +43,6 @@ pub struct UmountCall {
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnmountedMount {
-    /// Where it is mounted.
     pub mountpoint: String,
     /// Type of its file system.
     pub fstype: String,

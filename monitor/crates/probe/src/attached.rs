@@ -5,7 +5,6 @@ use std::thread;
 use aya::Ebpf;
 use aya::programs::{Program, ProgramError};
 
-/// The object of attached programs.
 pub(super) struct Attached(pub(super) Ebpf);
 
 impl Drop for Attached {
@@ -22,7 +21,6 @@ impl Drop for Attached {
     }
 }
 
-/// Detaches and unloads a program.
 pub(super) fn unload(program: &mut Program) -> Result<(), ProgramError> {
     match program {
         Program::BtfTracePoint(program) => program.unload(),

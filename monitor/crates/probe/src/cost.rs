@@ -22,7 +22,6 @@ pub struct Cost {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramCost {
     pub name: String,
-    /// How often it ran.
     pub runs: u64,
     /// All of its runs together, nanoseconds.
     pub run_ns: u64,

@@ -54,7 +54,6 @@ impl Pretty {
         sections
     }
 
-    /// The lines of an object.
     fn object(&self, object: &dyn Object) -> String {
         let mut out = String::new();
         object.describe(&mut Lines { pretty: self, out: &mut out });

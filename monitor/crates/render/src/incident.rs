@@ -13,7 +13,6 @@ use super::{Pretty, Style, escaped, severity_style};
 /// What belongs to an incident stands below its kind.
 const INDENT: usize = 9;
 
-/// As it is written in a sentence.
 pub fn confidence(confidence: Confidence) -> &'static str {
     match confidence {
         Confidence::Certain => "certain",

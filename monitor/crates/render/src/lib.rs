@@ -29,7 +29,6 @@ mod wrap;
 pub struct Pretty {
     /// Whether the output is a terminal that shows colours.
     pub colour: bool,
-    /// Time zone of the times.
     pub zone: TimeZone,
 }
 

@@ -2,7 +2,6 @@
 
 use std::sync::OnceLock;
 
-/// Version of the program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What only the executable knows.

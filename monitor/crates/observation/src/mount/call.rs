@@ -136,7 +136,6 @@ pub struct SecondPath {
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathOrigin {
-    /// The caller's root directory.
     pub root: Option<CallerDirectory>,
     /// The caller's current directory, or that of the descriptor that it gave; only for a relative path.
     pub cwd: Option<CallerDirectory>,
@@ -158,7 +157,6 @@ pub struct CallStart {
     pub realtime_offset_ns: i64,
 }
 
-/// The mount that a call meant.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeantMount {

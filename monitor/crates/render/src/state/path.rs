@@ -17,7 +17,6 @@ const MARGIN: usize = 3;
 /// Columns of an interface or gateway at most, with the gap behind it.
 const NAME: usize = 20;
 
-/// A pod as a path.
 pub fn pod(state: &NodeState, pod: &PodStatus, pretty: &Pretty, clock: &Clock) -> String {
     let mut page = Paragraphs::new(pretty);
     let name = wrap::shortened(&escaped(&super::pod_name(&pod.pod)), wrap::WIDTH - "pod ".len());
