@@ -66,10 +66,10 @@ impl Daemon {
     ) -> Option<Reading> {
         self.metrics.export_zero_losses(kevtmon_probe::loss_reasons());
         let reading = hooks.programs.map(|mut programs| {
-            self.lanes = programs.take_lanes();
-            self.plugins = programs.take_plugins();
+            self.lanes = programs.lanes.take();
+            self.plugins = programs.plugins.take();
             self.update_plugins();
-            if let Some(tables) = programs.take_mount_tables() {
+            if let Some(tables) = programs.mount_tables.take() {
                 self.scanner.set_mount_tables(tables);
             }
             let counts = programs.counts();

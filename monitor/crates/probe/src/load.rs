@@ -59,31 +59,19 @@ pub struct BpfSource {
     pub(super) counts: Arc<PerCpuArray<MapData, u64>>,
     pub(super) budgets: Option<Budgets>,
     pub(super) skipped: Vec<SkippedRuns>,
-    lanes: Option<Lanes>,
-    plugins: Option<Plugins>,
-    mount_tables: Option<MountTables>,
+    /// The gateways that have a lane of their own; to be taken and kept, as are the next two.
+    pub lanes: Option<Lanes>,
+    /// Where CNI plugins are.
+    pub plugins: Option<Plugins>,
+    /// What tells whether mounts have changed since a call.
+    pub mount_tables: Option<MountTables>,
 }
 
 impl BpfSource {
-    /// What tells whether mounts have changed since a call; `None` the second time.
-    pub fn take_mount_tables(&mut self) -> Option<MountTables> {
-        self.mount_tables.take()
-    }
-
     /// Reads the kernel's counters.
     pub fn counts(&self) -> CountReader {
         let counts = Arc::clone(&self.counts);
         Arc::new(move || counters::read_all(&counts))
-    }
-
-    /// The gateways that have a lane of their own, to be kept by the caller; `None` the second time.
-    pub fn take_lanes(&mut self) -> Option<Lanes> {
-        self.lanes.take()
-    }
-
-    /// Where CNI plugins are, to be kept by the caller; `None` the second time.
-    pub fn take_plugins(&mut self) -> Option<Plugins> {
-        self.plugins.take()
     }
 }
 
