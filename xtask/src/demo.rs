@@ -43,10 +43,7 @@ pub(crate) fn demo(options: &Options) -> Result<()> {
     {
         return show(daemon);
     }
-    let privilege = Privilege::of_this_user();
-    if privilege == Privilege::None {
-        bail!("the demo needs root, and there is no sudo here: run `cargo xtask demo` as root");
-    }
+    let privilege = Privilege::for_root("the demo needs", "demo")?;
     ensure_needs(privilege)?;
     let daemon = match &options.daemon {
         Some(daemon) => daemon.canonicalize().with_context(|| format!("cannot find {}", daemon.display()))?,

@@ -179,10 +179,7 @@ fn selected(mut tests: Vec<String>, names: &[String]) -> Vec<String> {
 }
 
 fn end_to_end(names: &[String], gate: bool) -> Result<()> {
-    let privilege = Privilege::of_this_user();
-    if privilege == Privilege::None {
-        bail!("the end-to-end tests need root, and there is no sudo here: run `cargo xtask test` as root");
-    }
+    let privilege = Privilege::for_root("the end-to-end tests need", "test")?;
     install_end_to_end_prerequisites(privilege)?;
     if !gate {
         prerequisites::ensure("the tests of the page", &BROWSER, privilege)?;
@@ -257,14 +254,11 @@ const WITH_RUNTIME: [&str; 7] =
 
 /// Their tests on the runtimes of newer releases. Where these cannot be had, that is an error if they are `required`.
 fn with_runtimes(names: &[String], required: bool) -> Result<()> {
-    let privilege = Privilege::of_this_user();
     if !required && !kubernetes::is_possible() {
         eprintln!("xtask: skipped: newer container runtimes are Debian's packages, and there is no apt here");
         return Ok(());
     }
-    if privilege == Privilege::None {
-        bail!("container runtimes need root, and there is no sudo here: run `cargo xtask test` as root");
-    }
+    let privilege = Privilege::for_root("container runtimes need", "test")?;
     install_end_to_end_prerequisites(privilege)?;
     let daemon = daemon()?;
     let mut concluded = Ok(());
@@ -294,18 +288,13 @@ fn with_runtimes_of(suite: &str, daemon: &Path, names: &[String], privilege: Pri
 
 /// The tests on a node with a kubelet. Where it cannot be built, that is an error if they are `required`.
 fn with_kubelet(names: &[String], required: bool) -> Result<()> {
-    let privilege = Privilege::of_this_user();
     if !required && !kubernetes::is_possible() {
         eprintln!(
             "xtask: skipped: the kubelet is built from Debian's source package, and there is no apt here"
         );
         return Ok(());
     }
-    if privilege == Privilege::None {
-        bail!(
-            "the tests with a kubelet need root, and there is no sudo here: run `cargo xtask test` as root"
-        );
-    }
+    let privilege = Privilege::for_root("the tests with a kubelet need", "test")?;
     install_end_to_end_prerequisites(privilege)?;
     let (kubelet, other) = (kubernetes::kubelet(privilege)?, kubernetes::other_kubelet(privilege)?);
     let environment = [("KEVTMON_KUBELET", kubelet.as_ref()), ("KEVTMON_OTHER_KUBELET", other.as_ref())];
@@ -313,10 +302,7 @@ fn with_kubelet(names: &[String], required: bool) -> Result<()> {
 }
 
 fn with_cluster(names: &[String]) -> Result<()> {
-    let privilege = Privilege::of_this_user();
-    if privilege == Privilege::None {
-        bail!("the cluster needs root, and there is no sudo here: run `cargo xtask test cluster` as root");
-    }
+    let privilege = Privilege::for_root("the cluster needs", "test cluster")?;
     let [kubelet, control_plane] = cluster::programs(privilege)?;
     let environment = [
         (kubelet.0, kubelet.1.as_ref()),
