@@ -6,11 +6,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::kubernetes::KEYRING;
 use crate::setup::{self, Privilege, Step};
 use crate::workspace;
-
-/// With which Debian signs its archive.
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// The package manager of Debian and its derivatives.
 pub(crate) struct Apt {

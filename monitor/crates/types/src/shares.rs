@@ -49,11 +49,6 @@ impl<K: Ord + Clone> Shares<K> {
         self.by_size.last().map(|(size, holder)| (holder, *size))
     }
 
-    /// From who has most to who has least.
-    pub fn descending(&self) -> impl Iterator<Item = (&K, u64)> {
-        self.by_size.iter().rev().map(|(size, holder)| (holder, *size))
-    }
-
     fn set(&mut self, holder: &K, size: u64) {
         let before = match size {
             0 => self.by_holder.remove(holder),
@@ -81,7 +76,7 @@ mod tests {
         }
         assert_eq!((shares.largest(), shares.total()), (Some((&"a", 8)), 15));
         shares.remove(&"a", 2);
-        assert_eq!(shares.descending().collect::<Vec<_>>(), [(&"b", 7), (&"a", 6)]);
+        assert_eq!(shares.largest(), Some((&"b", 7)));
         shares.remove(&"b", 99);
         assert_eq!((shares.of("b"), shares.largest(), shares.total()), (0, Some((&"a", 6)), 6));
     }
