@@ -37,7 +37,9 @@ impl Privilege {
     /// The same; an error if that is none. `needy`: what needs root, with its verb; `command`: the one to run as root then.
     pub(crate) fn for_root(needy: &str, command: &str) -> Result<Self> {
         match Self::of_this_user() {
-            Self::None => bail!("{needy} root, and there is no sudo here: run `cargo xtask {command}` as root"),
+            Self::None => {
+                bail!("{needy} root, and there is no sudo here: run `cargo xtask {command}` as root")
+            }
             privilege => Ok(privilege),
         }
     }

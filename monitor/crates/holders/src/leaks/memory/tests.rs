@@ -4,8 +4,7 @@ use kevtmon_observation::{BindMount, CopyHolder, MountFacts, Propagation};
 
 use super::*;
 
-const VOLUME: &str =
-    "/var/lib/kubelet/pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~rbd/x";
+const VOLUME: &str = "/var/lib/kubelet/pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~rbd/x";
 
 fn host(device: &str, path: &str) -> HostMount {
     HostMount {
@@ -139,11 +138,7 @@ fn a_process_that_has_started_since_has_no_copy_that_is_known_by_its_device_alon
     originals(&mut memory, 11, found(&[host("0:50", VOLUME)], &[], None));
     assert_eq!(originals(&mut memory, 12, young(11)), []);
     assert_eq!(originals(&mut memory, 13, young(10)).len(), 1);
-    assert_eq!(
-        originals(&mut memory, 14, young(11)).len(),
-        1,
-        "it is the same mount, another process of it"
-    );
+    assert_eq!(originals(&mut memory, 14, young(11)).len(), 1, "it is the same mount, another process of it");
 }
 
 #[test]
@@ -152,8 +147,7 @@ fn a_namespace_without_a_process_is_gone_though_looks_do_not_finish() {
     originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
     let left = || found(&[], &[copy("0:50", Some(100))], Some(200));
     assert_eq!(originals(&mut memory, 2, left()).len(), 1);
-    let late =
-        |indexed| Found { copies: Vec::new(), indexed, read: [1].into(), finished: false, ..left() };
+    let late = |indexed| Found { copies: Vec::new(), indexed, read: [1].into(), finished: false, ..left() };
     assert_eq!(originals(&mut memory, 3, late(None)).len(), 1, "not all processes were looked up");
     assert_eq!(originals(&mut memory, 4, late(Some([1, 9].into()))).len(), 1, "it was not read");
     assert_eq!(originals(&mut memory, 5, late(Some([1].into()))), []);
@@ -187,8 +181,7 @@ fn what_there_was_no_room_for_is_neither_gone_nor_forgotten() {
     let mut memory = Memory::default();
     originals(&mut memory, 1, found(&[host("0:50", VOLUME)], &[], Some(100)));
     let left = || found(&[], &[copy("0:50", Some(100))], Some(200));
-    let full =
-        || Found { copies: Vec::new(), omitted: 1, missed: [9].into(), read: [1].into(), ..left() };
+    let full = || Found { copies: Vec::new(), omitted: 1, missed: [9].into(), read: [1].into(), ..left() };
     assert_eq!(originals(&mut memory, 2, full()), [], "none has been found yet");
     for at in 3..7 {
         let look = if at % 2 == 0 { full() } else { left() };
