@@ -223,7 +223,6 @@ mod tests {
             meant(arguments, &table, || waits_at.map(str::to_owned)).map(|mount| mount.mountpoint.as_str())
         };
         assert_eq!(meant("umount\0-f\0/v/\0", None), Some("/v"));
-        assert_eq!(meant("umount\0-t\0/w\0/v\0", None), Some("/v"));
         for (waits_at, expected) in [(None, None), (Some("/v"), Some("/v")), (Some("/other"), None)] {
             for arguments in
                 ["umount\0/v\0/w\0", "umount\0/w\0/v\0", "umount\0/v\0w\0", "umount\0/v\0/dev/b\0"]
