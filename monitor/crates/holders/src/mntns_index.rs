@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::ops::Range;
 
 use kevtmon_ebpf::iterators::ListedTask;
 use kevtmon_observation::NsInum;
@@ -17,10 +16,8 @@ use kevtmon_sources::procfs::{Proc, parse_ns, readers};
 
 use super::Deadline;
 
-/// Threads of a process that are looked up before all other processes were.
+/// Threads of a process that are looked up.
 pub(super) const MAX_THREADS: usize = 64;
-/// Those of them that are looked up at once. The others follow when the first ones of every process were.
-const THREADS_AT_ONCE: usize = 8;
 /// Mounts of a namespace that are read where its members do not show them.
 const MOUNTS_MAX: usize = 8192;
 
@@ -37,12 +34,6 @@ impl Member {
         let process = proc.dir(self.tgid).ok()?;
         if self.tid == self.tgid { Some(process) } else { task_dir(&process, self.tid) }
     }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Leader {
-    tgid: u32,
-    own: Option<NsInum>,
 }
 
 #[derive(Debug, Default)]
@@ -65,26 +56,15 @@ impl MntnsIndex {
         let asker = readers::asker();
         let pids = proc.pids()?;
         index.listed.extend(&pids);
-        let mut with_more = Vec::new();
         for tgid in pids.into_iter().filter(|tgid| Some(*tgid) != asker) {
             if deadline.is_over() {
                 index.finished = false;
                 return Ok(index);
             }
             match proc.dir(tgid) {
-                Ok(dir) => with_more.extend(index.add_process(tgid, &dir, &mut buffer)),
+                Ok(dir) => index.add_process(tgid, &dir, &mut buffer),
                 Err(error) if is_gone(&error) => {}
                 Err(_) => index.unreadable.push(tgid),
-            }
-        }
-        for process in with_more {
-            if deadline.is_over() {
-                index.finished = false;
-                return Ok(index);
-            }
-            // If that fails, it has ended meanwhile.
-            if let Ok(dir) = proc.dir(process.tgid) {
-                index.add_threads(process, &dir, THREADS_AT_ONCE..MAX_THREADS, &mut buffer);
             }
         }
         Ok(index)
@@ -95,10 +75,7 @@ impl MntnsIndex {
         if let Some(asker) = readers::asker()
             && let Ok(dir) = proc.dir(asker)
         {
-            let mut buffer = Buffer::default();
-            if let Some(asker) = self.add_process(asker, &dir, &mut buffer) {
-                self.add_threads(asker, &dir, THREADS_AT_ONCE..MAX_THREADS, &mut buffer);
-            }
+            self.add_process(asker, &dir, &mut Buffer::default());
             self.listed.insert(asker);
         }
     }
@@ -127,40 +104,23 @@ impl MntnsIndex {
         index
     }
 
-    /// Adds a process with its first threads; returns it if it has more.
-    fn add_process(&mut self, tgid: u32, dir: &Dir, buffer: &mut Buffer) -> Option<Leader> {
+    /// Adds a process with its first threads.
+    fn add_process(&mut self, tgid: u32, dir: &Dir, buffer: &mut Buffer) {
+        // A leader without a namespace is a zombie; other threads may live on.
         let own = match namespace(dir, buffer) {
             Ok(own) => own,
             // The kernel also refuses what it can no longer find.
-            Err(_) if !dir.is_there(&mut Vec::new()) => return None,
-            Err(_) => {
-                self.unreadable.push(tgid);
-                return None;
-            }
+            Err(_) if !dir.is_there(&mut Vec::new()) => return,
+            Err(_) => return self.unreadable.push(tgid),
         };
         if let Some(own) = own {
             self.add(own, Member { tgid, tid: tgid });
         }
-        // A leader without a namespace is a zombie; other threads may live on.
-        let leader = Leader { tgid, own };
-        let count = self.add_threads(leader, dir, 0..THREADS_AT_ONCE, buffer);
-        if count > MAX_THREADS {
+        let threads = threads(tgid, dir, buffer);
+        if threads.len() > MAX_THREADS {
             self.crowded.push(tgid);
         }
-        (count > THREADS_AT_ONCE).then_some(leader)
-    }
-
-    /// Adds these threads of a process; returns how many it has.
-    fn add_threads(
-        &mut self,
-        Leader { tgid, own }: Leader,
-        dir: &Dir,
-        which: Range<usize>,
-        buffer: &mut Buffer,
-    ) -> usize {
-        let threads = threads(tgid, dir, buffer);
-        let wanted = threads.iter().copied().take(which.end).skip(which.start);
-        for tid in wanted.filter(|tid| *tid != tgid) {
+        for tid in threads.into_iter().take(MAX_THREADS).filter(|tid| *tid != tgid) {
             let Some(task) = task_dir(dir, tid) else { continue };
             if let Ok(Some(ns)) = namespace(&task, buffer)
                 && Some(ns) != own
@@ -168,7 +128,6 @@ impl MntnsIndex {
                 self.add(ns, Member { tgid, tid });
             }
         }
-        threads.len()
     }
 
     fn add(&mut self, ns: NsInum, member: Member) {
