@@ -35,11 +35,13 @@ pub(super) use descriptors::{Extent, Owner, Rest, Tables};
 use descriptors::{FIRST_MAPPINGS, FIRST_MAPS};
 use sockets::Sockets;
 pub(super) use sockets::{bound_file, is_closed};
-pub(super) use unseen::Awaited;
 use unseen::Foreseen;
 
 /// Of a line of `maps`: what is before the name, and as much of that as a link shows.
 const MAPS_LINE: usize = 80 + 4096;
+
+/// Why nothing is said of the rest of what a process has open.
+const CUT: &str = "time ran out before all its open files were read";
 
 /// One way in which a process pins the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,28 +73,10 @@ pub(super) struct Visit {
     /// What has the name of something on a searched mount, and may be on another one of the same name. All but sockets are
     /// possible pins too.
     pub(super) doubts: Vec<Access>,
-    /// Files that others have sent wait in a socket of it, and nothing shows on which mount they are.
-    pub(super) is_sent_files: bool,
-    /// A file is registered with a ring of it that has a name on a searched mount, or none that is known.
-    pub(super) is_named_by_ring: bool,
-    /// There was no time to look at all its sockets for them.
-    pub(super) has_more_sockets: bool,
-    /// There was no time to look at all that it has open.
-    pub(super) is_cut: bool,
-    /// A thread of it is ending, and what that has open nothing shows any more.
-    pub(super) is_ending: bool,
-    /// What a thread waits for in a system call that may use a searched mount.
-    pub(super) awaited: Option<Awaited>,
-    /// A descriptor of it may be a probe in a file.
-    pub(super) may_probe: bool,
-    /// It has mapped a ring of which it has no descriptor.
-    pub(super) has_closed_ring: bool,
-    /// There was no time to look at what all its threads do.
-    pub(super) has_more_threads: bool,
+    /// Why else it may hold more than was found.
+    pub(super) unclear: Vec<String>,
     /// Mount namespaces without a process that it has open, with the descriptors.
     pub(super) kept: Vec<(NsInum, u32)>,
-    /// It has a mount namespace open of which no more is known.
-    pub(super) keeps_unknown: bool,
     /// Its program when the look began, as far as that was read.
     pub(super) exe: Option<String>,
 }
@@ -130,6 +114,10 @@ impl Visit {
         }
     }
 
+    fn may_have(&self, access: Access) -> bool {
+        self.pins.iter().any(|pin| pin.access == access)
+    }
+
     fn has(&self, access: Access) -> bool {
         self.pins.iter().any(|pin| pin.access == access && !pin.possible)
     }
@@ -143,6 +131,12 @@ impl Visit {
                 self.add(Pin { possible: true, ..Pin::of(access, path.to_owned()) });
             }
             On::Unknown | On::Other => {}
+        }
+    }
+
+    fn doubt(&mut self, why: &str) {
+        if !self.unclear.iter().any(|known| known == why) {
+            self.unclear.push(why.to_owned());
         }
     }
 

@@ -16,7 +16,7 @@ use nix::sys::stat::fstat;
 
 use super::descriptors::FDS_PER_LOOK;
 use super::hidden::RING;
-use super::{FIRST_MAPPINGS, MAPS_LINE, Pin, Visit, Visitor};
+use super::{CUT, FIRST_MAPPINGS, MAPS_LINE, Pin, Visit, Visitor};
 use crate::Deadline;
 
 /// What `/proc/PID/fd` shows of a perf event.
@@ -67,12 +67,14 @@ impl Visitor {
             visitor.find_anonymous(task, deadline, &mut found, visit);
         })?;
         if let Some(fd) = found.probe.filter(|_| !self.is_own_program(process)) {
-            visit.may_probe = true;
+            visit.doubt("it has a perf event open that may be a uprobe; the file is unknown");
             visit.add(Pin { fd: Some(fd), possible: true, ..Pin::of(Access::PerfEvent, None::<String>) });
         }
         let mapped = self.mapped_rings((tgid, process), visit);
         if !found.has_unknown_ring && !mapped.is_subset(&found.rings) {
-            visit.has_closed_ring = true;
+            visit.doubt(
+                "it has mapped an io_uring whose descriptor is closed; the registered files are unknown",
+            );
             visit.add(Pin { possible: true, ..Pin::of(Access::IoUring, None::<String>) });
         }
         Some(())
@@ -103,7 +105,7 @@ impl Visitor {
                 }
             }
             if count % FDS_PER_LOOK == 0 && deadline.is_over() {
-                visit.is_cut = true;
+                visit.doubt(CUT);
                 return;
             }
         }

@@ -29,6 +29,9 @@ pub(super) const FIRST_MAPS: u64 = 256 << 10;
 /// As many, where they are counted.
 pub(super) const FIRST_MAPPINGS: u32 = 2500;
 
+const KEEPS_UNKNOWN: &str =
+    "it keeps a mount namespace without a process; this kernel does not show the mounts there";
+
 /// Tables of one process that a thread is compared with.
 const MAX_TABLES: usize = 8;
 
@@ -279,8 +282,10 @@ impl Visitor {
                 if let Some(inode) = sockets::inode(&path) {
                     self.socket(files, (fd, inode), visit);
                 } else if let Some(kept) = self.namespaces.of(&path) {
-                    visit.keeps_unknown |= kept.is_none();
-                    visit.kept.extend(kept.map(|ns| (ns, fd)));
+                    match kept {
+                        Some(ns) => visit.kept.push((ns, fd)),
+                        None => visit.doubt(KEEPS_UNKNOWN),
+                    }
                 }
                 return State::Open;
             }

@@ -15,7 +15,7 @@ use kevtmon_sources::procfs::mountinfo::unescape;
 use kevtmon_types::kernel_release::KernelRelease;
 
 use super::descriptors::FDS_PER_LOOK;
-use super::{Pin, Visit, Visitor};
+use super::{CUT, Pin, Visit, Visitor};
 use crate::Deadline;
 use crate::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use crate::searched::ScanTargets;
@@ -50,7 +50,11 @@ impl Visitor {
         let mut visit = self.hidden_now((tgid, process), targets, deadline)?;
         // What readers open for a daemon is on its way to it for a moment; what others send it stays.
         let mut looks = OWN_LOOKS;
-        while visit.is_sent_files && looks > 0 && !deadline.is_over() && self.is_own_program(process) {
+        while visit.may_have(Access::InFlight)
+            && looks > 0
+            && !deadline.is_over()
+            && self.is_own_program(process)
+        {
             // Nothing announces that a reader's descriptor has arrived.
             park_timeout(OWN_PAUSE);
             visit = self.hidden_now((tgid, process), targets, deadline)?;
@@ -94,7 +98,7 @@ impl Visitor {
                 look(self, &task, visit);
             }
             if count % MAX_THREADS == 0 && deadline.is_over() {
-                visit.has_more_sockets = true;
+                visit.doubt(CUT);
                 break;
             }
         }
@@ -104,7 +108,7 @@ impl Visitor {
     fn find_sent_files(&mut self, infos: &Dir, fd: u32, visit: &mut Visit) {
         let info = infos.text(NumberName::new(fd).as_c_str(), &mut self.text);
         if info.is_ok_and(|info| sent_files(&info) > 0) {
-            visit.is_sent_files = true;
+            visit.doubt("it has a socket with files in flight; their mounts are unknown");
             visit.add(Pin { fd: Some(fd), possible: true, ..Pin::of(Access::InFlight, None::<String>) });
         }
     }
@@ -126,19 +130,19 @@ impl Visitor {
             let link = list.link(NumberName::new(fd).as_c_str(), &mut self.buffer);
             let (is_socket, is_ring) =
                 link.map_or((false, false), |link| (link.starts_with("socket:["), link == RING));
-            if is_socket && !visit.is_sent_files {
+            if is_socket && !visit.may_have(Access::InFlight) {
                 self.find_sent_files(&infos, fd, visit);
             }
             if is_ring
-                && !visit.is_named_by_ring
+                && !visit.may_have(Access::IoUring)
                 && let Some(path) = self.named_by_ring(&infos, fd, targets)
                 && (is_near || path.is_some())
             {
-                visit.is_named_by_ring = true;
+                visit.doubt("a file of this name is registered with its io_uring; the mount is unknown");
                 visit.add(Pin { fd: Some(fd), possible: true, ..Pin::of(Access::IoUring, path) });
             }
             if count % FDS_PER_LOOK == 0 && deadline.is_over() {
-                visit.has_more_sockets = true;
+                visit.doubt(CUT);
                 return;
             }
         }
@@ -247,7 +251,7 @@ mod tests {
             for (deadline, has_more) in [(over, true), (ample, false)] {
                 let process = (std::process::id(), &process);
                 let visit = Visitor::default().hidden(process, (&none, true), &deadline).unwrap();
-                assert_eq!((visit.has_more_sockets, visit.is_sent_files), (has_more, false));
+                assert_eq!((!visit.unclear.is_empty(), &visit.pins[..]), (has_more, &[][..]));
             }
             drop(copies);
         });

@@ -52,23 +52,12 @@ const USING: [libc::c_long; 18] = [
     libc::SYS_splice,
 ];
 
-/// What a thread waits for in a system call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Awaited {
-    /// A server of this kind of file systems.
-    Server(&'static str),
-    /// Somebody who opens the other end of a named pipe.
-    Pipe,
-    /// Something of a file whose descriptor was closed meanwhile.
-    Closed,
-}
-
 /// What a thread does that may use a mount.
 #[derive(Debug, PartialEq, Eq)]
-enum Doing {
-    Ending,
-    /// With what stays the same as long as it does.
-    Waiting(Awaited, String),
+struct Doing {
+    why: String,
+    /// What stays the same as long as it waits in a call; none where it ends.
+    call: Option<String>,
 }
 
 /// What the threads of the processes do that are looked at next.
@@ -130,13 +119,11 @@ impl Visitor {
         let task = thread.as_ref().unwrap_or(process);
         // Whoever ends has nothing open but what it gives back.
         if stat(task, &mut self.text)?.is_ending() {
-            return Some(Doing::Ending);
+            let why = "a thread is exiting; its open files are not visible".to_owned();
+            return Some(Doing { why, call: None });
         }
-        let doing = self.waiting(task, targets)?;
-        match doing {
-            Doing::Waiting(Awaited::Pipe, _) if self.opens_known(process, task) => None,
-            doing => Some(doing),
-        }
+        let (why, call) = self.waiting(process, task, targets)?;
+        Some(Doing { why, call: Some(call) })
     }
 
     /// Looks at what each thread of a process does, rather than at what it has.
@@ -154,20 +141,14 @@ impl Visitor {
             if self.doing_of_thread(tid, (tgid, process), targets).as_ref() != Some(&before) {
                 continue;
             }
-            match before {
-                Doing::Ending => visit.is_ending = true,
-                Doing::Waiting(awaited, _) if visit.awaited.is_none() => {
-                    visit.awaited = Some(awaited);
-                    visit.add(Pin {
-                        tid: Some(tid),
-                        possible: true,
-                        ..Pin::of(Access::Call, None::<String>)
-                    });
-                }
-                Doing::Waiting(..) => {}
+            visit.doubt(&before.why);
+            if before.call.is_some() {
+                visit.add(Pin { tid: Some(tid), possible: true, ..Pin::of(Access::Call, None::<String>) });
             }
         }
-        visit.has_more_threads = self.foreseen.cut.remove(&tgid);
+        if self.foreseen.cut.remove(&tgid) {
+            visit.doubt("time ran out before all its threads were read");
+        }
         // One that ends has neither.
         let _ = self.anonymous((tgid, process), deadline, &mut visit);
         if !visit.pins.is_empty() {
@@ -176,26 +157,31 @@ impl Visitor {
         Some(visit)
     }
 
-    /// What a thread awaits that may use something of a searched mount until then.
-    fn waiting(&mut self, task: &Dir, targets: &ScanTargets<'_>) -> Option<Doing> {
+    /// What a thread awaits that may use something of a searched mount until then, and what stays the same as long as it does.
+    fn waiting(&mut self, process: &Dir, task: &Dir, targets: &ScanTargets<'_>) -> Option<(String, String)> {
         let function = task.text(c"wchan", &mut self.text).ok()?.trim_end().to_owned();
         if let Some(kind) = WAITS.iter().find(|kind| kind.is_in(&function)) {
             let may_be = |mount: &Mount| may_await(kind, &mount.fstype, || unanswered(&mount.device));
             let is_it = targets.mounts.iter().any(|searched| may_be(searched.mount));
-            let switches = || switches(task, &mut self.text);
-            return is_it.then(switches)?.map(|since| Doing::Waiting(Awaited::Server(kind.name), since));
+            let what = format!("a thread waits for {} in a system call", kind.name);
+            let why = format!("{what}; the files of that call are not visible");
+            return if is_it { Some((why, switches(task, &mut self.text)?)) } else { None };
         }
         let call = task.text(c"syscall", &mut self.text).ok()?.into_owned();
         let opens = PARTNER.iter().any(|name| function.starts_with(name))
             || function.starts_with(PIPE) && is_opening(&call);
-        let awaited = if opens {
-            Awaited::Pipe
+        let why = if opens {
+            if self.opens_known(process, task) {
+                return None;
+            }
+            "a thread waits in open(2) of a named pipe; the mount of the pipe is unknown"
         } else {
             let name = NumberName::new(used(&call)?);
             let link = task.at(c"fd").ok()?.link(name.as_c_str(), &mut self.buffer).map(|_| ());
-            link.err().filter(is_gone).map(|_| Awaited::Closed)?
+            link.err().filter(is_gone)?;
+            "a thread waits in a system call for a file whose descriptor is closed; the file is unknown"
         };
-        Some(Doing::Waiting(awaited, call))
+        Some((why.to_owned(), call))
     }
 
     /// Whether a thread opens what its process has open anyway, of which the mount is known then: as containerd's library for

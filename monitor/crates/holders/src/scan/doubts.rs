@@ -6,7 +6,7 @@ use kevtmon_sources::procfs::statmount::MountNamespace;
 
 use super::Scan;
 use crate::mntns_index::{MntnsIndex, Shown};
-use crate::pins::{Awaited, Visit};
+use crate::pins::Visit;
 use crate::scope::Scope;
 use crate::{READS_HANG, TOO_LONG};
 
@@ -66,53 +66,14 @@ impl Scan<'_> {
         let is_socket = |access: &&Access| **access == Access::Socket;
         let (sockets, others): (Vec<&Access>, Vec<&Access>) =
             visit.doubts.iter().filter(|_| !is_certain).partition(is_socket);
-        let by_files = [
-            (
-                visit.is_named_by_ring,
-                "a file of this name is registered with its io_uring; the mount is unknown",
-            ),
-            (
-                visit.keeps_unknown,
-                "it keeps a mount namespace without a process; this kernel does not show the mounts there",
-            ),
-            (!sockets.is_empty(), "it has a socket bound to a file; the mount is unknown"),
-            (!others.is_empty(), "it uses a file or directory of this name; the mount is unknown"),
-            (visit.is_sent_files, "it has a socket with files in flight; their mounts are unknown"),
-            (visit.is_cut, "time ran out before all its open files were read"),
-            (visit.is_ending, "a thread is exiting; its open files are not visible"),
+        let by_name = [
+            (&sockets, "it has a socket bound to a file; the mount is unknown"),
+            (&others, "it uses a file or directory of this name; the mount is unknown"),
         ];
-        self.blind_where(tgid, process, &by_files);
-        match visit.awaited {
-            Some(Awaited::Server(kind)) => {
-                let what = format!("a thread waits for {kind} in a system call");
-                self.blind_to(tgid, &format!("{what}; the files of that call are not visible"));
-            }
-            Some(Awaited::Pipe) => {
-                let what = "a thread waits in open(2) of a named pipe; the mount of the pipe is unknown";
-                self.blind_to(tgid, what);
-            }
-            Some(Awaited::Closed) => self.blind_to(
-                tgid,
-                "a thread waits in a system call for a file whose descriptor is closed; the file is unknown",
-            ),
-            None => {}
-        }
-        let by_rest = [
-            (visit.may_probe, "it has a perf event open that may be a uprobe; the file is unknown"),
-            (
-                visit.has_closed_ring,
-                "it has mapped an io_uring whose descriptor is closed; the registered files are unknown",
-            ),
-            (visit.has_more_threads, "time ran out before all its threads were read"),
-            (visit.has_more_sockets, "time ran out before all its sockets were read"),
-        ];
-        self.blind_where(tgid, process, &by_rest);
-    }
-
-    fn blind_where(&mut self, tgid: u32, process: &Dir, reasons: &[(bool, &str)]) {
-        for (_, reason) in reasons.iter().filter(|(is_so, _)| *is_so) {
+        let by_name = by_name.into_iter().filter(|(of, _)| !of.is_empty()).map(|(_, why)| why);
+        for why in by_name.chain(visit.unclear.iter().map(String::as_str)) {
             if process.is_there(&mut Vec::new()) {
-                self.blind_to(tgid, reason);
+                self.blind_to(tgid, why);
             }
         }
     }
