@@ -260,18 +260,8 @@ pub fn found(line: &str) -> Result<Found, serde_json::Error> {
         time: Cow<'a, str>,
         seq: u64,
     }
-    if let Some(position) = beginning(line) {
-        return Ok(Found { position, line: Arc::from(line) });
-    }
     let place: Place<'_> = serde_json::from_str(line)?;
     Ok(Found { position: Position { time: timestamp(&place.time), seq: place.seq }, line: Arc::from(line) })
-}
-
-/// The position of an event whose fields are in the order in which this version writes them: the rest is not parsed.
-fn beginning(line: &str) -> Option<Position> {
-    let (time, rest) = line.strip_prefix("{\"schema\":1,\"time\":\"")?.split_once("\",\"seq\":")?;
-    let (seq, _) = rest.split_once(',')?;
-    Some(Position { time: time.parse().ok()?, seq: seq.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -369,7 +359,6 @@ mod tests {
         let line = serde_json::to_string(&event).unwrap();
         let sorted = serde_json::to_value(&event).unwrap().to_string();
         assert_ne!(line, sorted);
-        assert!(beginning(&line).is_some() && beginning(&sorted).is_none());
         assert_eq!(found(&line).unwrap().position, found(&sorted).unwrap().position);
         assert!(found("{\"schema\":1,\"time\":\"x\",\"seq\":7,").is_err());
     }
