@@ -49,7 +49,6 @@ use reload::Reload;
 use service_manager::ServiceManager;
 use signals::Signals;
 use starts::Starts;
-pub use starts::is_own;
 use startup::{Servers, Sources, own_files, resume, start_recorder};
 use surroundings::{node_root, own_cgroups, own_mounts};
 use thiserror::Error;

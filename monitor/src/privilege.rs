@@ -2,7 +2,7 @@
 //!
 //! | from | what it has |
 //! |---|---|
-//! | the start of the process | what a start needs; no program that it executes gains more. Before, files of its own are [taken over](take_over) |
+//! | the start of the process | what a start needs; no program that it executes gains more |
 //! | the moment its programs are attached | [`RUNNING`]; and a [filter] of system calls |
 //!
 //! Each thread has capabilities of its own. Those that were started before the second moment serve clients, and have given up
@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use kevtmon_sources::capabilities::{
-    self, BPF, CHOWN, Capability, DAC_OVERRIDE, DAC_READ_SEARCH, NET_ADMIN, NET_BIND_SERVICE, NET_BROADCAST,
+    self, BPF, Capability, DAC_OVERRIDE, DAC_READ_SEARCH, NET_ADMIN, NET_BIND_SERVICE, NET_BROADCAST,
     PERFMON, SETPCAP, SYS_ADMIN, SYS_PTRACE, SYS_RESOURCE, SYSLOG,
 };
 use kevtmon_sources::procfs::Proc;
@@ -22,12 +22,9 @@ use kevtmon_sources::procfs::own::Own;
 use kevtmon_sources::procfs::readers::unless_it_hangs;
 use kevtmon_types::error_chain::chain;
 use nix::unistd::geteuid;
-pub use take_over::StateDirectory;
-use take_over::Why;
 use thiserror::Error;
 
 mod filter;
-mod take_over;
 
 /// What a running daemon has, and SECURITY.md tells which call needs each. With SYS_ADMIN the kernel lets it use the maps of its
 /// programs where it lets nobody else, before 5.19.
@@ -109,11 +106,18 @@ pub fn missing_to_see_holders(own: &Own) -> Option<String> {
     (!missing.is_empty()).then(|| Lacks::listed(&missing))
 }
 
+/// Deeper than this nothing of the daemon's own is in its state directory.
+const DEPTH: usize = 3;
+/// More than the daemon ever has in one directory there.
+const ENTRIES: usize = 1 << 14;
+const OTHERS_WRITE: u32 = 0o022;
+
 /// What the daemon writes or connects to. Where some of it is another user's, that takes CAP_DAC_OVERRIDE for as long as the
 /// daemon runs.
 #[derive(Debug)]
 pub struct Writes {
-    pub state: StateDirectory,
+    /// The state directory.
+    pub state: PathBuf,
     /// Other files and directories.
     pub paths: Vec<PathBuf>,
     /// Sockets that it connects to, perhaps before they are there.
@@ -122,7 +126,8 @@ pub struct Writes {
 
 /// What was found of all that.
 struct Looked {
-    state: take_over::Found,
+    /// The first in the state directory that cannot be written, or it, and whose it is.
+    state: Option<(PathBuf, u32)>,
     /// Without CAP_DAC_OVERRIDE, these cannot be written or connected to.
     closed: Vec<PathBuf>,
     /// Of these sockets it is not known whose they will be.
@@ -136,21 +141,20 @@ impl Writes {
         let (closed, open): (Vec<_>, Vec<_>) = sockets.into_iter().partition(is_closed);
         Looked {
             // Its own, or those above it where it is not there yet.
-            closed: paths.into_iter().chain([state.path.clone()]).filter(is_closed).chain(closed).collect(),
+            closed: paths.into_iter().chain([state.clone()]).filter(is_closed).chain(closed).collect(),
             not_there: open.into_iter().filter(|path| has_no_directory(path)).collect(),
-            state: state.take_over(),
+            state: fs::canonicalize(&state).ok().and_then(|state| closed_in(&state, DEPTH)),
         }
     }
 }
 
-/// Keeps what a start needs, before there is a second thread but one that waits for a disk that does not answer. What its state
-/// directory has of other users is taken over first, where that is possible.
+/// Keeps what a start needs, before there is a second thread but one that waits for a disk that does not answer.
 pub fn keep_what_starting_needs(writes: Writes) {
     let mut kept = [&RUNNING[..], &STARTING].concat();
     // Only these has the thread that may stay, and SETPCAP is what giving up the rest for good needs.
-    let while_looking = [&kept[..], &[CHOWN, DAC_OVERRIDE, SETPCAP]].concat();
+    let while_looking = [&kept[..], &[DAC_OVERRIDE, SETPCAP]].concat();
     let mut given_up = capabilities::keep(&while_looking);
-    let directory = writes.state.path.clone();
+    let directory = writes.state.clone();
     let looked = unless_it_hangs(move || writes.look());
     // What does not answer may be another user's.
     if looked.as_ref().is_none_or(Looked::takes_a_capability) {
@@ -163,82 +167,54 @@ pub fn keep_what_starting_needs(writes: Writes) {
         tracing::warn!(%error, "cannot give up capabilities that are not needed");
     }
     let may_write = Own::default().effective_capabilities().is_none_or(|mask| DAC_OVERRIDE.is_in(mask));
-    looked.iter().flat_map(|looked| looked.remarks(&directory, may_write)).for_each(Remark::log);
-}
-
-/// A line of the log about files of others.
-#[derive(Debug, PartialEq, Eq)]
-enum Remark {
-    Done(String),
-    Lacks(String),
-}
-
-impl Remark {
-    fn log(self) {
-        match self {
-            Self::Done(text) => tracing::info!("{text}"),
-            Self::Lacks(text) => tracing::warn!("{text}"),
-        }
-    }
+    let lacking = looked.iter().filter(|_| !may_write).flat_map(|looked| looked.remarks(&directory));
+    lacking.for_each(|remark| tracing::warn!("{remark}"));
 }
 
 impl Looked {
     fn takes_a_capability(&self) -> bool {
-        !self.closed.is_empty() || !self.not_there.is_empty() || !self.state.closed.is_empty()
+        !self.closed.is_empty() || !self.not_there.is_empty() || self.state.is_some()
     }
 
-    /// What to say of it: one line each, with how to mend it.
-    fn remarks(&self, state: &Path, may_write: bool) -> Vec<Remark> {
-        let mut remarks = Vec::new();
-        if let Some(first) = self.state.taken.first() {
-            let more = more_than(self.state.taken.len());
-            remarks.push(Remark::Done(format!("took over {}{more} from another user", first.display())));
-        }
-        if may_write {
-            return remarks;
-        }
-        let is_untrusted = |it: &&(PathBuf, u32, Why)| it.2 == Why::Untrusted;
-        if let Some((first, uid, why)) =
-            self.state.closed.iter().find(is_untrusted).or(self.state.closed.first())
-        {
-            let more = more_than(self.state.closed.len());
-            let mend = match why {
-                Why::Untrusted => format!(
-                    "kevtmon does not take it over: another user may have created it or may have a hard link to it. \
-                     Stop kevtmon, mv {0} {0}.old, and start it again",
-                    state.display()
-                ),
-                Why::Denied => format!(
-                    "kevtmon can neither change the owner (CAP_CHOWN) nor write in spite of it (CAP_DAC_OVERRIDE). \
-                     Stop kevtmon, chown -R root: {0}; chmod -R u+rwX,go-w {0}, and start it again",
+    /// What it cannot do without the capability, in one line each, with how to mend it.
+    fn remarks(&self, state: &Path) -> Vec<String> {
+        let of_state = self.state.iter().map(|(first, uid)| {
+            let mend = match fs::metadata(state) {
+                Ok(it) if it.uid() == geteuid().as_raw() && it.mode() & OTHERS_WRITE == 0 => format!(
+                    "chown -R root: {0}; chmod -R u+rwX,go-w {0}",
                     fs::canonicalize(state).unwrap_or_else(|_| state.to_owned()).display()
                 ),
+                // Another user may have created what is there, or may have a hard link to it.
+                _ => format!("mv {0} {0}.old", state.display()),
             };
-            remarks.push(Remark::Lacks(format!(
-                "store and flight recorder cannot work: uid {uid} owns {}{more}; {mend}",
+            format!(
+                "store and flight recorder cannot work: uid {uid} owns {}, and kevtmon has no CAP_DAC_OVERRIDE to write in spite \
+                 of it. Stop kevtmon, {mend}, and start it again",
                 first.display()
-            )));
-        }
+            )
+        });
         // Of the state directory itself that has said it.
-        let others = self.closed.iter().filter(|path| **path != *state || self.state.closed.is_empty());
-        remarks.extend(others.chain(&self.not_there).map(|path| {
-            Remark::Lacks(format!(
+        let others = self.closed.iter().filter(|path| **path != *state || self.state.is_none());
+        let others = others.chain(&self.not_there).map(|path| {
+            format!(
                 "{} belongs to another user, or may do so once it exists: without CAP_DAC_OVERRIDE kevtmon can then \
                  neither write nor connect to it; start kevtmon with that capability",
                 path.display()
-            ))
-        }));
-        remarks
+            )
+        });
+        of_state.chain(others).collect()
     }
 }
 
-/// ` and 3 others`, of so many in all.
-fn more_than(all: usize) -> String {
-    match all.saturating_sub(1) {
-        0 => String::new(),
-        1 => " and another one".to_owned(),
-        more => format!(" and {more} others"),
+/// The first that root needs CAP_DAC_OVERRIDE to write to, of a directory and what is in it, and whose it is.
+fn closed_in(path: &Path, depth: usize) -> Option<(PathBuf, u32)> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    if is_closed(&metadata) {
+        return Some((path.to_owned(), metadata.uid()));
     }
+    let below = if metadata.is_dir() && depth > 0 { fs::read_dir(path).ok() } else { None };
+    let mut entries = below.into_iter().flatten().flatten().take(ENTRIES);
+    entries.find_map(|entry| closed_in(&entry.path(), depth - 1))
 }
 
 /// Keeps what a running daemon needs: its programs are attached, and its ports are bound. Later it opens connections to other
@@ -360,13 +336,8 @@ mod tests {
         assert!(!is_closed_to_root(&others));
     }
 
-    fn nothing_of_its_own(_: &Path) -> bool {
-        false
-    }
-
     fn looked(state: &Path, sockets: Vec<PathBuf>) -> Looked {
-        let state = StateDirectory { path: state.to_owned(), is_own: nothing_of_its_own };
-        Writes { state, paths: Vec::new(), sockets }.look()
+        Writes { state: state.to_owned(), paths: Vec::new(), sockets }.look()
     }
 
     #[test]
@@ -384,17 +355,18 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_taken_over_is_to_be_by_hand_at_the_place_where_it_is() {
+    fn what_is_another_users_in_the_state_directory_is_to_be_made_roots_at_the_place_where_it_is() {
         let directory = tempfile::tempdir().unwrap();
         let (state, link) = (directory.path().join("state"), directory.path().join("link"));
-        fs::create_dir(&state).unwrap();
+        fs::create_dir_all(state.join("recorder")).unwrap();
         std::os::unix::fs::symlink(&state, &link).unwrap();
-        let closed = vec![(link.join("events.db"), 1000, Why::Denied)];
-        let found = take_over::Found { closed, ..take_over::Found::default() };
-        let looked = Looked { state: found, closed: Vec::new(), not_there: Vec::new() };
-        let remarks = looked.remarks(&link, false);
-        let [Remark::Lacks(text)] = &remarks[..] else { panic!("{remarks:?}") };
+        assert!(!looked(&link, Vec::new()).takes_a_capability());
+        std::os::unix::fs::chown(state.join("recorder"), Some(1000), None).unwrap();
+        let looked = looked(&link, Vec::new());
         let real = fs::canonicalize(&state).unwrap();
+        assert_eq!(looked.state, Some((real.join("recorder"), 1000)));
+        let remarks = looked.remarks(&link);
+        let [text] = &remarks[..] else { panic!("{remarks:?}") };
         assert!(text.contains(&format!("chown -R root: {}; ", real.display())), "{text}");
     }
 
@@ -405,9 +377,8 @@ mod tests {
         fs::create_dir(&state).unwrap();
         std::os::unix::fs::chown(&state, Some(1000), None).unwrap();
         let looked = looked(&state, vec![directory.path().join("user/podman.sock")]);
-        assert_eq!(looked.remarks(&state, true), []);
-        let remarks = looked.remarks(&state, false);
-        let [Remark::Lacks(of_state), Remark::Lacks(of_socket)] = &remarks[..] else { panic!("{remarks:?}") };
+        let remarks = looked.remarks(&state);
+        let [of_state, of_socket] = &remarks[..] else { panic!("{remarks:?}") };
         let mend = format!("mv {0} {0}.old", state.display());
         assert!(of_state.contains("uid 1000") && of_state.contains(&mend), "{of_state}");
         assert!(!of_state.contains("chown"), "what is not trusted is not to be made root's: {of_state}");

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use kevtmon_history::recording;
 use kevtmon_history::recording::recorder::{Record, RecordError};
-use kevtmon_history::store;
 use kevtmon_server::sinks::api::SOCKET;
 use kevtmon_server::sinks::listen::WEB_CONFIG;
 use kevtmon_server::web_config::{WatchedConfig, WebConfigError};
@@ -20,7 +18,7 @@ use super::logging::{self, LogFormat};
 use super::{exit, fail, wants_colour};
 use crate::config::{Config, Overrides, Runtimes, SOCKETS, STATE_DIR};
 use crate::daemon::{self, DaemonError, Options};
-use crate::privilege::{self, StateDirectory, Writes};
+use crate::privilege::{self, Writes};
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -61,7 +59,7 @@ impl RunArgs {
         // Those at the usual places are root's.
         let sockets = runtimes.into_iter().filter(|runtime| !runtime.is_at_usual_place());
         privilege::keep_what_starting_needs(Writes {
-            state: StateDirectory { path: state, is_own: is_of_daemon },
+            state,
             paths: paths.collect(),
             sockets: sockets.map(|runtime| runtime.path).collect(),
         });
@@ -107,11 +105,6 @@ fn web_config(config: &Config) -> Result<Option<Arc<WatchedConfig>>, WebConfigEr
     let path = config.get(&WEB_CONFIG);
     let is_given = !path.as_os_str().is_empty();
     is_given.then(|| WatchedConfig::load(&path).map(Arc::new)).transpose()
-}
-
-/// Whether it is what the daemon makes in its state directory.
-fn is_of_daemon(name: &Path) -> bool {
-    store::is_own(name) || recording::is_own(name) || daemon::is_own(name)
 }
 
 /// What is at the path of a recording was chosen by the user.

@@ -25,11 +25,6 @@ const SHORT: Duration = Duration::from_secs(60);
 /// The file has a number; one of anybody else's may have more.
 const LONGEST: u64 = 16;
 
-/// Whether a path relative to the state directory is that of the file which is written here.
-pub fn is_own(name: &Path) -> bool {
-    name == Path::new(FILE)
-}
-
 /// This start, and how many before it ended within a minute.
 #[derive(Debug)]
 pub(super) struct Starts {
@@ -138,7 +133,6 @@ mod tests {
             assert_eq!((start.before, start.withheld()), (before, Some(CRASH_LOOP)));
         }
         assert_eq!(counted(&state).as_deref(), Some("5\n"));
-        assert!(is_own(Path::new(FILE)) && !is_own(Path::new("events.db")));
     }
 
     #[test]

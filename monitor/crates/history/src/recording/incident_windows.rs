@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use kevtmon_event::Incident;
 
 use super::rotating_file::create_private;
-use super::segments::{create_directory, is_segment, numbered};
+use super::segments::{create_directory, numbered};
 
 /// Directory of the windows, in the state directory.
 pub(super) const DIRECTORY: &str = "incidents";
@@ -150,20 +150,6 @@ pub(super) fn id_and_episode(name: &str) -> (&str, Option<u32>) {
 /// Whether it can be the id of an incident, which is also the name of a directory.
 pub(super) fn is_id(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-}
-
-/// Whether an entry of the directory of windows is made here.
-pub(super) fn is_own(name: &str) -> bool {
-    [REMOVED, REMOVED_NEW].contains(&name) || is_window(name)
-}
-
-pub(super) fn is_window(name: &str) -> bool {
-    is_id(id_and_episode(name).0)
-}
-
-/// Whether a file of a window is made here.
-pub(super) fn is_own_in_window(name: &str) -> bool {
-    [INCIDENT, INCIDENT_NEW].contains(&name) || is_segment(name)
 }
 
 fn write_incident(window: &Path, incident: &Incident) -> io::Result<()> {

@@ -24,23 +24,7 @@ mod rotating_file;
 mod segments;
 pub mod settings;
 
-use std::path::Path;
-
 pub use rotating_file::create_private;
-
-/// Whether a path relative to the state directory is that of something which the flight recorder makes.
-pub fn is_own(name: &Path) -> bool {
-    let parts: Vec<&str> = name.iter().filter_map(|part| part.to_str()).collect();
-    match parts[..] {
-        [segments::DIRECTORY | incident_windows::DIRECTORY] => true,
-        [segments::DIRECTORY, file] => segments::is_own(file),
-        [incident_windows::DIRECTORY, name] => incident_windows::is_own(name),
-        [incident_windows::DIRECTORY, window, file] => {
-            incident_windows::is_window(window) && incident_windows::is_own_in_window(file)
-        }
-        _ => false,
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -150,16 +150,6 @@ pub(super) fn create_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Whether a file of their directory is made here.
-pub(super) fn is_own(name: &str) -> bool {
-    [LOCK, PROBE].contains(&name) || is_segment(name)
-}
-
-pub(super) fn is_segment(name: &str) -> bool {
-    let number = name.strip_suffix(SUFFIX).and_then(|name| name.strip_suffix('.'));
-    number.is_some_and(|number| number.len() >= 12 && number.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
 /// The segments in a directory, oldest first.
 pub(super) fn numbered(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
@@ -177,40 +167,7 @@ pub(super) fn numbered(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording;
     use crate::recording::tests::incident;
-
-    #[test]
-    fn everything_that_is_made_in_the_state_directory_is_its_own() {
-        fn below(directory: &Path, found: &mut Vec<PathBuf>) {
-            for path in fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()) {
-                if path.is_dir() {
-                    below(&path, found);
-                }
-                found.push(path);
-            }
-        }
-        let state = tempfile::tempdir().unwrap();
-        let mut segments = Segments::open(state.path(), Duration::from_secs(60), 1 << 20).unwrap();
-        segments.start_part(PartStart::NewFile).unwrap();
-        segments.write_lines(b"a\n").unwrap();
-        segments.update_incident(&incident("a1", 0), true);
-        super::super::incident_windows::note_removed(&state.path().join("incidents"), Path::new("b2"))
-            .unwrap();
-        let mut found = Vec::new();
-        below(state.path(), &mut found);
-        assert!(found.len() >= 8, "{found:?}");
-        for path in found {
-            let name = path.strip_prefix(state.path()).unwrap();
-            assert!(recording::is_own(name), "{}", name.display());
-        }
-        for other in [
-            "notes", "recorder/notes", "incidents/a1/notes", "incidents/a b/incident.json",
-            "recorder/1.ndjson",
-        ] {
-            assert!(!recording::is_own(Path::new(other)), "{other}");
-        }
-    }
 
     #[test]
     fn a_directory_that_was_removed_is_made_anew_with_the_next_part() {

@@ -35,7 +35,7 @@ mod time;
 mod writer;
 
 pub use archive::Archive;
-pub use open::{Quarantined, is_own};
+pub use open::Quarantined;
 pub use reader::Reader;
 pub use runs::{PreviousRun, RESERVE};
 pub use schema::VERSION;

@@ -45,12 +45,6 @@ pub(super) struct Opened {
     _lock: File,
 }
 
-/// Whether a path relative to the state directory is that of a file which is written here. What was quarantined is only removed.
-pub fn is_own(name: &Path) -> bool {
-    let file = Path::new(FILE);
-    name == file || name == with_suffix(file, "-wal") || name == Path::new(LOCK)
-}
-
 pub(super) fn open(
     directory: &Path,
     limits: Limits,

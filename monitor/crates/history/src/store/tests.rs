@@ -112,18 +112,6 @@ fn what_was_committed_is_read_as_it_was_told_and_nothing_before() {
 }
 
 #[test]
-fn every_file_that_is_written_is_known_by_its_name() {
-    let dir = tempfile::tempdir().unwrap();
-    let (mut writer, _) = resume(dir.path(), BOOT);
-    writer.insert(&numbered(sample::deletion(), 1)).unwrap();
-    writer.commit().unwrap();
-    let made: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(made.len() >= 3, "{made:?}");
-    assert!(made.iter().all(|name| is_own(Path::new(name))), "{made:?}");
-    assert!(!is_own(Path::new("notes")) && !is_own(Path::new("x/events.db")));
-}
-
-#[test]
 fn a_run_that_stopped_in_good_order_is_continued_without_a_gap_in_numbers() {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, previous_run) = resume(dir.path(), BOOT);
