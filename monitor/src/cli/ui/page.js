@@ -69,8 +69,9 @@ function status(it) {
   return it.stale ? 'last known: ' : it.well_since ? 'intermittent, not active now: ' : '';
 }
 
-// The data, as it was asked for last.
+// The data, as it was asked for last. The address may name an incident, or a part of the page, which is shown alone then.
 let incidents = [], report, state, selected = location.hash.slice(1), known, fault, isStreamed = false, shown = {};
+if ($(selected)) selected = '';
 
 const ending = new AbortController();
 /** Asks no more, as any user of the node can listen on a port that is free again, and answer with commands of his own. */
@@ -419,7 +420,7 @@ function showNetwork(isAll = shown.isAll) {
 }
 
 function network(rows) {
-  const [wide, tall, across, down] = [184, 68, 34, 14], boxes = new Map(), edges = new Map();
+  const [wide, tall, across, down] = [192, 68, 34, 14], boxes = new Map(), edges = new Map();
   const host = state?.host_netns, names = ['Pod', 'In the pod', 'Gateway', 'On the node', 'Bridge', 'Uplink'];
   const box = (key, column, row, title, lines, classes) => {
     const it = boxes.get(key) ?? boxes.set(key, { key, column, rows: [], title, lines, classes }).get(key);
@@ -461,9 +462,9 @@ function network(rows) {
   }
   const width = left(names.length) - across + 2, height = Math.max(...ends, 60);
   const fit = (text, length) => (clean(text).length > length ? `${clean(text).slice(0, length - 1)}…` : text);
-  const wrap = text => clean(text).match(/.{1,26}(?:\s|$)|\S{1,27}/g) ?? [];
+  const wrap = text => clean(text).match(/.{1,27}(?:\s|$)|\S{1,28}/g) ?? [];
   const draw = it => s('g', { class: `box ${it.classes}` }, s('rect', { x: left(it.column), y: it.y, width: wide, height: tall, rx: 6 }),
-    [fit(it.title, 22), ...it.lines.flatMap(wrap)].slice(0, 4).map((text, line) => s('text', { class: line ? '' : 'label', x: left(it.column) + 8, y: it.y + 16 + line * 15 }, fit(text, 27))),
+    [fit(it.title, 22), ...it.lines.flatMap(wrap)].slice(0, 4).map((text, line) => s('text', { class: line ? '' : 'label', x: left(it.column) + 8, y: it.y + 16 + line * 15 }, fit(text, 28))),
     s('title', {}, [it.title, ...it.lines].join('\n')));
   const line = ({ from, to, kind }) => {
     const [x1, y1, x2, y2] = [left(from.column) + wide, from.y + tall / 2, left(to.column), to.y + tall / 2];
