@@ -1,9 +1,9 @@
 //! Kubernetes Events as a sink: an incident is shown with the pod that it affects, by `kubectl describe pod`.
 //!
 //! One Event when it opens or becomes a warning, one when its culprit is known later than that, one for its end, and a change of the
-//! first when it becomes critical: never one per observation. A node writes few, slowly, and reads nothing, because each Event costs
-//! the API server a write to etcd, and the nodes of a cluster may have the same fault at once. What cannot be written waits, within
-//! bounds; nothing waits for it.
+//! first when it becomes critical: never one per observation. Where pods have one address, each of them has these. A node writes few,
+//! slowly, and reads nothing, because each Event costs the API server a write to etcd, and the nodes of a cluster may have the same
+//! fault at once. What cannot be written waits, within bounds; nothing waits for it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -149,18 +149,30 @@ impl ApiServer {
         let Some(object) = Object::of(event, transition) else {
             return self.metrics.discarded(NAME, "unnamed", 1);
         };
-        let same = self.waiting.iter().filter(|it| it.tenant == event.tenant).count();
-        let bounds = Bounds { capacity: WAITING, reserved: 0 };
-        if !bounds.is_fair(self.waiting.len(), &event.tenant, same) {
-            return self.metrics.discarded(NAME, Refused::Full.reason(), 1);
+        if !self.wait(object, &event.tenant) {
+            return;
         }
-        self.waiting.push_back(Waiting { object, tenant: event.tenant.clone(), since: Instant::now() });
+        for other in Object::of_others(event, transition) {
+            self.wait(other, &event.tenant);
+        }
         let is_open = transition != Transition::Closed;
         if is_open && (self.known.len() < KNOWN || self.known.contains_key(&key)) {
             let written =
                 Written { severity: incident.severity, names_culprit: object::names_culprit(event) };
             self.known.insert(key, written);
         }
+    }
+
+    /// Whether there was room for it.
+    fn wait(&mut self, object: Object, tenant: &Tenant) -> bool {
+        let same = self.waiting.iter().filter(|it| it.tenant == *tenant).count();
+        let bounds = Bounds { capacity: WAITING, reserved: 0 };
+        if !bounds.is_fair(self.waiting.len(), tenant, same) {
+            self.metrics.discarded(NAME, Refused::Full.reason(), 1);
+            return false;
+        }
+        self.waiting.push_back(Waiting { object, tenant: tenant.clone(), since: Instant::now() });
+        true
     }
 
     /// What an event is the news of. Nothing below a warning is written: most refusals of the first unmount are over by the second.

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
-use kevtmon_event::{Advice, CloseReason, Confidence, Event, Incident, Pod, Target};
+use kevtmon_event::{AddressConflict, Advice, CloseReason, Confidence, Event, Incident, Pod, Target};
 use kevtmon_types::escape::Escaped;
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
@@ -69,11 +69,35 @@ impl Object {
     /// Of an incident; `None` of any other event, and where the node has no name that Kubernetes would give it.
     pub(super) fn of(event: &Event, transition: Transition) -> Option<Self> {
         let incident = event.incident.as_deref()?;
+        let (regarding, related) = Party::of(event, incident)?;
+        let name = name(regarding.name, incident, transition, "");
+        Self::about(event, transition, name, (regarding, related.filter(|related| *related != regarding)))
+    }
+
+    /// The same about the other pods that have the address, of which `kubectl describe pod` would show nothing else.
+    pub(super) fn of_others(event: &Event, transition: Transition) -> Vec<Self> {
+        let Some((incident, conflict)) = event.incident.as_deref().zip(event.address_conflict.as_deref())
+        else {
+            return Vec::new();
+        };
+        let Some((first, _)) = Party::of(event, incident) else { return Vec::new() };
+        let of_pod = |pod: Party<'_>| {
+            let name = name(pod.name, incident, transition, pod.uid);
+            Self::about(event, transition, name, (pod, Some(first)))
+        };
+        Party::with_address(conflict).filter(|pod| *pod != first).filter_map(of_pod).collect()
+    }
+
+    fn about(
+        event: &Event,
+        transition: Transition,
+        name: String,
+        (regarding, related): (Party<'_>, Option<Party<'_>>),
+    ) -> Option<Self> {
+        let incident = event.incident.as_deref()?;
         let is_closed = transition == Transition::Closed;
         let time = if is_closed { incident.closed.as_ref().unwrap_or(&event.time) } else { &incident.opened };
-        let (regarding, related) = Party::of(event, incident)?;
         let namespace = regarding.namespace.unwrap_or(NO_NAMESPACE).to_owned();
-        let name = name(regarding.name, incident, transition);
         let mut object = json!({
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
@@ -87,7 +111,7 @@ impl Object {
             "reportingController": "kevtmon",
             "reportingInstance": cut(&event.node, INSTANCE),
         });
-        if let Some(related) = related.filter(|related| *related != regarding) {
+        if let Some(related) = related {
             object["related"] = related.reference();
         }
         let is_there = transition == Transition::Escalated;
@@ -111,7 +135,7 @@ struct Party<'a> {
 }
 
 impl<'a> Party<'a> {
-    /// Whom it affects, and the pod of who did it. Whom it affects is a pod, or else the node, of which `kubectl describe node` finds
+    /// Whom it affects, and the pod of who did it, or another that has its address. Whom it affects is a pod, or else the node, of which `kubectl describe node` finds
     /// Events by its name in place of its uid.
     fn of(event: &'a Event, incident: &Incident) -> Option<(Self, Option<Self>)> {
         let target = event.target.as_deref().and_then(Target::confirmed_pod).and_then(Self::pod);
@@ -123,7 +147,14 @@ impl<'a> Party<'a> {
         }
         let actor = event.actor.as_deref().filter(|actor| actor.confidence > Confidence::Guess);
         let culprit = actor.and_then(|actor| Pod::confirmed(actor.pod.as_ref())).and_then(Self::pod);
-        Some((target.or(node)?, culprit))
+        let mut others = event.address_conflict.as_deref().into_iter().flat_map(Self::with_address);
+        let other = others.find(|other| Some(*other) != target);
+        Some((target.or(node)?, culprit.or(other)))
+    }
+
+    /// The pods that have an address.
+    fn with_address(conflict: &'a AddressConflict) -> impl Iterator<Item = Self> {
+        conflict.pods.iter().filter_map(|it| Pod::confirmed(Some(&it.pod)).and_then(Self::pod))
     }
 
     /// A pod whose name and namespace are such: they become a part of the path of a request.
@@ -155,10 +186,11 @@ fn is_name(text: &str) -> bool {
         && !text.contains("..")
 }
 
-/// The same each time: what is written again, after a lost answer or a restart, is there already.
-fn name(regarding: &str, incident: &Incident, transition: Transition) -> String {
+/// The same each time: what is written again, after a lost answer or a restart, is there already. `uid`: of another pod than the first,
+/// which may have its name.
+fn name(regarding: &str, incident: &Incident, transition: Transition, uid: &str) -> String {
     let transition = transition.in_name();
-    let hash = digest(&SHA256, format!("{}/{}/{transition}", incident.id, incident.episode).as_bytes());
+    let hash = digest(&SHA256, format!("{}/{}/{transition}{uid}", incident.id, incident.episode).as_bytes());
     let hex = hash.as_ref().iter().take(8).fold(String::new(), |mut hex, byte| {
         // Writing to a text cannot fail.
         let _ = write!(hex, "{byte:02x}");
@@ -226,7 +258,7 @@ fn micro_time(time: &str) -> Option<String> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use kevtmon_event::{Action, Kind, NamedProcess, Risk, Severity, Shared};
+    use kevtmon_event::{Action, AddressedPod, Kind, LinkPeer, NamedProcess, Risk, Severity, Shared};
     use kevtmon_testing::{numbered, sample};
 
     use super::*;
@@ -374,6 +406,35 @@ pub(super) mod tests {
         let own = event.target.as_ref().unwrap().pod.clone();
         event.actor.as_mut().unwrap().pod = own;
         assert_eq!(object(&event).get("related"), None, "it did it to itself");
+    }
+
+    #[test]
+    fn each_of_the_pods_with_one_address_has_an_event_that_refers_to_another() {
+        let mut event = opened("00000000000000a1");
+        let own = event.target.as_ref().unwrap().pod.clone().unwrap();
+        // A StatefulSet may have two of a name for a moment.
+        let other = |uid: &str| Pod { uid: uid.into(), ..own.clone() };
+        let claimed = Pod { claimed: true, ..other("7") };
+        let addressed = |pod: Pod| {
+            let host_end = LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("cali1".into()) };
+            AddressedPod { pod, netns: 7, ifindex: 2, ifname: "eth0".into(), host_end }
+        };
+        let pods = [own.clone(), other("8"), claimed, other("9")].map(addressed).into();
+        let address = "192.168.252.66".parse().unwrap();
+        event.address_conflict = Some(Box::new(AddressConflict { address, pods }));
+        let all: Vec<Object> = Object::of(&event, Transition::Opened)
+            .into_iter()
+            .chain(Object::of_others(&event, Transition::Opened))
+            .collect();
+        let uids = |object: &Object| {
+            ["regarding", "related"].map(|member| object.event[member]["uid"].as_str().unwrap().to_owned())
+        };
+        let expected = [[own.uid.as_str(), "8"], ["8", &own.uid], ["9", &own.uid]];
+        assert_eq!(all.iter().map(uids).collect::<Vec<_>>(), expected);
+        let names: std::collections::BTreeSet<&str> = all.iter().map(|object| object.name.as_str()).collect();
+        assert_eq!(names.len(), 3, "{names:?}");
+        event.address_conflict = None;
+        assert!(Object::of_others(&event, Transition::Opened).is_empty());
     }
 
     #[test]
