@@ -153,6 +153,29 @@ fn kubernetes_events_take_a_token_and_two_verbs_and_nothing_else() {
 }
 
 #[test]
+fn an_admission_policy_ties_the_events_of_each_agent_to_its_node() {
+    let plain = rendered(&json!({"kubernetesEvents": true}));
+    let objects = rendered(&json!({"kubernetesEvents": true, "admissionPolicy": true}));
+    assert_eq!(objects[..plain.len()], plain[..]);
+    assert_eq!(objects.len(), plain.len() + 2);
+    let policy = of_kind(&objects, "ValidatingAdmissionPolicy").expect("a policy");
+    let binding = of_kind(&objects, "ValidatingAdmissionPolicyBinding").expect("its binding");
+    let denies = json!({"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]});
+    assert_eq!(binding["spec"], denies);
+    let [rule] = list(&policy["spec"]["matchConstraints"], "resourceRules") else { panic!("{policy}") };
+    let allowed = &of_kind(&objects, "ClusterRole").expect("a ClusterRole")["rules"][0];
+    for member in ["apiGroups", "resources"] {
+        assert_eq!(rule[member], allowed[member], "all that the account may write");
+    }
+    assert_eq!(rule["operations"], json!(["CREATE", "UPDATE"]));
+    let user = format!("request.userInfo.username == 'system:serviceaccount:{NAMESPACE}:kevtmon'");
+    assert_eq!(policy["spec"]["matchConditions"], json!([{"name": "by-an-agent", "expression": user}]));
+    let ran = render(&json!({"admissionPolicy": true}));
+    let words = "admissionPolicy takes kubernetesEvents";
+    assert!(!ran.status.success() && ran.stderr.contains(words), "{}", ran.stderr);
+}
+
+#[test]
 fn a_pod_monitor_finds_the_metrics_at_the_address_of_the_node_and_hides_no_pod() {
     for (ipv6, address) in [(false, "$(KEVTMON_POD_IP)"), (true, "[$(KEVTMON_POD_IP)]")] {
         let objects = rendered(&json!({"podMonitor": true, "ipv6": ipv6}));
