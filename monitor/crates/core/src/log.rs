@@ -2,7 +2,9 @@
 //! this node may wait for, or a server that does not respond, or belongs to an incident that is open, and else it is nothing.
 
 use kevtmon_event::{Event, Kind, Log, Rbd, Severity, Shared, Target};
-use kevtmon_observation::{BootNs, LogLine, LogSays, Loss, NfsSays, NfsServerLine, RbdRefusal};
+use kevtmon_observation::{
+    BootNs, CephServerLine, LogLine, LogSays, Loss, NfsSays, NfsServerLine, RbdRefusal, is_of_ceph,
+};
 use kevtmon_types::escape::Escaped;
 
 use super::Core;
@@ -26,7 +28,10 @@ impl Core {
         match says {
             LogSays::RbdRefused(refusal) => self.attach_refused(at, log, refusal),
             LogSays::NfsServer(line) if !line.lockd => self.nfs_server(at, &log, &line),
-            says => self.quote(at, &log, &says),
+            LogSays::CephServer(line) => self.ceph_server(at, &log, &line),
+            says => {
+                self.quote(at, &log, &says);
+            }
         }
     }
 
@@ -41,6 +46,16 @@ impl Core {
             _ => None,
         };
         self.diagnose(at, &ModelChange::NfsServer { line, quote });
+    }
+
+    /// It is evidence of an unmount that hangs, or may hang later.
+    fn ceph_server(&mut self, at: BootNs, log: &Log, line: &CephServerLine) {
+        let says = LogSays::CephServer(line.clone());
+        let mut quote = self.quote(at, log, &says);
+        if quote.is_none() && !line.is_back && self.quotes.admits(at, &line.server, says.name()) {
+            quote = self.emit_quote(at, log, None);
+        }
+        self.diagnose(at, &ModelChange::CephServer { line, quote });
     }
 
     fn emit_quote(&mut self, at: BootNs, log: &Log, target: Option<Shared<Target>>) -> Option<u64> {
@@ -69,7 +84,8 @@ impl Core {
         }
     }
 
-    fn quote(&mut self, at: BootNs, log: &Log, says: &LogSays) {
+    /// Quotes a line for the open incidents that it belongs to; the number of the last event.
+    fn quote(&mut self, at: BootNs, log: &Log, says: &LogSays) -> Option<u64> {
         let clock = self.clock();
         let is_recent = |open: &OpenIncident| {
             let last = clock.boot_ns(&open.incident(clock).last_seen);
@@ -87,17 +103,20 @@ impl Core {
             .collect();
         // A line that names nothing may belong to either of two.
         if found.len() > 1 && matches!(says, LogSays::ThinDeletion | LogSays::SpecHashChanged) {
-            return;
+            return None;
         }
+        let mut last = None;
         for Quoted { id, kind, subject, target } in found {
             if !self.quotes.admits(at, &id, says.name()) {
                 continue;
             }
             if let Some(seq) = self.emit_quote(at, log, target) {
+                last = Some(seq);
                 self.engine.quote(at, &kind, &subject, seq);
                 self.emit_incidents();
             }
         }
+        last
     }
 }
 
@@ -111,7 +130,7 @@ fn said(log: &Log) -> String {
 fn belongs(open: &OpenIncident, says: &LogSays, is_recent: impl Fn(&OpenIncident) -> bool) -> bool {
     let objects = &open.objects;
     match says {
-        LogSays::EndpointMissing { sandbox, pod } => {
+        LogSays::EndpointMissing { sandbox, pod } | LogSays::NetworkNotRemoved { sandbox, pod } => {
             let Some(cni) = objects.cni.as_deref().filter(|_| open.kind() == "cni-teardown-failing") else {
                 return false;
             };
@@ -153,6 +172,19 @@ fn belongs(open: &OpenIncident, says: &LogSays, is_recent: impl Fn(&OpenIncident
         }
         LogSays::NfsServer(line) => {
             objects.nfs_server.as_deref().is_some_and(|server| server.name == line.server)
+        }
+        LogSays::CephServer(_) => {
+            let mount = objects.mount.as_deref();
+            ["volume-busy", "pod-stuck-terminating"].contains(&open.kind())
+                && mount
+                    .and_then(|mount| mount.fstype.as_deref().zip(mount.source.as_deref()))
+                    .is_some_and(|(fstype, source)| is_of_ceph(fstype, source))
+        }
+        LogSays::RbdDevice { device } => {
+            let is_it = |path: &String| path.strip_prefix("/dev/") == Some(device.as_str());
+            let mount = objects.mount.as_deref().and_then(|mount| mount.source.as_ref());
+            mount.is_some_and(is_it)
+                || objects.rbd.as_deref().and_then(|rbd| rbd.device.as_ref()).is_some_and(is_it)
         }
         LogSays::RbdRefused(_) => false,
     }

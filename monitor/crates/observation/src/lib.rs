@@ -13,6 +13,7 @@ pub use kevtmon_types::namespace::NsInum;
 use kevtmon_types::settings::Settings;
 use serde::{Deserialize, Serialize};
 
+mod ceph;
 pub mod cgroup;
 mod cni;
 mod component;
@@ -39,6 +40,7 @@ mod texts;
 mod unmounter;
 mod veth;
 
+pub use ceph::{CephServerLine, is_of_ceph};
 pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use component::{ComponentExit, ComponentFacts};
 pub use file_server::{FileServer, FuseMount, FuseServer, ServerState, SignalSent};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::NfsServerLine;
+use super::{CephServerLine, NfsServerLine};
 
 /// A line of a log that was recognised. It is what a program has written: a reason to look, and no fact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +27,13 @@ pub enum LogSays {
         /// Namespace and name of the pod, where the line has them.
         pod: Option<(String, String)>,
     },
+    /// A plugin did not remove the network of a sandbox, and says why.
+    NetworkNotRemoved {
+        /// The sandbox, where the line has an id.
+        sandbox: Option<String>,
+        /// Namespace and name of the pod, where the line has them.
+        pod: Option<(String, String)>,
+    },
     /// A kubelet lacks the sandbox of a container, and ends.
     SandboxMissing { sandbox: String },
     /// A kubelet could not take down a volume.
@@ -42,6 +49,13 @@ pub enum LogSays {
     },
     /// A server of NFS does not answer the kernel, or does again.
     NfsServer(NfsServerLine),
+    /// A server of Ceph does not respond to the kernel, or does again.
+    CephServer(CephServerLine),
+    /// The kernel has lost the watch on a mapped Ceph RBD image, or takes its lock from another client.
+    RbdDevice {
+        /// `rbd0`.
+        device: String,
+    },
     /// A task waits in the kernel.
     HungTask {
         comm: String,
@@ -56,12 +70,16 @@ impl LogSays {
         match self {
             Self::RbdRefused(_) => "rbd-refused",
             Self::EndpointMissing { .. } => "endpoint-missing",
+            Self::NetworkNotRemoved { .. } => "network-not-removed",
             Self::SandboxMissing { .. } => "sandbox-missing",
             Self::TeardownFailed { .. } => "teardown-failed",
             Self::SpecHashChanged => "spec-hash-changed",
             Self::ThinDeletion => "thin-deletion",
             Self::NeighborOverflow { .. } => "neighbor-overflow",
             Self::NfsServer(line) => line.says.name(),
+            Self::CephServer(CephServerLine { is_back: false, .. }) => "ceph-server-lost",
+            Self::CephServer(_) => "ceph-server-back",
+            Self::RbdDevice { .. } => "rbd-device",
             Self::HungTask { .. } => "hung-task",
         }
     }

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 
 use kevtmon_event::{Actor, Event, MountServer, Rbd, Shared, WallClock};
 use kevtmon_observation::{
-    BootNs, FoundObstacle, HostNeighbor, MountFacts, NeighborCreator, NeighborKey, NeighborTable, NfsMounts,
-    NfsServerLine, NsInum, PodRoute, PolicyRule, SandboxCheckpoint,
+    BootNs, CephServerLine, FoundObstacle, HostNeighbor, MountFacts, NeighborCreator, NeighborKey,
+    NeighborTable, NfsMounts, NfsServerLine, NsInum, PodRoute, PolicyRule, SandboxCheckpoint,
 };
 use kevtmon_types::clock::SECOND;
 use kevtmon_types::settings::{Threshold, Thresholds};
@@ -308,7 +308,12 @@ pub enum ModelChange<'a> {
         line: &'a NfsServerLine,
         quote: Option<u64>,
     },
-    /// The mounts of such servers were looked at.
+    /// The same of a server of Ceph.
+    CephServer {
+        line: &'a CephServerLine,
+        quote: Option<u64>,
+    },
+    /// The mounts of servers of NFS that do not respond were looked at.
     NfsMounts(&'a [NfsMounts]),
     /// What host-local has written down of addresses has changed.
     Ipam,

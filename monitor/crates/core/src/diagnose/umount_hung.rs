@@ -3,9 +3,11 @@
 //!
 //! Found by the state of the process alone.
 
+use std::collections::BTreeMap;
+
 use kevtmon_event::wording::{actor_phrase, target_label};
 use kevtmon_event::{Actor, Confidence, Event, MountServer, Severity, Shared, Target};
-use kevtmon_observation::{BootNs, ServerState, UmountCall, UnmountedMount};
+use kevtmon_observation::{BootNs, CephServerLine, ServerState, UmountCall, UnmountedMount, is_of_ceph};
 use kevtmon_types::escape::name;
 use kevtmon_types::settings::{Threshold, Unit, thresholds};
 use serde::{Deserialize, Serialize};
@@ -41,6 +43,12 @@ thresholds! {
     AFTER = "umount_hung_seconds", default 30, Unit::Seconds;
 }
 
+/// The kernel does not say of each server of Ceph that it is back: one may be out of the cluster instead.
+const LOST: BootNs = 3600 * SECOND;
+/// Servers of Ceph that are followed, and those that a summary names.
+const SERVERS_MAX: usize = 256;
+const NAMED_MAX: usize = 2;
+
 /// A process that unmounts something and waits in the kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Waiting {
@@ -63,13 +71,46 @@ pub struct Waiting {
 pub(super) struct UmountHung {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     waiting: Vec<Waiting>,
+    /// The servers of Ceph that do not respond, as the kernel's log says.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    lost: BTreeMap<String, Lost>,
 }
 
-fn report(seen: &Seen<'_, ()>, waiting: &Waiting) -> Report {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Lost {
+    at: BootNs,
+    /// The event that quotes the line.
+    quote: Option<u64>,
+}
+
+impl UmountHung {
+    fn said(&mut self, now: BootNs, line: &CephServerLine, quote: Option<u64>) {
+        self.lost.retain(|_, lost| lost.at.saturating_add(LOST) > now);
+        if line.is_back {
+            self.lost.remove(&line.server);
+        } else if self.lost.len() < SERVERS_MAX || self.lost.contains_key(&line.server) {
+            self.lost.insert(line.server.clone(), Lost { at: now, quote });
+        }
+    }
+
+    /// What is unmounted is of Ceph, and these of its servers do not respond.
+    fn lost_to(&self, waiting: &Waiting, now: BootNs) -> Vec<(&str, &Lost)> {
+        let is_its = waiting.mount.as_ref().is_some_and(|mount| is_of_ceph(&mount.fstype, &mount.source));
+        let lost = self.lost.iter().filter(|(_, lost)| is_its && lost.at.saturating_add(LOST) > now);
+        lost.map(|(server, lost)| (server.as_str(), lost)).collect()
+    }
+}
+
+/// The events that quote the lines of a log in its summary, if there are any.
+type Quotes = Option<Vec<u64>>;
+
+fn report(seen: &Seen<'_, Quotes>, waiting: &Waiting, lost: &[(&str, &Lost)]) -> Report {
     let stopped = server(waiting)
         .filter(|server| server.state == ServerState::Stopped && server.confidence == Confidence::Certain);
     let steps = stopped.map(|server| continue_server(server, seen.context.now));
-    let (subject, summary) = (subject(&waiting.actor), summary(waiting, seen.hold));
+    let (subject, summary) = (subject(&waiting.actor), summary(waiting, seen.hold) + &said_of(lost));
+    let told =
+        seen.memory(&subject).filter(|_| seen.is_open(&subject)).cloned().flatten().unwrap_or_default();
     let mount = waiting.mount.as_ref();
     let cause =
         mount.and_then(|mount| nfs_server_unresponsive::cause(seen.context, &mount.fstype, &mount.source));
@@ -81,6 +122,7 @@ fn report(seen: &Seen<'_, ()>, waiting: &Waiting) -> Report {
             ..IncidentObjects::default()
         },
         caused_by: cause.into_iter().collect(),
+        evidence: lost.iter().filter_map(|(_, lost)| lost.quote).filter(|seq| !told.contains(seq)).collect(),
         ..Report::new(subject, Severity::Warning, confidence(waiting), summary, seen.context.now)
     }
 }
@@ -128,13 +170,28 @@ fn summary(waiting: &Waiting, after: BootNs) -> String {
     text
 }
 
+/// `; the kernel's log says that these servers of Ceph are down or do not respond: osd3, mds0`
+fn said_of(lost: &[(&str, &Lost)]) -> String {
+    if lost.is_empty() {
+        return String::new();
+    }
+    let named = lost.iter().map(|(server, _)| if *server == "mon" { "monitors" } else { *server });
+    let named: Vec<&str> = named.take(NAMED_MAX).collect();
+    let more = match lost.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let named = named.join(", ");
+    format!("; the kernel's log says that these servers of Ceph are down or do not respond: {named}{more}")
+}
+
 impl Conditions for UmountHung {
     const SPEC: &'static IncidentKind = &SPEC;
     const HOLD: &'static Threshold = &AFTER;
     const BEFORE_READY: bool = true;
-    type Memory = ();
+    type Memory = Quotes;
 
-    fn change(&mut self, _: &Seen<'_, ()>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
+    fn change(&mut self, seen: &Seen<'_, Quotes>, change: &ModelChange<'_>, _: &mut Findings) -> Look {
         match change {
             ModelChange::Unmounters(list) => {
                 self.waiting = list.to_vec();
@@ -142,20 +199,29 @@ impl Conditions for UmountHung {
             }
             // Its server may turn out to be the cause.
             ModelChange::NfsMounts(_) => Look::soon_if(!self.waiting.is_empty()),
+            ModelChange::CephServer { line, quote } => {
+                self.said(seen.context.now, line, *quote);
+                Look::soon_if(!self.waiting.is_empty())
+            }
             _ => Look::No,
         }
     }
 
-    fn conditions(&mut self, seen: &Seen<'_, ()>, _: &mut Findings) -> Option<Vec<Condition<()>>> {
-        let condition = |waiting: &Waiting| Condition {
-            since: Some(waiting.since),
-            ..Condition::new(report(seen, waiting))
+    fn conditions(&mut self, seen: &Seen<'_, Quotes>, _: &mut Findings) -> Option<Vec<Condition<Quotes>>> {
+        let condition = |waiting: &Waiting| {
+            let lost = self.lost_to(waiting, seen.context.now);
+            let quotes: Vec<u64> = lost.iter().filter_map(|(_, lost)| lost.quote).collect();
+            Condition {
+                since: Some(waiting.since),
+                memory: (!quotes.is_empty()).then_some(quotes),
+                ..Condition::new(report(seen, waiting, &lost))
+            }
         };
         Some(self.waiting.iter().map(condition).collect())
     }
 
-    fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, ())> {
-        Some((subject(event.actor.as_deref()?), ()))
+    fn resume(&mut self, _: &Context<'_>, event: &Event) -> Option<(String, Quotes)> {
+        Some((subject(event.actor.as_deref()?), None))
     }
 }
 
@@ -228,6 +294,55 @@ mod tests {
         let text = quotes.iter().map(|event| event.log.as_ref().unwrap().text.as_str()).collect::<Vec<_>>();
         assert_eq!(text, ["INFO: task umount:50 blocked for more than 120 seconds."]);
         assert_eq!(node.open()[0].evidence, [quotes[0].seq]);
+    }
+
+    /// The kernel's log says of a server of Ceph that it is lost, or back.
+    fn says(node: &mut TestNode, server: &str, is_back: bool) {
+        let text = format!("libceph: {server} {}", if is_back { "up" } else { "down" });
+        let says = LogSays::CephServer(CephServerLine { server: server.into(), is_back });
+        node.observe(Fact::Log(Box::new(LogLine { log: "/dev/kmsg".into(), text, says })));
+    }
+
+    #[test]
+    fn servers_of_ceph_that_the_kernel_says_are_lost_are_named_where_the_mount_is_of_ceph() {
+        let mut node = node(Resume::default());
+        for (server, is_back) in [("osd3", false), ("osd4", false), ("osd4", true), ("osd7", true)] {
+            says(&mut node, server, is_back);
+        }
+        let started = node.now;
+        let of = |tgid, fstype: &str, source: &str| {
+            let hung = unmounter(tgid, started, false);
+            let (fstype, source) = (fstype.to_owned(), source.to_owned());
+            let mount = hung.mount.clone();
+            let mount = mount.map(|mount| UnmountedMount { fstype, source, server: None, ..mount });
+            Unmounter { mount, ..hung }
+        };
+        observe(&mut node, vec![of(50, "ext4", "/dev/rbd0"), of(51, "nfs", "nas1:/v")]);
+        node.run_for(31 * S);
+        let incident = |node: &TestNode, begin: &str| {
+            node.open().into_iter().find(|incident| incident.summary.starts_with(begin)).unwrap()
+        };
+        let quotes = |node: &TestNode| {
+            let quotes = node.events.iter().filter(|event| event.kind == Kind::LogQuoted);
+            quotes.map(|event| event.seq).collect::<Vec<_>>()
+        };
+        let of_ceph = incident(&node, "umount (pid 50)");
+        let begin = "; the kernel's log says that these servers of Ceph are down or do not respond: ";
+        assert!(of_ceph.summary.ends_with(&format!("{begin}osd3")), "{}", of_ceph.summary);
+        assert_eq!(of_ceph.evidence, quotes(&node)[..1]);
+        let of_nfs = incident(&node, "umount (pid 51)");
+        assert!(!of_nfs.summary.contains("Ceph") && of_nfs.evidence.is_empty(), "{}", of_nfs.summary);
+
+        ["mon", "osd5"].iter().for_each(|server| says(&mut node, server, false));
+        node.run_for(2 * S);
+        let of_ceph = incident(&node, "umount (pid 50)");
+        let end = format!("{begin}monitors, osd3 and 1 more");
+        assert!(of_ceph.summary.ends_with(&end), "{}", of_ceph.summary);
+        let all = quotes(&node);
+        assert_eq!(of_ceph.evidence, [all[0], all[2], all[3]]);
+        ["mon", "osd3", "osd5"].iter().for_each(|server| says(&mut node, server, true));
+        node.run_for(2 * S);
+        assert!(!incident(&node, "umount (pid 50)").summary.contains("Ceph"));
     }
 
     #[test]

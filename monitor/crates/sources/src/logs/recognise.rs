@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use kevtmon_observation::{LogSays, NfsSays, NfsServerLine, RbdRefusal};
+use kevtmon_observation::{CephServerLine, LogSays, NfsSays, NfsServerLine, RbdRefusal};
 use kevtmon_types::escape::is_hidden;
 
 use crate::rbd::is_uuid;
@@ -21,8 +21,9 @@ pub(super) struct Recognised {
 }
 
 pub(super) fn of_program(line: &str) -> Option<Recognised> {
-    let found = refused(line).or_else(|| endpoint_missing(line)).or_else(|| sandbox_missing(line));
-    let (says, text) = found.or_else(|| teardown_failed(line)).or_else(|| spec_hash_changed(line))?;
+    let found = refused(line).or_else(|| endpoint_missing(line)).or_else(|| network_not_removed(line));
+    let found = found.or_else(|| sandbox_missing(line)).or_else(|| teardown_failed(line));
+    let (says, text) = found.or_else(|| spec_hash_changed(line))?;
     Some(Recognised { says, text: kept(text) })
 }
 
@@ -40,10 +41,55 @@ pub(super) fn of_kernel(line: &str) -> Option<Recognised> {
             "ndisc_cache: neighbor table overflow!" => LogSays::NeighborOverflow { ipv6: true },
             _ => return None,
         }
+    } else if let Some(server) = ceph_server(line) {
+        LogSays::CephServer(server)
+    } else if let Some(device) = rbd_device(line) {
+        LogSays::RbdDevice { device: device.to_owned() }
     } else {
         LogSays::NfsServer(nfs_server(line)?)
     };
     Some(Recognised { says, text: kept(line) })
+}
+
+/// What the kernel's client of Ceph says of a server, in full (net/ceph/mon_client.c, net/ceph/osdmap.c, fs/ceph/mds_client.c). Newer
+/// kernels name the cluster: `libceph (FSID EPOCH): osd3 down` since 6.10, `ceph: [FSID CLIENT]: mds0 hung` since 6.6.
+fn ceph_server(line: &str) -> Option<CephServerLine> {
+    let (client, rest) = line.split_once(": ")?;
+    let said = match rest.strip_prefix('[') {
+        Some(cluster) if client == "ceph" => cluster.split_once("]: ")?.1,
+        None if client == "ceph" || client == "libceph" || client.starts_with("libceph (") => rest,
+        _ => return None,
+    };
+    let (server, says) = said.split_once(' ')?;
+    let number = server.trim_start_matches(|c: char| c.is_ascii_lowercase());
+    let kind = server.strip_suffix(number).filter(|_| number.parse::<u32>().is_ok())?;
+    let is_back = match (kind, says) {
+        ("osd", "down") | ("mds", "hung" | "caps stale") => false,
+        ("osd", "up") | ("mds", "came back" | "caps renewed") => true,
+        ("mon", _) => {
+            let (_address, says) = says.split_once(" session ")?;
+            match says {
+                "lost, hunting for new mon" => false,
+                "established" => true,
+                _ => return None,
+            }
+        }
+        _ => return None,
+    };
+    let server = if kind == "mon" { kind } else { server };
+    Some(CephServerLine { server: server.to_owned(), is_back })
+}
+
+/// The device of an image whose client has lost its watch, likely since its address is blocklisted or no server responds; or whose lock
+/// it takes from another client (`rbd_watch_errcb`, `rbd_try_lock`, drivers/block/rbd.c).
+fn rbd_device(line: &str) -> Option<&str> {
+    let (device, says) = line.strip_prefix("rbd: ")?.split_once(": ")?;
+    let is_number = |text: &str| text.parse::<u64>().is_ok();
+    let is_known = match says.strip_prefix("encountered watch error: -") {
+        Some(errno) => is_number(errno),
+        None => says.strip_prefix("breaking header lock owned by client").is_some_and(is_number),
+    };
+    device.strip_prefix("rbd").is_some_and(is_number).then_some(device).filter(|_| is_known)
 }
 
 /// What the kernel's client of RPC says of a server, in full as well (`call_timeout`, later `rpc_check_timeout`, and `call_decode`,
@@ -142,6 +188,38 @@ fn endpoint_missing(line: &str) -> Option<(LogSays, &str)> {
         pod: workload(text).or_else(|| words(line).find_map(pod)),
     };
     Some((says, text))
+}
+
+/// How runtimes and kubelets say that a plugin did not remove the network of a sandbox.
+const NOT_REMOVED: [&str; 3] = [
+    "failed to destroy network for sandbox ",
+    "NetworkPlugin cni failed to teardown pod ",
+    "Error deleting ",
+];
+/// Why, in words of plugins: how they begin, and how they end if something is in between.
+const WHY: [(&str, &str); 4] = [
+    // Of Calico, once the token in its kubeconfig has expired.
+    ("error getting ClusterInformation: connection is unauthorized", ""),
+    ("connection is unauthorized", ""),
+    // The process of the sandbox is gone, or another one has its id.
+    ("failed to Statfs ", "/ns/net"),
+    ("plugin's netns and netns from CNI_NETNS should not be the same", ""),
+];
+/// `\\\"/proc/4194304`, as it is quoted again and again.
+const BETWEEN_MAX: usize = 32;
+
+fn network_not_removed(line: &str) -> Option<(LogSays, &str)> {
+    let start = NOT_REMOVED.iter().find_map(|said| line.find(*said))?;
+    let text = WHY.iter().find_map(|(begin, end)| {
+        let at = start + line[start..].find(begin)?;
+        let behind = at + begin.len();
+        let between = line[behind..].find(end).filter(|between| *between <= BETWEEN_MAX)?;
+        Some(&line[at..behind + between + end.len()])
+    })?;
+    let sandbox = words(line).find(|word| is_container_id(word)).map(str::to_owned);
+    // With the id some have the names the other way about.
+    let pod = if sandbox.is_none() { words(line).find_map(pod) } else { None };
+    Some((LogSays::NetworkNotRemoved { sandbox, pod }, text))
 }
 
 /// How kubelets from 1.18 to 1.23 say why they do not start (`buildContainerMapFromRuntime`).

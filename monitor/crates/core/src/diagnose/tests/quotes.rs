@@ -76,6 +76,44 @@ fn what_is_said_of_another_sandbox_or_of_none_is_not_quoted() {
 }
 
 #[test]
+fn why_a_plugin_fails_is_evidence_of_the_removal_that_fails() {
+    let mut node = failing();
+    let says = |sandbox: &str| {
+        let text = "connection is unauthorized".into();
+        let says = LogSays::NetworkNotRemoved { sandbox: Some(sandbox.into()), pod: None };
+        Fact::Log(Box::new(LogLine { log: "/var/log/kubelet.log".into(), text, says }))
+    };
+    node.observe(says(OTHER));
+    assert_eq!(node.quotes().len(), 0);
+    node.observe(says(SANDBOX));
+    let quote = node.quotes().remove(0).seq;
+    assert_eq!(node.open()[0].evidence.last(), Some(&quote));
+}
+
+#[test]
+fn what_the_kernel_says_of_ceph_is_evidence_of_a_busy_volume_on_an_image() {
+    let mut node = TestNode::booted(Resume::default());
+    node.start(Vec::new());
+    node.scan = |id, path: &str| {
+        let report = holders(id, path);
+        let of_image =
+            |mount: MountFacts| MountFacts { fstype: "ext4".into(), source: "/dev/rbd0".into(), ..mount };
+        HolderReport { mount: report.mount.map(of_image), ..report }
+    };
+    node.observe(umount(Some(16)));
+    node.run_for(S);
+    node.observe(of_kernel(LogSays::RbdDevice { device: "rbd1".into() }));
+    assert_eq!(node.quotes().len(), 0);
+    node.observe(of_kernel(LogSays::RbdDevice { device: "rbd0".into() }));
+    for is_back in [false, true] {
+        node.observe(of_kernel(LogSays::CephServer(CephServerLine { server: "osd3".into(), is_back })));
+    }
+    let quotes: Vec<u64> = node.quotes().iter().map(|event| event.seq).collect();
+    assert_eq!(quotes.len(), 3);
+    assert!(node.open()[0].evidence.ends_with(&quotes), "{:?}", node.open()[0]);
+}
+
+#[test]
 fn where_nothing_is_wrong_nothing_is_quoted() {
     let mut node = TestNode::booted(Resume::default());
     node.start(Vec::new());

@@ -148,6 +148,89 @@ fn the_kernel_is_heard_of_hung_tasks_tables_and_thin_devices() {
 }
 
 #[test]
+fn why_a_plugin_did_not_remove_a_network_is_told_with_the_sandbox_or_the_pod() {
+    let found = |line: &str| match of_program(line)? {
+        Recognised { says: LogSays::NetworkNotRemoved { sandbox, pod }, text } => Some((sandbox, pod, text)),
+        _ => None,
+    };
+    let id = || Some(ID.to_owned());
+    let line = format!(
+        "E0812 18:35:51.567809  518652 pod_workers.go:965] \"Error syncing pod, skipping\" err=\"failed to \\\"KillPodSandbox\\\" \
+         for \\\"u\\\" with KillPodSandboxError: \\\"rpc error: code = Unknown desc = failed to destroy network for sandbox \
+         \\\\\\\"{ID}\\\\\\\": plugin type=\\\\\\\"calico\\\\\\\" failed (delete): error getting ClusterInformation: connection \
+         is unauthorized: Unauthorized token=s3cr3t"
+    );
+    let why = "error getting ClusterInformation: connection is unauthorized";
+    assert_eq!(found(&line), Some((id(), None, why.to_owned())));
+    let line = format!(
+        "E0821 18:37:24.896277   10990 cni.go:366] Error deleting lijiaob_etcd1-0/{ID} from network calico/k8s-pod-network: \
+         failed to Statfs \"/proc/16707/ns/net\": no such file or directory"
+    );
+    assert_eq!(found(&line), Some((id(), None, "failed to Statfs \"/proc/16707/ns/net".to_owned())));
+    let why = "plugin's netns and netns from CNI_NETNS should not be the same";
+    let line = format!("NetworkPlugin cni failed to teardown pod \"etcd1-0_lijiaob\" network: {why}");
+    let etcd = Some(("lijiaob".to_owned(), "etcd1-0".to_owned()));
+    assert_eq!(found(&line), Some((None, etcd, why.to_owned())));
+    for line in [
+        format!("failed to setup network for sandbox \"{ID}\": connection is unauthorized: Unauthorized"),
+        format!(
+            "failed to destroy network for sandbox \"{ID}\": plugin type=\"bridge\" failed (delete): timed out"
+        ),
+        format!(
+            "failed to destroy network for sandbox \"{ID}\": failed to Statfs {} /ns/net",
+            "x".repeat(40)
+        ),
+        format!("connection is unauthorized: failed to destroy network for sandbox \"{ID}\""),
+    ] {
+        assert_eq!(of_program(&line), None, "{line}");
+    }
+}
+
+#[test]
+fn the_kernel_is_heard_of_servers_of_ceph_and_of_its_images_by_whole_lines() {
+    let says = |line: &str| match of_kernel(line)?.says {
+        LogSays::CephServer(line) => Some((line.server, line.is_back)),
+        LogSays::RbdDevice { device } => Some((device, false)),
+        _ => None,
+    };
+    for (line, server, is_back) in [
+        ("libceph: mon0 10.47.136.2:6789 session lost, hunting for new mon", "mon", false),
+        ("libceph: mon2 (1)10.72.36.245:40083 session lost, hunting for new mon", "mon", false),
+        ("libceph: mon1 (1)[fd00::9]:6789 session established", "mon", true),
+        ("libceph: osd3 down", "osd3", false),
+        ("libceph: osd3 up", "osd3", true),
+        ("libceph (5c948341-c030-4996-b888-f032577d97b0 e42): osd3 down", "osd3", false),
+        ("ceph: mds0 hung", "mds0", false),
+        ("ceph: [5c948341-c030-4996-b888-f032577d97b0 24128]: mds0 came back", "mds0", true),
+        ("ceph: mds0 caps stale", "mds0", false),
+        ("ceph: mds0 caps renewed", "mds0", true),
+        ("rbd: rbd0: encountered watch error: -107", "rbd0", false),
+        ("rbd: rbd12: breaking header lock owned by client24128", "rbd12", false),
+    ] {
+        assert_eq!(says(line), Some((server.to_owned(), is_back)), "{line}");
+    }
+    for line in [
+        // A server closes what is idle, too.
+        "libceph: osd3 (1)10.47.136.2:6801 socket closed (con state OPEN)",
+        "libceph: osd3 weight 0x0 (out)",
+        "libceph: osd3 down again",
+        "libceph: osd down",
+        "libceph: 3 down",
+        "libceph: [x y]: osd3 down",
+        "libcephx: osd3 down",
+        "x: libceph: osd3 down",
+        "libceph: mon0 session established",
+        "ceph: mds0 caps still stale",
+        "rbd: rbd0: added with size 0x40000000",
+        "rbd: rbd0: encountered watch error: -x",
+        "rbd: sda: encountered watch error: -107",
+        "rbd: rbd0: breaking header lock owned by client",
+    ] {
+        assert_eq!(of_kernel(line), None, "{line}");
+    }
+}
+
+#[test]
 fn the_kernel_is_heard_of_servers_of_nfs_by_whole_lines() {
     let says = |line: &str| match of_kernel(line)?.says {
         LogSays::NfsServer(line) => Some((line.server, line.says, line.lockd)),
