@@ -29,6 +29,7 @@ impl Core {
             LogSays::RbdRefused(refusal) => self.attach_refused(at, log, refusal),
             LogSays::NfsServer(line) if !line.lockd => self.nfs_server(at, &log, &line),
             LogSays::CephServer(line) => self.ceph_server(at, &log, &line),
+            LogSays::DeviceNotFreed { ifname } => self.device_not_freed(at, &log, &ifname),
             says => {
                 self.quote(at, &log, &says);
             }
@@ -56,6 +57,13 @@ impl Core {
             quote = self.emit_quote(at, log, None);
         }
         self.diagnose(at, &ModelChange::CephServer { line, quote });
+    }
+
+    /// It is evidence of the incident that opens if this lasts.
+    fn device_not_freed(&mut self, at: BootNs, log: &Log, ifname: &str) {
+        let is_quoted = self.quotes.admits(at, ifname, "device-not-freed");
+        let quote = if is_quoted { self.emit_quote(at, log, None) } else { None };
+        self.diagnose(at, &ModelChange::UnfreedDevice { ifname, quote });
     }
 
     fn emit_quote(&mut self, at: BootNs, log: &Log, target: Option<Shared<Target>>) -> Option<u64> {
@@ -186,6 +194,7 @@ fn belongs(open: &OpenIncident, says: &LogSays, is_recent: impl Fn(&OpenIncident
             mount.is_some_and(is_it)
                 || objects.rbd.as_deref().and_then(|rbd| rbd.device.as_ref()).is_some_and(is_it)
         }
-        LogSays::RbdRefused(_) => false,
+        // Of a device that is in no namespace any more: that of an open incident is another of the same name.
+        LogSays::DeviceNotFreed { .. } | LogSays::RbdRefused(_) => false,
     }
 }

@@ -226,7 +226,7 @@ pub struct Event {
     pub neighbor_table: Option<Box<NeighborTable>>,
     /// The reservation of an address that a pod has, for incidents of kind `ipam-drift`.
     pub reservation: Option<Box<Reservation>>,
-    /// The network interface, for `link.*`, and for incidents of kind `orphan-veth`.
+    /// The network interface, for `link.*`, and for incidents of kinds `orphan-veth` and `netns-never-ends`.
     pub link: Option<Box<Link>>,
     /// The route, for `route.*`.
     pub route: Option<Box<Route>>,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Details, Object, Role, Visitor};
 
-/// A network interface, for `link.*` and for incidents of kind `orphan-veth`.
+/// A network interface, for `link.*` and for incidents of kinds `orphan-veth` and `netns-never-ends`.
 #[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Link {

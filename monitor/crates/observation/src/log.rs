@@ -56,6 +56,11 @@ pub enum LogSays {
         /// `rbd0`.
         device: String,
     },
+    /// The kernel waits for a network device that was deleted, as something still refers to it.
+    DeviceNotFreed {
+        /// Its name in its own network namespace, which the line does not tell.
+        ifname: String,
+    },
     /// A task waits in the kernel.
     HungTask {
         comm: String,
@@ -80,6 +85,7 @@ impl LogSays {
             Self::CephServer(CephServerLine { is_back: false, .. }) => "ceph-server-lost",
             Self::CephServer(_) => "ceph-server-back",
             Self::RbdDevice { .. } => "rbd-device",
+            Self::DeviceNotFreed { .. } => "device-not-freed",
             Self::HungTask { .. } => "hung-task",
         }
     }

@@ -72,6 +72,7 @@ mod mount_leak;
 mod mount_multiplied;
 mod multi_pod_disruption;
 mod neighbor_table_full;
+mod netns_never_ends;
 mod nfs_server_unresponsive;
 mod orphan_container;
 mod orphan_veth;
@@ -111,10 +112,11 @@ pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, causes before their effects: a later diagnosis can link what an earlier one found in the same event. A stale CNI
 /// call is a cause only for what it did, so it comes behind that.
-pub const KINDS: [&IncidentKind; 29] = [
+pub const KINDS: [&IncidentKind; 30] = [
     &cni_teardown_failing::SPEC,
     &neighbor_table_full::SPEC,
     &gateway_neighbor_lost::SPEC,
+    &netns_never_ends::SPEC,
     &orphan_veth::SPEC,
     &ipam_drift::SPEC,
     &duplicate_pod_ip::SPEC,
@@ -311,6 +313,11 @@ pub enum ModelChange<'a> {
     /// The same of a server of Ceph.
     CephServer {
         line: &'a CephServerLine,
+        quote: Option<u64>,
+    },
+    /// The kernel's log says that the kernel waits for a network device to become free.
+    UnfreedDevice {
+        ifname: &'a str,
         quote: Option<u64>,
     },
     /// The mounts of servers of NFS that do not respond were looked at.

@@ -43,12 +43,22 @@ pub(super) fn of_kernel(line: &str) -> Option<Recognised> {
         }
     } else if let Some(server) = ceph_server(line) {
         LogSays::CephServer(server)
+    } else if let Some(ifname) = device_not_freed(line) {
+        LogSays::DeviceNotFreed { ifname: ifname.to_owned() }
     } else if let Some(device) = rbd_device(line) {
         LogSays::RbdDevice { device: device.to_owned() }
     } else {
         LogSays::NfsServer(nfs_server(line)?)
     };
     Some(Recognised { says, text: kept(line) })
+}
+
+/// In full (`netdev_wait_allrefs_any`, net/core/dev.c, and those before it).
+fn device_not_freed(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("unregister_netdevice: waiting for ")?;
+    let (ifname, count) = rest.split_once(" to become free. Usage count = ")?;
+    count.parse::<i32>().ok()?;
+    named(ifname)
 }
 
 /// What the kernel's client of Ceph says of a server, in full (net/ceph/mon_client.c, net/ceph/osdmap.c, fs/ceph/mds_client.c). Newer

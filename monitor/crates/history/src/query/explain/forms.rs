@@ -356,16 +356,24 @@ forms! {
         Possible "It is down or cannot be reached from the network namespace in which the volume was mounted. kevtmon reports it if [logs] \
                   kmsg is on and no reply came for 30 s."
         look ["kevtmon incidents --kind nfs-server-unresponsive", "kevtmon incidents --kind umount-hung"];
+    "ceph-server-lost" KERNEL says ["session lost, hunting for new mon", "libceph…: osd…down", "ceph…: mds…hung", "ceph…: mds…caps stale"]
+        about []
+        explained by ["umount-hung", "volume-busy"]
+        means "The kernel's client of Ceph has lost a server; what uses CephFS or an RBD image may wait for it."
+        Possible "The server is down, or this node does not reach it. The kernel also says that one is back: session established, osd up, \
+                  mds came back."
+        look ["kevtmon incidents --kind umount-hung"];
     "thin-deletion" KERNEL says ["device-mapper: thin: Deletion of thin device"] about []
         explained by ["container-undeletable", "mount-leak"]
         means "The device of a container's root file system cannot be deleted, as a rule while it is in use."
         Possible "Another mount namespace still has it mounted."
         look ["kevtmon holders --leaks", "kevtmon incidents --kind container-undeletable"];
-    "device-not-freed" KERNEL says ["unregister_netdevice: waiting for"] about [interface]
-        explained by ["orphan-veth"]
+    "device-not-freed" KERNEL says ["unregister_netdevice: waiting for"] about [interface, node]
+        explained by ["netns-never-ends", "orphan-veth"]
         means "The kernel waits to free a network device that something still refers to."
-        Possible "A socket or route of a network namespace that ended keeps it; a restart of the node helps if it does not go by itself."
-        look ["kevtmon incidents --kind orphan-veth"];
+        Possible "Often it goes by itself after some minutes. Else it is a defect of the kernel, and until a restart of the node no \
+                  network namespace ends."
+        look ["kevtmon incidents --kind netns-never-ends"];
     "no-persistent-mac" SYSTEMD says ["ould not generate persistent MAC"] about [interface]
         explained by ["gateway-neighbor-lost"]
         means "udev finds no fixed hardware address for a virtual interface."

@@ -28,7 +28,8 @@ const NOT_MEANT: [&str; 5] = ["/usr/", "/bin/", "/sbin/", "/opt/cni/bin/", "/v1.
 const HOST_ENDS: [&str; 5] = ["cali", "veth", "eni", "azv", "lxc"];
 const DEVICES: [&str; 5] = ["vxlan.calico", "flannel.1", "cni0", "docker0", "tunl0"];
 /// Kinds of incidents that are about the node.
-const OF_NODE: [&str; 3] = ["kubelet-crash-loop", "spec-hash-storm", "neighbor-table-full"];
+const OF_NODE: [&str; 4] =
+    ["kubelet-crash-loop", "spec-hash-storm", "neighbor-table-full", "netns-never-ends"];
 
 /// Where the known words stand in a message.
 #[derive(Debug, Clone, Copy)]

@@ -185,6 +185,7 @@ fn an_incident_is_found_by_what_it_happened_to() {
         candidate(4, "gateway-neighbor-lost", sample::deletion()),
         candidate(5, "neighbor-table-full", Event { cni: None, ..none() }),
         candidate(6, "nfs-server-unresponsive", Event { nfs_server: Some(Box::new(nas1())), ..none() }),
+        candidate(7, "netns-never-ends", Event { cni: None, ..none() }),
     ]);
     for (text, expected) in [
         ("umount: <volume>: target is busy", Some("volume-busy")),
@@ -204,6 +205,7 @@ fn an_incident_is_found_by_what_it_happened_to() {
         ("neighbour: arp_cache: neighbor table overflow!", Some("neighbor-table-full")),
         ("nfs: server nas1 not responding, still trying", Some("nfs-server-unresponsive")),
         ("nfs: server nas2 not responding, still trying", None),
+        ("unregister_netdevice: waiting for lo to become free. Usage count = 1", Some("netns-never-ends")),
     ] {
         assert_eq!(explains(&memory, text).as_deref(), expected, "{text}");
     }

@@ -140,10 +140,31 @@ fn the_kernel_is_heard_of_hung_tasks_tables_and_thin_devices() {
         "neighbour: x_cache: neighbor table overflow!",
         "x[7]: segfault at 0 ip 0 sp 0 error 4 in neighbour: arp_cache: neighbor table overflow![400000+1000]",
         "neighbour: arp_[7]: segfault at 0 ip 0 sp 0 error 4 in x: neighbor table overflow![400000+1000]",
-        // Of a device that is gone from every namespace already: that of an open incident is another of the same name.
-        "unregister_netdevice: waiting for eth0 to become free. Usage count = 2",
     ] {
         assert_eq!(says(line), None, "{line}");
+    }
+}
+
+#[test]
+fn the_kernel_is_heard_of_devices_that_are_not_freed_by_whole_lines() {
+    let says = |line: &str| match of_kernel(line)?.says {
+        LogSays::DeviceNotFreed { ifname } => Some(ifname),
+        _ => None,
+    };
+    for (line, ifname) in [
+        ("unregister_netdevice: waiting for lo to become free. Usage count = 1", "lo"),
+        ("unregister_netdevice: waiting for veth2ab7221 to become free. Usage count = 2", "veth2ab7221"),
+        ("unregister_netdevice: waiting for eth0.7 to become free. Usage count = -1", "eth0.7"),
+    ] {
+        assert_eq!(says(line).as_deref(), Some(ifname), "{line}");
+    }
+    for line in [
+        "unregister_netdevice: waiting for lo to become free. Usage count = ",
+        "unregister_netdevice: waiting for lo to become free. Usage count = 1[7]: segfault at 0",
+        "unregister_netdevice: waiting for  to become free. Usage count = 1",
+        "x: unregister_netdevice: waiting for lo to become free. Usage count = 1",
+    ] {
+        assert_eq!(of_kernel(line), None, "{line}");
     }
 }
 
