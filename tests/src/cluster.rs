@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -44,6 +44,12 @@ impl Cluster {
             (nodes.stdout == "True").then_some(())
         });
         let _ = cluster.kubectl(&["create", "namespace", cluster.node.namespace()]);
+        let docker = cluster.node.dockerd().words::<&str>(&[]).swap_remove(0);
+        let programs = cluster.programs();
+        fs::create_dir(&programs).expect("a directory can be made");
+        for (name, place) in [("kubectl", program("kubectl")), ("docker", docker.into())] {
+            symlink(place, programs.join(name)).expect("a link can be made");
+        }
         cluster
     }
 
@@ -53,10 +59,19 @@ impl Cluster {
         &self.node
     }
 
-    /// What `kubectl` reads to reach it.
+    /// Lines that let a shell use its `kubectl` and the `docker` of its node.
     #[must_use]
-    pub fn kubeconfig(&self) -> PathBuf {
-        self.control_plane.kubeconfig()
+    pub fn environment(&self) -> String {
+        format!(
+            "export KUBECONFIG={}\nexport DOCKER_HOST=unix://{}\nexport PATH={}:$PATH\n",
+            self.control_plane.kubeconfig().display(),
+            self.node.dockerd().socket().display(),
+            self.programs().display(),
+        )
+    }
+
+    fn programs(&self) -> PathBuf {
+        self.control_plane.path("bin")
     }
 
     /// Runs `kubectl` in the namespace of the node; panics unless it succeeds.

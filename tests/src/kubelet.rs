@@ -14,10 +14,11 @@ use nix::sys::signal::Signal;
 use crate::by_name;
 use crate::dockerd::{Dockerd, IMAGE};
 use crate::eventually;
-use crate::lock;
+use crate::lock::{self, HOST_PID};
 use crate::patience::wait_until;
-use crate::process::{Running, attempt, write_script};
+use crate::process::{Running, attempt};
 use crate::reaper::Cleanup;
+use crate::runc;
 use crate::unique;
 
 mod volume;
@@ -27,8 +28,10 @@ const CHECKPOINTS: &str = "/var/lib/dockershim/sandbox";
 
 /// Debian's CNI plugins.
 const PLUGINS: &str = "/usr/lib/cni";
-/// The node's name, the last part of the names of its static pods.
-const NODE: &str = "node1";
+/// The node's name, the last part of the names of its static pods; the API server connects to its kubelet by it.
+const NODE: &str = "127.0.0.1";
+/// The Kubernetes namespace of the pods of a cluster, as in the documents.
+const POD_NAMESPACE: &str = "lijiaob";
 /// Held while a kubelet runs: it takes all checkpoints for its own.
 const LOCK: &str = "/run/lock/kevtmon-kubelet.lock";
 
@@ -46,7 +49,10 @@ const KERNEL: [(&str, &str); 6] = [
 ];
 
 /// Directories of the machine that the kubelet sees as empty ones of its own.
-const HIDDEN: [&str; 4] = ["/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers"];
+const HIDDEN: [&str; 6] = [
+    "/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers", "/var/lib/kevtmon",
+    "/run/kevtmon",
+];
 
 /// Makes the mount namespace: `$1` is a directory, the rest are pairs of what is mounted and where.
 const NAMESPACE: &str = r#"
@@ -59,17 +65,6 @@ while [ $# -gt 0 ]; do
 done
 : >"$ready"
 exec sleep 1000000
-"#;
-
-/// Starts runc. Without CAP_SYS_RESOURCE it cannot make a process less likely to be killed than itself.
-const RUNC: &str = r#"#!/bin/sh
-[ ! -e "$0.broken" ] || exit 1
-previous=
-for word; do
-    [ "$previous" = --bundle ] && sed -i 's/"oomScoreAdj":-[0-9]*/"oomScoreAdj":0/' "$word/config.json"
-    previous=$word
-done
-exec runc "$@"
 "#;
 
 /// Copies a program of Go, and sets the flags of its build information: addresses instead of texts. By another process, see
@@ -116,7 +111,7 @@ impl KubeletNode {
         let others = fs::read_dir(CHECKPOINTS).map(Iterator::count).unwrap_or_default();
         assert_eq!(others, 0, "{CHECKPOINTS} has sandboxes of another kubelet, which this one would remove");
         let shared = lock::Shared::take();
-        let namespace = unique::name("kvk");
+        let namespace = kubeconfig.as_ref().map_or_else(|| unique::name("kvk"), |_| POD_NAMESPACE.to_owned());
         // Of a cluster, pods of other namespaces have some, too.
         let checkpoints = Cleanup::script(&match kubeconfig {
             Some(_) => format!("rm -f {CHECKPOINTS}/*\n"),
@@ -125,10 +120,9 @@ impl KubeletNode {
         let dockerd = Dockerd::prepare();
         let directory = dockerd.directory().to_owned();
         let mounts = mount_namespace(&directory);
-        let runc = directory.join("runc");
-        write_script(&runc, RUNC);
-        let runtime = format!("--add-runtime=kubelet={}", runc.display());
-        let dockerd = dockerd.through(&enter(&mounts), &[&runtime, "--default-runtime=kubelet"]);
+        // For a daemon in a pod: pid 1, which it sees, has the mounts of the machine.
+        let runtime = runc::install(&directory, &[(HOST_PID, &mounts.pid().to_string())]);
+        let dockerd = dockerd.through(&enter(&mounts), &runtime.each_ref().map(String::as_str));
         dockerd.launch();
         let mut node = Self {
             namespace,
@@ -277,6 +271,12 @@ impl KubeletNode {
     #[must_use]
     pub fn network(&self) -> by_name::Network {
         by_name::Network::new(self.path("cni-bin"), self.namespace.clone())
+    }
+
+    /// Its root directory.
+    #[must_use]
+    pub fn root(&self) -> PathBuf {
+        format!("/proc/{}/root", self.mounts.pid()).into()
     }
 
     /// Its Docker.

@@ -59,6 +59,7 @@ pub mod listener;
 pub mod own_node;
 pub mod podman;
 pub mod rbd_call;
+pub mod runc;
 
 pub mod advice;
 pub mod daemon;

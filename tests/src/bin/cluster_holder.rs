@@ -97,13 +97,7 @@ fn hold() -> io::Result<()> {
 
 /// Says how to use the cluster, in a file and in one line.
 fn tell(cluster: &Cluster) -> io::Result<()> {
-    let environment = format!(
-        "export KUBECONFIG={}\nexport DOCKER_HOST=unix://{}\nexport PATH={}:$PATH\n",
-        cluster.kubeconfig().display(),
-        cluster.node().dockerd().socket().display(),
-        std::env::var("KEVTMON_CONTROL_PLANE").unwrap_or_default(),
-    );
-    fs::write(ENVIRONMENT, environment)?;
+    fs::write(ENVIRONMENT, cluster.environment())?;
     let refused = cluster.node().network().refused();
     println!("The cluster is up. DELs fail of a pod that has a file {}/NAMESPACE.NAME.", refused.display());
     Ok(())

@@ -20,29 +20,12 @@ use kevtmon_tests::mount::{Mount, Scratch, is_about};
 use kevtmon_tests::patience::within_patience;
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::PodSandbox;
-use kevtmon_tests::process::{Finished, attempt, finish, hold_by_cwd, write_script};
+use kevtmon_tests::process::{Finished, attempt, finish, hold_by_cwd};
+use kevtmon_tests::runc;
 use kevtmon_tests::scrape::Scrape;
 use serde_json::{Value, json};
 
 const FORMS: [&str; 2] = [CAPABILITIES, PRIVILEGED];
-
-/// Starts runc. What this machine itself lacks cannot be given to a container: without CAP_SYS_RESOURCE a privileged one does
-/// not start.
-const RUNC: &str = r#"#!/bin/sh
-without() {
-    grep -q '^CapBnd:.*[13579bdf]......$' /proc/self/status && return
-    sed -i 's/,"CAP_SYS_RESOURCE"//g; s/"CAP_SYS_RESOURCE",//g' "$1"
-}
-previous=
-for word; do
-    case "$previous" in
-    --bundle) without "$word/config.json" ;;
-    --process) without "$word" ;;
-    esac
-    previous=$word
-done
-exec runc "$@"
-"#;
 
 #[test]
 fn the_pod_runs_on_every_node_and_gets_nothing_of_the_node_but_directories_of_its_own() {
@@ -205,10 +188,8 @@ fn with_five_capabilities_it_names_who_broke_a_gateway_and_who_holds_a_volume() 
 #[test]
 fn a_privileged_pod_does_so_as_well() {
     let dockerd = Dockerd::prepare();
-    let runc = dockerd.directory().join("runc");
-    write_script(&runc, RUNC);
-    let runtime = format!("--add-runtime=here={}", runc.display());
-    let dockerd = dockerd.through::<&str>(&[], &[&runtime, "--default-runtime=here"]);
+    let runtime = runc::install(dockerd.directory(), &[]);
+    let dockerd = dockerd.through::<&str>(&[], &runtime.each_ref().map(String::as_str));
     dockerd.launch();
     names_who_did_it(&dockerd, PRIVILEGED);
 }
