@@ -23,7 +23,7 @@ pub const CAPABILITIES: &str = "deploy/kubernetes/kevtmon-capabilities.yaml";
 pub const PRIVILEGED: &str = "deploy/kubernetes/kevtmon.yaml";
 
 /// Where the metrics are served in it.
-const LISTEN: &str = "127.0.0.1:19809";
+pub const LISTEN: &str = "127.0.0.1:19809";
 
 /// The DaemonSet of a manifest.
 #[must_use]

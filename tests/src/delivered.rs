@@ -50,6 +50,14 @@ pub fn list<'a>(of: &'a Value, member: &str) -> &'a [Value] {
     of[member].as_array().unwrap_or_else(|| panic!("{member} is no list in {of}"))
 }
 
+/// The commands that such a file of Markdown shows on a console, each in a line, without what they print.
+#[must_use]
+pub fn commands(of: &str) -> Vec<String> {
+    let text = text(of).replace("\\\n", " ");
+    let blocks = text.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
+    blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix("$ ")).map(str::to_owned).collect()
+}
+
 fn json(yaml: &Yaml) -> Value {
     match yaml {
         Yaml::Real(text) => text.parse::<f64>().map_or_else(|_| text.as_str().into(), Value::from),

@@ -16,6 +16,7 @@ pub mod reaper;
 
 pub mod actor;
 pub mod balance;
+pub mod bpf;
 pub mod certificate;
 pub mod cgroup;
 pub mod component;

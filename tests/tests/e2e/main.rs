@@ -16,6 +16,7 @@ mod budgets;
 mod busy_volumes;
 mod callers;
 mod cluster;
+mod cluster_daemon_set;
 mod cni;
 mod cni_incidents;
 mod components;

@@ -21,7 +21,7 @@ const WANTED: &str = "/etc/systemd/system/multi-user.target.wants/kevtmon.servic
 const UNIT: &str = "/lib/systemd/system/kevtmon.service";
 
 /// A release of the program under test, without its symbols, which take long to pack; made once.
-fn release(version: &str) -> Release {
+pub(crate) fn release(version: &str) -> Release {
     static MADE: OnceLock<(Scratch, Release)> = OnceLock::new();
     let (_, made) = MADE.get_or_init(|| {
         let scratch = Scratch::without_mounts();
