@@ -37,9 +37,9 @@ pub(crate) const E2E_EXECUTABLE: &str = "e2e";
 /// Of `cargo test`.
 pub(crate) const E2E_ARGUMENTS: [&str; 4] = ["--package", E2E, "--test", E2E_EXECUTABLE];
 
-/// The end-to-end tests that need a kubelet, those that need a whole cluster, and the package in a Debian: each a module.
-const WITH_KUBELET: &str = "kubelet_node";
-const WITH_CLUSTER: &str = "cluster";
+/// Modules of the end-to-end tests that need a kubelet, and of those that need a whole cluster.
+const WITH_KUBELET: [&str; 1] = ["kubelet_node"];
+const WITH_CLUSTER: [&str; 2] = ["cluster", "cluster_daemon_set"];
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -78,7 +78,7 @@ enum Part {
     Runtimes,
     /// The daemon on a node with a real kubelet, as root; the first time the kubelet is built
     Kubelet,
-    /// The same on a whole cluster of one node, which is built the first time; in no other part
+    /// The same on a whole cluster of one node, also as its DaemonSet; the first time the cluster is built
     Cluster,
     /// What the other parts need, built
     #[value(hide = true)]
@@ -89,7 +89,7 @@ enum Part {
     /// Lint, unit tests, end-to-end tests and one other kernel: what CI runs
     #[default]
     Gate,
-    /// Everything but `cluster`: also slow tests, more kernels, newer container runtimes, kubelets, arm64
+    /// Everything: also slow tests, more kernels, newer container runtimes, kubelets, a cluster, arm64
     Full,
 }
 
@@ -110,7 +110,7 @@ pub(crate) fn test(options: &Options) -> Result<()> {
         Part::Systemd => vm::systemd::test(is_required),
         Part::Runtimes => with_runtimes(&options.names, is_required),
         Part::Kubelet => with_kubelet(&options.names, is_required),
-        Part::Cluster => with_cluster(&options.names),
+        Part::Cluster => with_cluster(&options.names, is_required),
         Part::Build => build_all(),
         Part::Prepare => prepare(),
         Part::Gate => parts::run(&parts::GATE, &options.names),
@@ -252,10 +252,18 @@ const SLOW: [&str; 12] = [
 const WITH_RUNTIME: [&str; 7] =
     ["container_undeletable", "cri", "daemon_set", "docker", "orphan_container", "pod_claims", "runtimes"];
 
-/// Their tests on the runtimes of newer releases. Where these cannot be had, that is an error if they are `required`.
+/// Whether tests that take packages of Debian are left out: without apt, where they are not `required`.
+fn is_left_out(what: &str, required: bool) -> bool {
+    let is_left_out = !required && !kubernetes::is_possible();
+    if is_left_out {
+        eprintln!("xtask: skipped: the tests with {what} take packages of Debian, and there is no apt here");
+    }
+    is_left_out
+}
+
+/// Their tests on the runtimes of newer releases.
 fn with_runtimes(names: &[String], required: bool) -> Result<()> {
-    if !required && !kubernetes::is_possible() {
-        eprintln!("xtask: skipped: newer container runtimes are Debian's packages, and there is no apt here");
+    if is_left_out("newer container runtimes", required) {
         return Ok(());
     }
     let privilege = Privilege::for_root("container runtimes need", "test")?;
@@ -286,22 +294,23 @@ fn with_runtimes_of(suite: &str, daemon: &Path, names: &[String], privilege: Pri
     leftovers::check(daemon, &executable.path).and(concluded)
 }
 
-/// The tests on a node with a kubelet. Where it cannot be built, that is an error if they are `required`.
+/// The tests on a node with a kubelet.
 fn with_kubelet(names: &[String], required: bool) -> Result<()> {
-    if !required && !kubernetes::is_possible() {
-        eprintln!(
-            "xtask: skipped: the kubelet is built from Debian's source package, and there is no apt here"
-        );
+    if is_left_out("a kubelet", required) {
         return Ok(());
     }
     let privilege = Privilege::for_root("the tests with a kubelet need", "test")?;
     install_end_to_end_prerequisites(privilege)?;
     let (kubelet, other) = (kubernetes::kubelet(privilege)?, kubernetes::other_kubelet(privilege)?);
     let environment = [("KEVTMON_KUBELET", kubelet.as_ref()), ("KEVTMON_OTHER_KUBELET", other.as_ref())];
-    ignored(WITH_KUBELET, &environment, names, privilege)
+    ignored(&WITH_KUBELET, &environment, names, privilege)
 }
 
-fn with_cluster(names: &[String]) -> Result<()> {
+/// The tests on a whole cluster.
+fn with_cluster(names: &[String], required: bool) -> Result<()> {
+    if is_left_out("a cluster", required) {
+        return Ok(());
+    }
     let privilege = Privilege::for_root("the cluster needs", "test cluster")?;
     let [kubelet, control_plane] = cluster::programs(privilege)?;
     let environment = [
@@ -309,12 +318,12 @@ fn with_cluster(names: &[String]) -> Result<()> {
         (control_plane.0, control_plane.1.as_ref()),
         ("KEVTMON_TEST_PATIENCE", cluster::PATIENCE.as_ref()),
     ];
-    ignored(WITH_CLUSTER, &environment, names, privilege)
+    ignored(&WITH_CLUSTER, &environment, names, privilege)
 }
 
-/// Runs the tests of a module that are ignored otherwise, since they need what is built for them.
+/// Runs the tests of modules that are ignored otherwise, since they need what is built for them.
 fn ignored(
-    module: &str,
+    modules: &[&str],
     environment: &[(&str, &OsStr)],
     names: &[String],
     privilege: Privilege,
@@ -323,7 +332,7 @@ fn ignored(
     let environment = [&[("KEVTMON_BIN", daemon.as_os_str())], environment].concat();
     let executable = Executable { ignored: true, ..e2e_executable(privilege, &environment)? };
     let mut tests = selected(executable.tests()?, names);
-    tests.retain(|test| test.split("::").next() == Some(module));
+    tests.retain(|test| test.split("::").next().is_some_and(|module| modules.contains(&module)));
     let mut out = io::stderr();
     let width = Width { batches: 1, threads: 2 };
     let report: Report = suite::run(by_module(&executable, tests), width, &mut out);

@@ -49,7 +49,7 @@ pub(super) const GATE: [Stage; 3] = [
     &[&[job("end-to-end tests", &["test", "e2e", "--gate"], 60)]],
 ];
 
-pub(super) const FULL: [Stage; 6] = [
+pub(super) const FULL: [Stage; 7] = [
     &[&[job("build", &["test", "build"], 45)], &[job("preparation", &["test", "prepare"], 45)]],
     &[&[
         job("unit tests", &["test", "unit"], 30),
@@ -59,12 +59,16 @@ pub(super) const FULL: [Stage; 6] = [
     &[&[job("end-to-end tests", &["test", "e2e"], 90), job("demo", &["demo"], 20)]],
     &[&[job("tests with newer runtimes", &["test", "runtimes", "--if-possible"], 45)]],
     &[&[job("tests with a kubelet", &["test", "kubelet", "--if-possible"], 45)]],
+    &[&[job("tests with a cluster", &["test", "cluster", "--if-possible"], 60)]],
     &[&[
         job("tests on other kernels", &["test", "vm", "--if-possible"], 90),
         job("tests on arm64", &["test", "vm", "--arch", "arm64", "--if-possible"], 120),
         job("the package under systemd", &["test", "systemd", "--if-possible"], 30),
     ]],
 ];
+
+/// Parts of which only some tests can be run.
+const BY_NAME: [&str; 6] = ["unit", "e2e", "runtimes", "kubelet", "cluster", "vm"];
 
 /// Runs them, and shows what came of each.
 pub(super) fn run(stages: &[Stage], names: &[String]) -> Result<()> {
@@ -127,9 +131,7 @@ fn run_lane<W: Write + Send>(
         let start = Instant::now();
         let mut command = Command::new(program);
         command.args(job.arguments).env(flaky::VARIABLE, flaky);
-        if job.arguments.iter().any(|part| ["unit", "e2e", "runtimes", "kubelet", "vm"].contains(part))
-            && !names.is_empty()
-        {
+        if job.arguments.iter().any(|part| BY_NAME.contains(part)) && !names.is_empty() {
             command.arg("--").args(names);
         }
         let outcome = writeln!(output, "xtask: {}", job.name).map_err(Into::into);
