@@ -167,8 +167,16 @@ pub fn keep_what_starting_needs(writes: Writes) {
         tracing::warn!(%error, "cannot give up capabilities that are not needed");
     }
     let may_write = Own::default().effective_capabilities().is_none_or(|mask| DAC_OVERRIDE.is_in(mask));
-    let lacking = looked.iter().filter(|_| !may_write).flat_map(|looked| looked.remarks(&directory));
-    lacking.for_each(|remark| tracing::warn!("{remark}"));
+    match &looked {
+        Some(looked) if !may_write => {
+            looked.remarks(&directory).iter().for_each(|remark| tracing::warn!("{remark}"));
+        }
+        Some(Looked { state: Some((first, uid)), .. }) => tracing::warn!(
+            "uid {uid} owns {}, and can read and change it: kevtmon keeps CAP_DAC_OVERRIDE to write there",
+            first.display()
+        ),
+        _ => {}
+    }
 }
 
 impl Looked {
@@ -188,8 +196,8 @@ impl Looked {
                 _ => format!("mv {0} {0}.old", state.display()),
             };
             format!(
-                "store and flight recorder cannot work: uid {uid} owns {}, and kevtmon has no CAP_DAC_OVERRIDE to write in spite \
-                 of it. Stop kevtmon, {mend}, and start it again",
+                "store or flight recorder may not work: {} (of uid {uid}) cannot be written without CAP_DAC_OVERRIDE. Stop \
+                 kevtmon, {mend}, and start it again",
                 first.display()
             )
         });

@@ -41,7 +41,7 @@ use unseen::Foreseen;
 const MAPS_LINE: usize = 80 + 4096;
 
 /// Why nothing is said of the rest of what a process has open.
-const CUT: &str = "time ran out before all its open files were read";
+const CUT: &str = "time ran out before all its open files and sockets were read";
 
 /// One way in which a process pins the target.
 #[derive(Debug, Clone, PartialEq, Eq)]

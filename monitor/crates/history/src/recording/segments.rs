@@ -3,15 +3,16 @@
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use kevtmon_event::Incident;
+use kevtmon_types::regular_file;
 
 use super::incident_windows::IncidentWindows;
 use super::record_queue::{PartStart, SegmentWriter};
-use super::rotating_file::create_private;
+use super::rotating_file::{PRIVATE, create_private};
 
 /// Directory of the segments, in the state directory.
 pub(super) const DIRECTORY: &str = "recorder";
@@ -48,7 +49,10 @@ impl Segments {
     pub(super) fn open(state_dir: &Path, age: Duration, max_bytes: u64) -> io::Result<Self> {
         let directory = state_dir.join(DIRECTORY);
         create_directory(&directory)?;
-        let lock = create_private(&directory.join(LOCK))?;
+        // It is empty, and the mode of another user's cannot be changed.
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false).mode(PRIVATE);
+        let lock = regular_file::open_as(&mut options, &directory.join(LOCK))?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => {
                 io::Error::new(ErrorKind::ResourceBusy, "another kevtmon records in this directory")

@@ -25,12 +25,18 @@ const IDLE: [&str; 16] = [
 ];
 
 /// Calls, umount2(2) first, with the argument that is their path.
-const CALLS: [(libc::c_long, usize); 5] = [
+const CALLS: &[(libc::c_long, usize)] = &[
     (libc::SYS_umount2, 0),
     (libc::SYS_newfstatat, 1),
     (libc::SYS_openat, 1),
     (libc::SYS_readlinkat, 1),
     (libc::SYS_statx, 1),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_readlink, 0),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_lstat, 0),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_stat, 0),
 ];
 
 /// A thread that is in umount2(2).
@@ -119,10 +125,10 @@ fn is_idle(function: &str) -> bool {
 /// The absolute path that the first thread of a process has given to the call in which it waits: to unmount it, or to look at it
 /// before.
 pub fn path(process: &Dir, text: &mut Vec<u8>) -> Option<String> {
-    let address = path_of(&process.text(c"syscall", text).ok()?, &CALLS)?;
+    let address = path_of(&process.text(c"syscall", text).ok()?, CALLS)?;
     let path = path_at(process, address);
     // It may have gone on, and the path be another one's.
-    path_of(&process.text(c"syscall", text).ok()?, &CALLS).filter(|again| *again == address)?;
+    path_of(&process.text(c"syscall", text).ok()?, CALLS).filter(|again| *again == address)?;
     path
 }
 
@@ -154,12 +160,12 @@ mod tests {
         let call = format!("{} 0x7ffc10 0x8 0x0 0x0 0x0 0x0 0x7ffc00 0x7f00\n", libc::SYS_umount2);
         assert_eq!(path_of(&call, &CALLS[..1]), Some(0x007f_fc10));
         for other in ["running\n", "-1 0x7ffc00 0x7f00\n", "0 0x3 0x7ffc10 0x1\n", ""] {
-            assert_eq!(path_of(other, &CALLS), None, "{other}");
+            assert_eq!(path_of(other, CALLS), None, "{other}");
         }
         // What looks at the path before.
         let call =
             format!("{} 0xffffff9c 0x7ffc10 0x7ffc20 0x0 0x0 0x0 0x7ffc00 0x7f00\n", libc::SYS_newfstatat);
-        assert_eq!((path_of(&call, &CALLS[..1]), path_of(&call, &CALLS)), (None, Some(0x007f_fc10)));
+        assert_eq!((path_of(&call, &CALLS[..1]), path_of(&call, CALLS)), (None, Some(0x007f_fc10)));
     }
 
     #[test]

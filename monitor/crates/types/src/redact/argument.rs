@@ -91,11 +91,16 @@ fn scan(arg: &str, context: &Context, line: &mut String) -> Next {
         let found = scanner.secret(at, end);
         at = end;
         if let Some(found) = found {
-            line.push_str(&arg[copied..found.start]);
-            if found.end > found.start {
-                line.push_str(MASK);
+            next = found.next;
+            // In what is masked already, only what it implies about the next argument counts.
+            if found.start >= copied {
+                line.push_str(&arg[copied..found.start]);
+                if found.end > found.start {
+                    line.push_str(MASK);
+                }
+                copied = found.end;
+                at = if copied < arg.len() { copied } else { end };
             }
-            (copied, at, next) = (found.end, found.end, found.next);
         }
     }
     line.push_str(&arg[copied..]);
@@ -182,10 +187,7 @@ impl Scanner<'_> {
         if start == self.arg.len() {
             return Some(Found { start, end: start, next: Next::Secret });
         }
-        // What came before the last word may have been switches, and that the option that takes the secret.
-        let last = self.arg.split_ascii_whitespace().next_back().unwrap_or_default();
-        let next = if is_secret_option(last) { Next::Secret } else { Next::Plain };
-        (start > end).then(|| Found { next, ..self.rest(start) })
+        (start > end).then(|| self.rest(start))
     }
 
     fn rest(&self, start: usize) -> Found {
@@ -217,7 +219,10 @@ impl Scanner<'_> {
         let value = self.skip(end, |b| b == b'=' || b.is_ascii_whitespace());
         let word = &self.arg[value..self.word_end(value)];
         // One in quotes may have spaces.
-        let is_whole = start == 0 && self.bytes[end] == b'=' || word.contains(['"', '\'', '\\']);
+        let is_closed = matches!(word.as_bytes(), [open @ (b'"' | b'\''), inner @ .., close]
+            if open == close && !inner.iter().any(|byte| b"\"'\\".contains(byte)));
+        let is_quoted = !is_closed && word.contains(['"', '\'', '\\']);
+        let is_whole = is_quoted || start == 0 && self.bytes[end] == b'=';
         let colon = password_of_user(if is_whole { &self.arg[value..] } else { word })?;
         Some(self.rest(value + colon + 1))
     }

@@ -46,6 +46,9 @@ const MASKED: &[(&str, &str)] = &[
     ("sshpass|-p|hunter2|ssh|-p|22|h", "sshpass -p *** ssh -p *** h"),
     ("docker|login|-u|me|-p|hunter2|r", "docker login -u me -p *** r"),
     ("sh|-c|docker login -p hunter2 r", "sh -c docker login -p ***"),
+    ("sh|-c|export A_TOKEN=x; c --password|hunter2|y", "sh -c export A_TOKEN=*** *** y"),
+    ("sh|-c|export A_TOKEN=x; c -H Authorization:|Bearer|hunter2", "sh -c export A_TOKEN=*** Bearer ***"),
+    (r#"sh|-c|sudo -u "app" mount h:/x /y"#, r#"sh -c sudo -u "app" mount h:/x /y"#),
     // Assignments.
     ("env|AWS_SECRET_ACCESS_KEY=x/y|GITHUB_TOKEN=y|PGPASSWORD=z|cmd", "env AWS_SECRET_ACCESS_KEY=*** GITHUB_TOKEN=*** PGPASSWORD=*** cmd"),
     ("docker|run|-e|KEY=x|-e|A_SECRET=y|-eKEY=z|--env=MYSQL_PWD=w|img", "docker run -e KEY=*** -e A_SECRET=*** -eKEY=*** --env=MYSQL_PWD=*** img"),
