@@ -94,11 +94,13 @@ impl Job for LookForMount {
                 found.add_to(&mut report);
             }
         }
-        let is_refused = |device: &BlockDevice| device.is_used() || device.suspended;
-        let is_refused = report.device.as_deref().is_some_and(is_refused);
+        let device = report.device.as_deref();
+        let (is_used, is_suspended) =
+            (device.is_some_and(BlockDevice::is_used), device.is_some_and(|device| device.suspended));
         report.verdict = match report.verdict {
             // Who only has it open need not have claimed it.
-            _ if is_refused => Verdict::Kernel,
+            _ if is_used => Verdict::Kernel,
+            Verdict::None | Verdict::Incomplete if is_suspended => Verdict::Kernel,
             Verdict::None if !report.complete => Verdict::Incomplete,
             verdict => verdict,
         };

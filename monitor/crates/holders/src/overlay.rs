@@ -6,6 +6,7 @@ use kevtmon_observation::{Access, HolderReport, Verdict};
 use kevtmon_sources::procfs::Proc;
 use kevtmon_sources::procfs::dir::Buffer;
 use kevtmon_sources::procfs::mountinfo::overlay_upper;
+use kevtmon_sources::procfs::root::is_initial_userns;
 
 use super::mntns_index::MntnsIndex;
 use super::pins::{Pin, describe};
@@ -23,6 +24,10 @@ pub(super) fn add(proc: &Proc, upper: &str, deadline: &Deadline, report: &mut Ho
             break;
         }
         let Some((tgid, process)) = oldest(proc, members, MEMBERS_LOOKED_AT) else { continue };
+        // What a user mounts in a namespace of his own has any name that he likes.
+        if !is_initial_userns(&process, &mut links) {
+            continue;
+        }
         let Ok(root) = process.link(c"root", &mut links) else { continue };
         let Ok(table) = process.mount_table(&root, is_wanted) else { continue };
         let pins = table.iter().map(|mount| Pin::of(Access::Mount, mount.mountpoint.clone()));

@@ -53,6 +53,8 @@ const SUBJECT: &str = "unregister_netdevice";
 /// After so long without another line it is over: the kernel says so every ten seconds, if it is not configured otherwise
 /// (`net.core.netdev_unregister_timeout_secs`).
 const QUIET: BootNs = 180 * SECOND;
+/// After a longer pause the kernel waits for another device of that name.
+const GAP: BootNs = 35 * SECOND;
 /// So long before the first line of a device it was deleted: ten seconds, and what passes until it is read.
 const BEFORE: RangeInclusive<BootNs> = 9 * SECOND..=20 * SECOND;
 const DEVICES_MAX: usize = 16;
@@ -95,25 +97,35 @@ pub(super) struct NetnsNeverEnds {
     waiting: BTreeMap<String, Waiting>,
     lines: u64,
     deleted: VecDeque<Deleted>,
+    /// Since when no deletion of a device has been missed.
+    complete_since: BootNs,
     /// Until when the kernel may say again what it said to an earlier run.
     resumed_until: BootNs,
+    /// What an earlier run knew of the device.
+    resumed: Option<Waiting>,
 }
 
 impl NetnsNeverEnds {
     fn said(&mut self, seen: &Seen<'_, ()>, ifname: &str, quote: Option<u64>, findings: &mut Findings) {
         let now = seen.context.now;
+        if self.waiting.get(ifname).is_some_and(|known| now.saturating_sub(known.last) > GAP) {
+            self.waiting.remove(ifname);
+        }
         let is_new = !self.waiting.contains_key(ifname);
         if is_new && self.waiting.len() >= DEVICES_MAX {
             return findings.discard();
         }
         self.lines = self.lines.saturating_add(1);
         let deleted = if is_new { self.deleted_before(ifname, now) } else { None };
-        let waiting = self.waiting.entry(ifname.to_owned()).or_insert_with(|| Waiting {
-            since: now,
-            since_text: seen.context.clock.time_of_day(now),
-            last: now,
-            quote: None,
-            deleted,
+        let resumed = if is_new { self.resumed.take().filter(|_| self.resumed_until > now) } else { None };
+        let waiting = self.waiting.entry(ifname.to_owned()).or_insert_with(|| {
+            resumed.unwrap_or_else(|| Waiting {
+                since: now,
+                since_text: seen.context.clock.time_of_day(now),
+                last: now,
+                quote: None,
+                deleted,
+            })
         });
         waiting.last = now;
         if seen.is_open(SUBJECT) {
@@ -129,6 +141,11 @@ impl NetnsNeverEnds {
     fn deleted_before(&self, ifname: &str, now: BootNs) -> Option<Deleted> {
         let of_name = self.recent(now).rfind(|it| it.link.ifname == ifname);
         let of_only_pod = || {
+            let has_room = self.deleted.len() < DELETED_MAX;
+            let oldest = self.deleted.front().filter(|_| !has_room).map_or(self.complete_since, |it| it.at);
+            if now.saturating_sub(oldest.max(self.complete_since)) <= *BEFORE.end() {
+                return None;
+            }
             let first = self.recent(now).next()?;
             let uid = &first.pod()?.uid;
             let is_its = |it: &Deleted| it.pod().is_some_and(|pod| pod.uid == *uid);
@@ -143,7 +160,11 @@ impl NetnsNeverEnds {
 
     /// Since when, and what is to be told; `None` if no device has been waited for long enough.
     fn report(&self, seen: &Seen<'_, ()>) -> Option<(BootNs, Report)> {
-        let lasts = |waiting: &Waiting| waiting.last.saturating_sub(waiting.since) >= seen.hold;
+        let newest = self.waiting.values().map(|waiting| waiting.last).max()?;
+        let lasts = |waiting: &Waiting| {
+            waiting.last.saturating_sub(waiting.since) >= seen.hold
+                && newest.saturating_sub(waiting.last) <= GAP
+        };
         let mut lasting: Vec<_> = self.waiting.iter().filter(|&(_, waiting)| lasts(waiting)).collect();
         lasting.sort_by_key(|(_, waiting)| waiting.since);
         let (&(ifname, first), others) = lasting.split_first()?;
@@ -172,7 +193,7 @@ impl NetnsNeverEnds {
 }
 
 /// `the kernel has waited since 21:03:05 UTC for network device lo, likely of pod a/b, to become free: likely no network namespace ends
-/// until then`
+/// until then`. For another device than `lo` it may be one task that waits.
 fn summary(ifname: &str, waiting: &Waiting, others: usize) -> String {
     let pod = waiting.deleted.as_ref().and_then(Deleted::pod);
     let of = pod.map_or_else(String::new, |pod| format!(", likely of pod {},", pod_label(pod)));
@@ -182,9 +203,9 @@ fn summary(ifname: &str, waiting: &Waiting, others: usize) -> String {
         more => format!(" and {more} more"),
     };
     let (since, device) = (&waiting.since_text, name(ifname));
+    let effect = if ifname == "lo" { ": likely no network namespace ends until then" } else { "" };
     format!(
-        "the kernel has waited since {since} for network device {device}{of}{more} to become free: likely no network \
-         namespace ends until then"
+        "the kernel has waited since {since} for network device {device}{of}{more} to become free{effect}"
     )
 }
 
@@ -208,8 +229,13 @@ impl Conditions for NetnsNeverEnds {
     type Memory = ();
 
     fn event(&mut self, seen: &Seen<'_, ()>, event: &Event, _: &mut Findings) -> Look {
-        // What was lost may have said it again.
-        if event.lost.as_ref().is_some_and(|lost| lost.source == "logs") && seen.is_open(SUBJECT) {
+        let lost = |source: &str| event.lost.as_ref().filter(|lost| lost.source == source);
+        if lost("netlink").is_some() {
+            self.complete_since = event.at;
+        }
+        // Lines of the kernel that were lost may have said it again.
+        let of_kernel = |reason: &str| ["overrun", "too-many-lines"].contains(&reason);
+        if lost("logs").is_some_and(|lost| of_kernel(&lost.reason)) && seen.is_open(SUBJECT) {
             self.waiting.values_mut().for_each(|waiting| waiting.last = waiting.last.max(event.at));
         }
         let host = seen.context.node.host_netns;
@@ -225,7 +251,7 @@ impl Conditions for NetnsNeverEnds {
     fn change(&mut self, seen: &Seen<'_, ()>, change: &ModelChange<'_>, findings: &mut Findings) -> Look {
         match change {
             ModelChange::UnfreedDevice { ifname, quote } => self.said(seen, ifname, *quote, findings),
-            ModelChange::Ready => {}
+            ModelChange::Ready => self.complete_since = seen.context.now,
             _ => return Look::No,
         }
         Look::Now
@@ -246,7 +272,9 @@ impl Conditions for NetnsNeverEnds {
     }
 
     fn settle(&self, seen: &Seen<'_, ()>, findings: &mut Findings) -> Option<BootNs> {
-        link(seen, findings);
+        if self.waiting.contains_key("lo") {
+            link(seen, findings);
+        }
         let ends = self.waiting.values().map(|waiting| waiting.last.saturating_add(QUIET));
         ends.chain([self.resumed_until]).filter(|end| *end > seen.context.now).min()
     }
@@ -256,8 +284,21 @@ impl Conditions for NetnsNeverEnds {
     }
 
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<(String, ())> {
-        self.lines = event.incident.as_deref()?.count;
+        let incident = event.incident.as_deref()?;
+        self.lines = incident.count;
         self.resumed_until = context.now.saturating_add(QUIET);
+        self.resumed = context.clock.boot_ns(&incident.first_seen).map(|since| Waiting {
+            since,
+            since_text: context.clock.time_of_day(since),
+            last: context.now,
+            quote: None,
+            deleted: event.link.clone().map(|link| Deleted {
+                at: since,
+                seq: event.seq,
+                link,
+                target: event.target.clone(),
+            }),
+        });
         Some((SUBJECT.to_owned(), ()))
     }
 }

@@ -95,8 +95,12 @@ impl UmountHung {
 
     /// What is unmounted is of Ceph, and these of its servers do not respond.
     fn lost_to(&self, waiting: &Waiting, now: BootNs) -> Vec<(&str, &Lost)> {
-        let is_its = waiting.mount.as_ref().is_some_and(|mount| is_of_ceph(&mount.fstype, &mount.source));
-        let lost = self.lost.iter().filter(|(_, lost)| is_its && lost.at.saturating_add(LOST) > now);
+        let mount = waiting.mount.as_ref().filter(|mount| is_of_ceph(&mount.fstype, &mount.source));
+        // An image needs no metadata server.
+        let needs =
+            |server: &str| mount.is_some_and(|mount| mount.fstype == "ceph" || !server.starts_with("mds"));
+        let lost = self.lost.iter();
+        let lost = lost.filter(|(server, lost)| needs(server) && lost.at.saturating_add(LOST) > now);
         lost.map(|(server, lost)| (server.as_str(), lost)).collect()
     }
 }

@@ -269,10 +269,13 @@ fn use_phrase(device: &BlockDevice, holders: &[MountHolder], key: &MountKey) -> 
         return Some(format!("the kernel swaps to {}", of_it(device, device.swap_device.as_deref())));
     }
     if let Some(target) = device.targets.first() {
-        return Some(format!("{label} is used by the kernel's SCSI target, as {}", name(target)));
+        let target = name(target);
+        return Some(format!(
+            "{label}, a partition of it or its disk is used by the kernel's SCSI target, as {target}"
+        ));
     }
     // Which of both refuses a mount depends on the kernel.
-    let suspended = device.suspended.then(|| format!("{label} is suspended by device-mapper"));
+    let suspended = device.suspended.then(|| format!("{label} is suspended by device-mapper now"));
     let facts: Vec<_> = suspended.into_iter().chain(mounted_phrase(device, holders, key)).collect();
     (!facts.is_empty()).then(|| facts.join(", and "))
 }

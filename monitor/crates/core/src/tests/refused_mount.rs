@@ -89,7 +89,7 @@ fn without_a_claim_of_the_kernel_it_is_a_mount_and_no_process_that_has_it_open()
     let swap = BlockDevice { swap: true, ..sdb() };
     assert_eq!(reason(Some(swap), vec![open()]), warning("the kernel swaps to /dev/sdb"));
     let suspended = || BlockDevice { suspended: true, ..sdb() };
-    let state = "/dev/sdb is suspended by device-mapper";
+    let state = "/dev/sdb is suspended by device-mapper now";
     assert_eq!(reason(Some(suspended()), vec![open()]), warning(state));
     let mounted = "/dev/sdb is mounted at /a in the mount namespace of fsck (pid 8)";
     assert_eq!(
@@ -105,7 +105,8 @@ fn without_a_claim_of_the_kernel_it_is_a_mount_and_no_process_that_has_it_open()
         notice("the kernel does not say what uses it; processes have it open, see holders")
     );
     let targets = vec!["iblock_0/disk".into()];
-    let phrase = "/dev/sdb is used by the kernel's SCSI target, as iblock_0/disk";
+    let phrase =
+        "/dev/sdb, a partition of it or its disk is used by the kernel's SCSI target, as iblock_0/disk";
     assert_eq!(reason(Some(BlockDevice { targets, ..sdb() }), vec![open()]), warning(phrase));
     let unlocated = || BlockDevice { unlocated: true, ..sdb() };
     let phrase = "/dev/sdb is a device of a file system in use, of which no mount was found";

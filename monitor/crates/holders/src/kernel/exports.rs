@@ -59,7 +59,13 @@ pub(super) fn exports(
         if deadline.is_over() {
             return (found, false);
         }
-        let Some(netns) = proc.ns(tgid, "net").filter(|netns| !read.contains(netns)) else { continue };
+        let Some(netns) = proc.ns(tgid, "net") else {
+            is_all &= !proc.is_aside(tgid);
+            continue;
+        };
+        if read.contains(&netns) {
+            continue;
+        }
         let other = Some(netns).filter(|netns| Some(*netns) != own).map(|netns| format!("net:[{netns}]"));
         let add = |path: String| {
             let export = Export { path, netns: other.clone() };

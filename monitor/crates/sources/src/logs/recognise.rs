@@ -75,7 +75,8 @@ fn ceph_server(line: &str) -> Option<CephServerLine> {
     let kind = server.strip_suffix(number).filter(|_| number.parse::<u32>().is_ok())?;
     let is_back = match (kind, says) {
         ("osd", "down") | ("mds", "hung" | "caps stale") => false,
-        ("osd", "up") | ("mds", "came back" | "caps renewed") => true,
+        ("osd", "up")
+        | ("mds", "came back" | "caps renewed" | "reconnect success" | "recovery completed") => true,
         ("mon", _) => {
             let (_address, says) = says.split_once(" session ")?;
             match says {

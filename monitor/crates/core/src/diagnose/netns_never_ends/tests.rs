@@ -28,6 +28,8 @@ fn node() -> TestNode {
     node.add_pod(WEB, CALI_OF_WEB, NudState::PERMANENT);
     let web = sandbox(&"b".repeat(64), WEB, "web", "web-0", WEB_UID);
     node.start(vec![etcd_sandbox(), web]);
+    // From now on it has seen all deletions that may belong to a line.
+    node.run_for(30 * S);
     node.events.clear();
     node
 }
@@ -87,6 +89,16 @@ fn it_is_over_once_the_kernel_says_so_no_more_and_what_stops_in_time_is_none() {
     node.run_for(20 * S);
     let closed = newest(&node).incident.clone().unwrap();
     assert_eq!((closed.close_reason, closed.count), (Some(CloseReason::LikelyGone), 7));
+}
+
+#[test]
+fn short_waits_for_devices_of_one_name_are_not_one_long_wait() {
+    let mut node = node();
+    for _ in 0..5 {
+        keeps_waiting(&mut node, "lo", 2);
+        node.run_for(60 * S);
+    }
+    assert!(open(&node).is_empty());
 }
 
 #[test]
